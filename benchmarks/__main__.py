@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import redis
 
-from benchmarks.bench import Bench, open_bench
-from benchmarks.figures import machine
+from benchmarks.environment import Bench, open_bench
+from benchmarks.results import describe_machine
 from config.local.reaper import bounded_run
 
 
@@ -35,15 +35,15 @@ def main() -> int:
         unknown = set(arguments.names) - SCENARIOS.keys()
         if unknown:
             parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
-        print(about := machine(seed, _servers(bench)), flush=True)
-        broken = _run(bench, arguments.names or list(SCENARIOS))
+        print(about := describe_machine(seed, _describe_servers(bench)), flush=True)
+        broken = _run_scenarios(bench, arguments.names or list(SCENARIOS))
         print(f"\n{about}, {repeat} repetitions\n\n{bench.figures.table()}")
     for name in broken:
         print(f"\n{name} did not end; see above.", file=sys.stderr)
     return 1 if broken else 0
 
 
-def _run(bench: Bench, names: list[str]) -> list[str]:
+def _run_scenarios(bench: Bench, names: list[str]) -> list[str]:
     """Run the scenarios. Returns those that failed; the others keep their figures."""
     from benchmarks.scenarios import SCENARIOS
 
@@ -58,7 +58,7 @@ def _run(bench: Bench, names: list[str]) -> list[str]:
     return broken
 
 
-def _servers(bench: Bench) -> list[str]:
+def _describe_servers(bench: Bench) -> list[str]:
     with psycopg.connect(bench.endpoints.database_url) as connection:
         postgres = connection.info.server_version // 10_000
     with redis.Redis.from_url(bench.endpoints.redis_url, decode_responses=True) as client:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import redis
 
-from benchmarks.bench import wait_until
+from benchmarks.environment import wait_until
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store.client import Server
@@ -24,7 +24,7 @@ PING_EVERY = 15.0
 BATCH = 500
 
 
-def policies() -> None:
+def store_policies() -> None:
     """Store two policies: for sessions that fall silent during the measurement, and for the others."""
     from sessions.models import SilencePolicy
 
@@ -38,17 +38,17 @@ def open_store(url: str) -> Store:
     return Store(Server(url), lambda: PolicySet(tags))
 
 
-def ids(count: int, random: Random) -> list[str]:
+def make_ids(count: int, random: Random) -> list[str]:
     return [str(UUID(int=random.getrandbits(128))) for _ in range(count)]
 
 
-def fill(store: Store, sessions: Sequence[str]) -> None:
+def fill_sessions(store: Store, sessions: Sequence[str]) -> None:
     """Send one message per session. Session, user and chat ids have 36 characters."""
     for at in range(0, len(sessions), BATCH):
         store.note_activity([Frame(each, each[::-1], each, tag=LONG) for each in sessions[at : at + BATCH]])
 
 
-def memory(client: redis.Redis) -> int:
+def stable_memory(client: redis.Redis) -> int:
     """Return the used memory in bytes after it has not changed for one second."""
     last, since = -1, time.monotonic()
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from django.db import connection, transaction
 
 from benchmarks import workload
-from benchmarks.bench import Bench, spent
+from benchmarks.environment import Bench, processor_seconds
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch, settlement
@@ -26,19 +26,19 @@ BATCH = 500
 LEASE = timedelta(seconds=60)
 
 
-def postgres(bench: Bench, count: int) -> float:
+def measure_postgres(bench: Bench, count: int) -> float:
     """Return microseconds of the server's processor time per touch."""
     _plan(count)
     server = [bench.servers["PostgreSQL"]]
-    before = spent(server)
+    before = processor_seconds(server)
     with connection.cursor() as cursor:
         for _ in range(-(-count // BATCH)):
             with transaction.atomic():
                 cursor.execute(_WRITE, {"batch": BATCH, "body": workload.BODY})
-    return (spent(server) - before) / count * 1e6
+    return (processor_seconds(server) - before) / count * 1e6
 
 
-def worker(count: int) -> float:
+def measure_worker(count: int) -> float:
     """Return microseconds of this process's processor time per touch."""
     _plan(count)
     task_ids = list(Touch.objects.values_list("task_id", flat=True))
@@ -50,21 +50,21 @@ def worker(count: int) -> float:
             locks.lock_customers(batch)
             due, _, at = touches.lock_due(batch)
             assert at is not None
-            due_batch.load(due, config)
+            due_batch.load_history(due, config)
             touches.settle_batch({Settlement("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
             rows = [(row.claim.task_id, at.isoformat(), "send", "", 0, "", "", None) for row in due]
-            sql.copy(settlement._COPY_VERDICTS, rows)
+            sql.copy_rows(settlement._COPY_VERDICTS, rows)
             ends = [(row.claim.task_id, 1, 1, at, at, "delivered", "", "", None, "", workload.BODY) for row in due]
-            sql.copy(settlement._COPY_ATTEMPTS, ends)
+            sql.copy_rows(settlement._COPY_ATTEMPTS, ends)
     return (time.process_time() - began_at) / count * 1e6
 
 
 def _plan(count: int) -> None:
-    (cell,) = workload.matrix()
-    workload.clear()
-    workload.customers(count)
+    (cell,) = workload.create_matrix()
+    workload.delete_all()
+    workload.create_customers(count)
     now = datetime.now(UTC)
-    workload.plan([workload.Plan(number + 1, cell, now) for number in range(count)])
+    workload.plan_touches([workload.Plan(number + 1, cell, now) for number in range(count)])
 
 
 _WRITE = """

@@ -17,12 +17,12 @@ import uvloop
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n\r\nok"
 
 
-class Tally:
+class RequestTally:
     def __init__(self, delay: float) -> None:
         self.delay = delay
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.ids: set[str] = set()
         self.count, self.first_at, self.last_at = 0, 0.0, 0.0
 
@@ -41,7 +41,7 @@ class Tally:
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: RequestTally) -> None:
         self.tally = tally
         self.parser = httptools.HttpRequestParser(self)
         self.delivery_key = ""
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
             self.tally.take(self.delivery_key)
             asyncio.get_running_loop().call_later(self.tally.delay, self.answer, OK)
         elif method == b"DELETE":
-            self.tally.forget()
+            self.tally.reset()
             self.answer(OK)
         else:
             self.answer(self.tally.told())
@@ -72,11 +72,11 @@ class Connection(asyncio.Protocol):
             self.transport.write(reply)
 
 
-async def receive(port: int, delay: float) -> None:
+async def serve_receiver(port: int, delay: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(partial(Connection, Tally(delay)), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(partial(Connection, RequestTally(delay)), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(receive(int(sys.argv[1]), float(sys.argv[2])))
+    uvloop.run(serve_receiver(int(sys.argv[1]), float(sys.argv[2])))

@@ -15,11 +15,11 @@ from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage, Template, TemplateText
 
 BODY = "您好 {{ user.name }}，{{ event.data.item }} 的使用指南已经准备好了。"
-FILLED = (
+BULK_TABLES = (
     "scheduling_complaint", "scheduling_failedtask", "scheduling_attempt", "scheduling_verdict", "scheduling_touch",
     "scheduling_event", "scheduling_customer",
 )  # fmt: skip
-EDITED = (
+MATRIX_TABLES = (
     "scheduling_node", "scheduling_template", "scheduling_channelconfig", "scheduling_stage",
     "scheduling_harassmentrule",
 )  # fmt: skip
@@ -34,18 +34,18 @@ class Plan:
     due_at: datetime
 
 
-def matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
+def create_matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
     """Replace the matrix: the article's limits, and `nodes` nodes with one content type each."""
-    _empty((*FILLED, *EDITED))
+    _empty_tables((*BULK_TABLES, *MATRIX_TABLES))
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
     HarassmentRule.objects.create(kind="conversation")
     stage = Stage.objects.create(key="presale")
     way = ChannelConfig.objects.create(key=channel, kind=channel, config=config or {}, idempotent=True)
-    return [_node(stage, way, f"guide-{number}") for number in range(nodes)]
+    return [_create_node(stage, way, f"guide-{number}") for number in range(nodes)]
 
 
-def _node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
+def _create_node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
     template = Template.objects.create(key=key, content_type=key, category="service")
     TemplateText.objects.create(template=template, body=BODY)
     return Node.objects.create(
@@ -53,17 +53,17 @@ def _node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
     )
 
 
-def clear() -> None:
+def delete_all() -> None:
     """Delete all touches, events and customers."""
-    _empty(FILLED)
+    _empty_tables(BULK_TABLES)
 
 
-def _empty(tables: Sequence[str]) -> None:
+def _empty_tables(tables: Sequence[str]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
 
 
-def customers(count: int) -> None:
+def create_customers(count: int) -> None:
     """Create customers with the ids 1 to `count`."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -75,7 +75,7 @@ def customers(count: int) -> None:
         )
 
 
-def plan(plans: Sequence[Plan], *, analyze: bool = True) -> None:
+def plan_touches(plans: Sequence[Plan], *, analyze: bool = True) -> None:
     """Store an event and a scheduled touch for each plan, as ingest would have done earlier."""
     happened_at = datetime.now(UTC) - timedelta(minutes=15)
     events = [(new_id(), new_id(), each) for each in plans]
@@ -97,17 +97,17 @@ def plan(plans: Sequence[Plan], *, analyze: bool = True) -> None:
             _analyze(cursor)
 
 
-def wait_for_days(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
+def plan_over_a_week(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
     """Create touches that fall due evenly over the next seven days, in one statement."""
-    _fill(_FILL, count, node, customers=customers, analyze=analyze)
+    _fill_rows(_FILL, count, node, customers=customers, analyze=analyze)
 
 
 def fill_ended(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
     """Write touches that were delivered 10 to 80 days ago, each with its event, verdict and attempt."""
-    _fill(_FILL_ENDED, count, node, customers=customers, analyze=analyze)
+    _fill_rows(_FILL_ENDED, count, node, customers=customers, analyze=analyze)
 
 
-def _fill(statement: str, count: int, node: Node, *, customers: int, analyze: bool) -> None:
+def _fill_rows(statement: str, count: int, node: Node, *, customers: int, analyze: bool) -> None:
     values = {
         "count": count, "customers": customers, "node": node.pk, "type": node.trigger, "body": BODY,
         "content_type": node.template.content_type,
@@ -125,16 +125,16 @@ def _fill(statement: str, count: int, node: Node, *, customers: int, analyze: bo
 
 
 def _analyze(cursor: Any) -> None:
-    for table in FILLED[-3:]:
+    for table in BULK_TABLES[-3:]:
         cursor.execute(f"VACUUM ANALYZE {table}")
 
 
-def handed_over(last: datetime) -> bool:
+def all_dispatched(last: datetime) -> bool:
     """Return whether all touches due at `last` or earlier are dispatched."""
     return not _exists("state = 'scheduled' AND parked = '' AND due_at <= %s", [last])
 
 
-def all_ended() -> bool:
+def all_calls_ended() -> bool:
     """Return whether the end of each call is committed. Cheap enough for a hundred calls a second."""
     return not _exists(
         "state IN ('queued', 'running')"
@@ -150,7 +150,7 @@ def _exists(condition: str, values: list[Any]) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def unfinished() -> int:
+def count_undecided() -> int:
     """Count touches without a decision. A deferred touch counts as decided."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -162,7 +162,7 @@ def unfinished() -> int:
 
 def await_finished(seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while (left := unfinished()) and time.monotonic() < deadline:
+    while (left := count_undecided()) and time.monotonic() < deadline:
         time.sleep(0.5)
     if left:
         raise TimeoutError(f"{left} touches are still on their way after {seconds:g} s")

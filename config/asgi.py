@@ -17,12 +17,12 @@ from django.dispatch import receiver
 
 import config.celery.application  # noqa: F401  (before anything publishes)
 from scheduling import metrics
-from scheduling.monitoring.multiprocess import share
+from scheduling.monitoring.multiprocess import share_metrics
 
 if settings.AFTERTOUCH_ROLE == "execution":
     sys.exit("AFTERTOUCH_ROLE: execution has no keys and cannot serve pages")
-share()  # before the first metric
-metrics.alive("web")
+share_metrics()  # before the first metric
+metrics.report_process("web")
 browser = get_asgi_application()  # before any import that needs models
 
 from scheduling.api.app import ApiHandler  # noqa: E402
@@ -32,7 +32,7 @@ api = ApiHandler()
 
 
 @receiver(request_finished)  # not `.connect`: it returns None, and an unreferenced receiver is garbage-collected
-def let_go_of_the_connection(**_: object) -> None:
+def close_request_connection(**_: object) -> None:
     """Close the database connections of the request's thread. Under ASGI each browser request has its own thread.
 
     The API does not send this signal and keeps its few connections.
@@ -43,14 +43,14 @@ def let_go_of_the_connection(**_: object) -> None:
 async def http(scope, receive, send):  # type: ignore[no-untyped-def]
     if scope["path"].startswith("/api/"):
         await api(scope, receive, send)
-    elif status := unread(scope["headers"]):
+    elif status := body_refusal_status(scope["headers"]):
         await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
         await send({"type": "http.response.body"})
     else:
         await browser(scope, receive, send)
 
 
-def unread(headers: list[tuple[bytes, bytes]]) -> int:
+def body_refusal_status(headers: list[tuple[bytes, bytes]]) -> int:
     """Return 411 or 413 for a body that must not be read, else 0.
 
     Django writes a whole body to disk before it authenticates the sender. Forms of the back office are short and have

@@ -32,11 +32,11 @@ from scheduling.strict_text import read_yaml, write_yaml
 TIME_SCALE = 43_200  # half a day per second: 7 days take 14 s, 24 hours 2 s
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
 SCOPES = ("events", "touches", "customers", "sessions", "rpa")
-PATIENCE = 90.0
-LATE = timedelta(seconds=2)
+WAIT_LIMIT = 90.0
+LATE_AFTER = timedelta(seconds=2)
 
 
-class Receiver:
+class WebhookReceiver:
     """HTTP server for webhooks. Verifies signatures and stores bodies by idempotency key."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(receiver.take(dict(self.headers.items()), raw))
+                self.send_response(receiver.store_webhook(dict(self.headers.items()), raw))
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -58,7 +58,7 @@ class Receiver:
         self.address = f"127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def take(self, headers: dict[str, str], raw: bytes) -> int:
+    def store_webhook(self, headers: dict[str, str], raw: bytes) -> int:
         try:
             Webhook(SECRET).verify(raw, {name.lower(): value for name, value in headers.items()})
         except (WebhookVerificationError, ValueError):
@@ -69,7 +69,7 @@ class Receiver:
 
 
 @dataclass
-class Customer:
+class DemoCustomer:
     """A customer of the demo with their touches."""
 
     demo: Demo
@@ -93,7 +93,7 @@ class Customer:
 
 
 class Demo:
-    def __init__(self, stack: RunningStack, receiver: Receiver) -> None:
+    def __init__(self, stack: RunningStack, receiver: WebhookReceiver) -> None:
         self.stack = stack
         self.receiver = receiver
         self.numbers = count(1)
@@ -119,13 +119,13 @@ class Demo:
             return
         touch = self._ended(task_id)
         verdict = touch["verdicts"][-1] if touch["verdicts"] else {}
-        why = _why(verdict) if touch["state"] != "delivered" else self._lateness(touch)
-        say(f"  {who:<6} {touch['event']['type']:<22} {touch['node']:<20} {touch['state']:<11} {why}")
+        why = _describe_verdict(verdict) if touch["state"] != "delivered" else self._lateness(touch)
+        print_line(f"  {who:<6} {touch['event']['type']:<22} {touch['node']:<20} {touch['state']:<11} {why}")
         if touch["state"] != state or (rule and verdict.get("rule") != rule):
             self.problems.append(f"{who}: {what} should be {state} {rule}, is {touch['state']} ({touch.get('reason')})")
 
     def _ended(self, task_id: str) -> dict[str, Any]:
-        waiting_until = time.monotonic() + PATIENCE
+        waiting_until = time.monotonic() + WAIT_LIMIT
         while True:
             touch: dict[str, Any] = self.call("GET", f"/api/v1/touches/{task_id}")
             if touch["state"] not in ("scheduled", "queued", "running") or time.monotonic() > waiting_until:
@@ -135,7 +135,7 @@ class Demo:
     def _lateness(self, touch: dict[str, Any]) -> str:
         due_at = datetime.fromisoformat(touch["due_at"])
         late = datetime.fromisoformat(touch["attempts"][-1]["started_at"]) - due_at
-        if not timedelta(0) <= late <= LATE:
+        if not timedelta(0) <= late <= LATE_AFTER:
             self.problems.append(f"{touch['node']} was sent {late.total_seconds():+.3f} s from its time")
         if touch["delivery_key"] not in self.receiver.bodies:
             self.problems.append(f"{touch['node']} never reached the receiver")
@@ -144,12 +144,12 @@ class Demo:
 
 def main() -> None:
     with bounded_run():
-        run()
+        run_demo()
 
 
-def run() -> None:
-    receiver = Receiver()
-    say("Starting a stack of its own (PostgreSQL, Valkey, web, workers, watcher, beat) …")
+def run_demo() -> None:
+    receiver = WebhookReceiver()
+    print_line("Starting a stack of its own (PostgreSQL, Valkey, web, workers, watcher, beat) …")
     env = {
         "AFTERTOUCH_TIME_SCALE": str(TIME_SCALE),
         "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
@@ -158,20 +158,20 @@ def run() -> None:
     with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
         for worker in ("core", "execution"):
             await_worker(stack, worker)
-        configure(stack, receiver)
+        apply_demo_matrix(stack, receiver)
         demo = Demo(stack, receiver)
-        say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
+        print_line(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
         for scene in SCENES:
             scene(demo)
-        finish(demo)
+        print_result(demo)
 
 
 def await_worker(stack: RunningStack, name: str) -> None:
     """Wait for a worker. On a loaded machine it starts later than the web process."""
-    stack.wait_until(lambda: " ready." in stack.log(name), PATIENCE, f"the start of {name}")
+    stack.wait_until(lambda: " ready." in stack.log(name), WAIT_LIMIT, f"the start of {name}")
 
 
-def configure(stack: RunningStack, receiver: Receiver) -> None:
+def apply_demo_matrix(stack: RunningStack, receiver: WebhookReceiver) -> None:
     """Apply the shipped matrix with the demo's receiver as channel."""
     shipped = read_yaml((ROOT / "scheduling" / "shipped.yaml").read_text(encoding="utf-8"))
     shipped["channels"].append(
@@ -186,47 +186,47 @@ def configure(stack: RunningStack, receiver: Receiver) -> None:
 
 
 def four_rows(demo: Demo) -> None:
-    say("The four rows of the matrix, and a fourth push within 24 hours:")
-    ann, eve = Customer(demo, "ann"), Customer(demo, "eve")
+    print_line("The four rows of the matrix, and a fourth push within 24 hours:")
+    ann, eve = DemoCustomer(demo, "ann"), DemoCustomer(demo, "eve")
     guide = ann.does("material.downloaded")
     parcel = ann.does("order.paid")
     survey = ann.does("service.completed")
     demo.expect("ann", "the guide", guide, "delivered")
     demo.expect("ann", "the parcel", parcel, "delivered")
     eve.does("signup.succeeded", at=datetime.now(UTC) - timedelta(days=31))
-    scan_for_absence(demo)
+    scan_for_inactivity(demo)
     demo.expect("eve", "the offer after 30 days away", first_touch_of(demo, "eve"), "delivered")
     demo.expect("ann", "the survey", survey, "delivered")
     demo.expect("ann", "a fourth push", ann.does("customer.inactive"), "suppressed", "cap")
 
 
 def same_content(demo: Demo) -> None:
-    say("\nThe same content again within 72 hours:")
-    cat = Customer(demo, "cat")
+    print_line("\nThe same content again within 72 hours:")
+    cat = DemoCustomer(demo, "cat")
     demo.expect("cat", "the guide", cat.does("material.downloaded"), "delivered")
     demo.expect("cat", "the guide again", cat.does("material.downloaded"), "suppressed", "dedupe")
 
 
 def new_conversation(demo: Demo) -> None:
-    say("\nA conversation that began while the touch waited:")
-    dan = Customer(demo, "dan")
+    print_line("\nA conversation that began while the touch waited:")
+    dan = DemoCustomer(demo, "dan")
     survey = dan.does("service.completed")
     dan.does("conversation.started", at=datetime.now(UTC) + timedelta(seconds=1))
     demo.expect("dan", "the survey", survey, "suppressed", "conversation")
 
 
 def chats(demo: Demo) -> None:
-    silent_chat(demo, say)
+    silent_chat(demo, print_line)
 
 
 def shops(demo: Demo) -> None:
-    order_sync(demo, say)
+    order_sync(demo, print_line)
 
 
 SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation, chats, shops)
 
 
-def scan_for_absence(demo: Demo) -> None:
+def scan_for_inactivity(demo: Demo) -> None:
     """Run the scan for inactive customers, which beat runs every minute."""
     subprocess.run(
         [sys.executable, "-m", "celery", "-A", "config", "call", "scheduling.scan_inactive", "--queue", "ticks"],
@@ -247,16 +247,18 @@ def first_touch_of(demo: Demo, user_id: str) -> str | None:
     return None
 
 
-def finish(demo: Demo) -> None:
-    say(f"\n{len(demo.receiver.bodies)} messages reached the receiver, {demo.receiver.forged} with a wrong signature.")
+def print_result(demo: Demo) -> None:
+    print_line(
+        f"\n{len(demo.receiver.bodies)} messages reached the receiver, {demo.receiver.forged} with a wrong signature."
+    )
     if demo.receiver.forged:
         demo.problems.append("a signature did not verify")
     if demo.problems:
         sys.exit("NOT as promised:\n" + "\n".join(f"  {problem}" for problem in demo.problems))
-    say("All of it happened as promised.")
+    print_line("All of it happened as promised.")
 
 
-def _why(verdict: dict[str, Any]) -> str:
+def _describe_verdict(verdict: dict[str, Any]) -> str:
     parts = [verdict.get("rule", "")]
     if verdict.get("observed"):
         parts.append(
@@ -267,7 +269,7 @@ def _why(verdict: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

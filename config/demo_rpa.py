@@ -14,13 +14,13 @@ import psycopg
 from psycopg.rows import dict_row
 
 from config.environment import ROOT
-from config.local.processes import free_port
+from config.local.processes import select_port
 
 SHOPS = ("s1", "s2", "s3")
-PATIENCE = 120.0
-ENDED = ("succeeded", "failed", "unknown", "cancelled")
+JOB_TIME_LIMIT = 120.0
+END_STATES = ("succeeded", "failed", "unknown", "cancelled")
 #: Prints the reason if no browser is found.
-LOOK = """
+CHROMIUM_TEST = """
 from rpa_tasks.browsers.chromium import find_chromium
 from rpa_tasks.browsers.errors import NoBrowser
 try:
@@ -32,29 +32,29 @@ except NoBrowser as error:
 
 def order_sync(demo: Any, say: Any) -> None:
     say("\nThree shops' orders, read in Chromium; somebody clicks twice:")
-    if why := demo.stack.manage("shell", "--no-imports", "-c", LOOK).strip():
+    if why := demo.stack.manage("shell", "--no-imports", "-c", CHROMIUM_TEST).strip():
         say(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
         return
     demo.stack.manage("apply_config", str(ROOT / "rpa_tasks" / "demo.yaml"))
     with demo_shop() as site:
         # Both requests of all shops are concurrent.
         with ThreadPoolExecutor(2 * len(SHOPS)) as clicks:
-            receipts = list(clicks.map(lambda shop: _publish(demo, site, shop), [*SHOPS, *SHOPS]))
+            receipts = list(clicks.map(lambda shop: _publish_sync(demo, site, shop), [*SHOPS, *SHOPS]))
         for shop in SHOPS:
-            _tell(
+            _print_receipts(
                 demo,
                 say,
                 shop,
                 [receipt for name, receipt in zip([*SHOPS, *SHOPS], receipts, strict=True) if name == shop],
             )
-    _prove(demo, say)
+    _check_orders(demo, say)
 
 
 @contextmanager
 def demo_shop() -> Iterator[str]:
     """Run the site of the demo's shops on a free port. Yields its address."""
-    # `free_port` avoids the ports that browsers use and that a flow may not connect to.
-    words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", str(free_port())]
+    # `select_port` avoids the ports that browsers use and that a flow may not connect to.
+    words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", str(select_port())]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:  # noqa: S603
         try:
             assert site.stdout is not None
@@ -63,7 +63,7 @@ def demo_shop() -> Iterator[str]:
             site.terminate()
 
 
-def _publish(demo: Any, site: str, shop: str) -> dict[str, Any]:
+def _publish_sync(demo: Any, site: str, shop: str) -> dict[str, Any]:
     order = {
         "platform": "demo", "shop_id": shop, "task_type": "sync_order", "priority": "high",
         "payload": {"site": site, "login": True},
@@ -72,31 +72,31 @@ def _publish(demo: Any, site: str, shop: str) -> dict[str, Any]:
     return receipt
 
 
-def _tell(demo: Any, say: Any, shop: str, receipts: list[dict[str, Any]]) -> None:
+def _print_receipts(demo: Any, say: Any, shop: str, receipts: list[dict[str, Any]]) -> None:
     jobs = {receipt["task_id"]: None for receipt in receipts}
     merged = "the second click joined the first" if len(jobs) == 1 else "the second run came behind the first"
     for task_id in jobs:
-        job = _ended(demo, task_id)
+        job = _await_job(demo, task_id)
         result = job.get("result") or {}
-        say(f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {_figures(result) or job['reason']}; {merged}")
+        say(f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {_format_counts(result) or job['reason']}; {merged}")
         if job["state"] != "succeeded":
             demo.problems.append(f"{shop}: its orders should be read, the job is {job['state']} ({job['reason']})")
 
 
-def _ended(demo: Any, task_id: str) -> dict[str, Any]:
-    waiting_until = time.monotonic() + PATIENCE
+def _await_job(demo: Any, task_id: str) -> dict[str, Any]:
+    waiting_until = time.monotonic() + JOB_TIME_LIMIT
     while True:
         job: dict[str, Any] = demo.call("GET", f"/api/v1/rpa/jobs/{task_id}")
-        if job["state"] in ENDED or time.monotonic() > waiting_until:
+        if job["state"] in END_STATES or time.monotonic() > waiting_until:
             return job
         time.sleep(0.2)
 
 
-def _figures(result: dict[str, Any]) -> str:
+def _format_counts(result: dict[str, Any]) -> str:
     return f"{result['read']} read, {result['written']} written" if "read" in result else ""
 
 
-def _prove(demo: Any, say: Any) -> None:
+def _check_orders(demo: Any, say: Any) -> None:
     """Check that every order is stored and was written once."""
     with psycopg.connect(demo.stack.endpoints.database_url, row_factory=dict_row) as connection:
         row = connection.execute(

@@ -19,8 +19,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from config.local.endpoints import read_endpoints
 
 ROOT = Path(__file__).resolve().parent.parent
-NOWHERE_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
-NOWHERE_REDIS = "redis://127.0.0.1:1/0"
+PLACEHOLDER_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
+PLACEHOLDER_REDIS = "redis://127.0.0.1:1/0"
 
 
 class Environment(BaseSettings):
@@ -116,14 +116,14 @@ class Environment(BaseSettings):
     @field_validator("aftertouch_rpa_uids")
     @classmethod
     def require_one_range(cls, text: str) -> str:
-        if len(ranges_in(text, 2**31)) != 1:
+        if len(parse_ranges(text, 2**31)) != 1:
             raise ValueError("must be one range, such as 700000-799999")
         return text
 
     @field_validator("aftertouch_rpa_ports")
     @classmethod
     def require_ports(cls, text: str) -> str:
-        ranges_in(text, 65_535)
+        parse_ranges(text, 65_535)
         return text
 
     @field_validator("aftertouch_rpa_paths")
@@ -147,19 +147,19 @@ class Environment(BaseSettings):
     @property
     def postgres(self) -> str:
         endpoints = read_endpoints(self.aftertouch_state_dir)
-        return self.database_url or (endpoints.database_url if endpoints else NOWHERE_POSTGRES)
+        return self.database_url or (endpoints.database_url if endpoints else PLACEHOLDER_POSTGRES)
 
     @property
     def redis(self) -> str:
         endpoints = read_endpoints(self.aftertouch_state_dir)
-        return self.redis_url or (endpoints.redis_url if endpoints else NOWHERE_REDIS)
+        return self.redis_url or (endpoints.redis_url if endpoints else PLACEHOLDER_REDIS)
 
     @property
     def broker(self) -> str:
         return self.celery_broker_url or self.redis
 
 
-def ranges_in(text: str, most: int) -> list[tuple[int, int]]:
+def parse_ranges(text: str, most: int) -> list[tuple[int, int]]:
     """First and last of each range in a list such as `1-1024, 8080`. Raises `ValueError` unless each rises and stays
     between 1 and `most`."""
     found = []

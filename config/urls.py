@@ -17,16 +17,16 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("i18n/", include("django.conf.urls.i18n")),
     path("api/v1/", api.urls),
-    path("health/live", views.live, name="live"),
-    path("health/ready", views.ready, name="ready"),
-    path("gate/administrators", views.administrators, name="administrators"),
-    path("metrics", views.metrics, name="metrics"),
+    path("health/live", views.report_liveness, name="live"),
+    path("health/ready", views.report_readiness, name="ready"),
+    path("gate/administrators", views.check_administrator, name="administrators"),
+    path("metrics", views.export_metrics, name="metrics"),
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]
 
 if getattr(settings, "AFTERTOUCH_DEMO", False):
     urlpatterns += [
-        path("demo/chat/", demo.page, name="demo_chat"),
-        path("demo/chat/begin", demo.begin, name="demo_chat_begin"),
-        path("demo/chat/state", demo.state, name="demo_chat_state"),
+        path("demo/chat/", demo.demo_page, name="demo_chat"),
+        path("demo/chat/begin", demo.start_session, name="demo_chat_begin"),
+        path("demo/chat/state", demo.session_state, name="demo_chat_state"),
     ]

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from django.db import connection
 
-from rpa_tasks.jobs.publish import Receipt, Refused, Request, publish
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from scheduling import sql
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.registry import threads
+from scheduling.channels.registry import thread_pool
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to PostgreSQL while it stores a job
@@ -40,12 +40,12 @@ class Rpa:
     at_once: ClassVar[int] = THREADS
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        options.only(config, ("platform", "task_type", "shop_id", "payload"))
-        self.platform = options.text(config, "platform")
-        self.task_type = options.text(config, "task_type")
-        self.shop_id = options.text(config, "shop_id")
+        options.check_known_keys(config, ("platform", "task_type", "shop_id", "payload"))
+        self.platform = options.read_text(config, "platform")
+        self.task_type = options.read_text(config, "task_type")
+        self.shop_id = options.read_text(config, "shop_id")
         self.payload = config.get("payload") or {name: f"{{{name}}}" for name in PLACEHOLDERS}
-        self.timeout = options.positive(timeout)
+        self.timeout = options.check_positive(timeout)
         for name in ("platform", "task_type"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is missing")
@@ -54,8 +54,8 @@ class Rpa:
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        options.only(target, ("shop_id",))
-        options.text(target, "shop_id")
+        options.check_known_keys(target, ("shop_id",))
+        options.read_text(target, "shop_id")
 
     def target_key(self, message: Message) -> str:
         return f"{self.kind}:{self.platform}"
@@ -66,40 +66,40 @@ class Rpa:
         if left <= timedelta(0):
             return Transient("no_time")
         shop_id = str(message.target.get("shop_id") or self.shop_id)
-        request = Request(
+        request = PublishRequest(
             platform=self.platform,
             shop_id=shop_id,
             task_type=self.task_type,
-            payload=_filled(self.payload, message),
+            payload=_fill_placeholders(self.payload, message),
             touch_key=message.delivery_key,
             source=f"touch {message.task_id}",
         )
         try:
             async with asyncio.timeout(left.total_seconds()):
                 receipt = await asyncio.get_running_loop().run_in_executor(
-                    threads("rpa-jobs", THREADS), _publish, request
+                    thread_pool("rpa-jobs", THREADS), _publish_in_thread, request
                 )
         except InvalidInput as error:
             return Permanent("rpa_refused", str(error)[:500])
-        except Refused as error:
+        except BacklogFull as error:
             return Transient("rpa_backlog", str(error), retry_after=timedelta(seconds=error.retry_after))
-        except (*sql.AWAY, TimeoutError) as error:
+        except (*sql.UNAVAILABLE_ERRORS, TimeoutError) as error:
             return Unknown("database_unavailable", str(error)[:500])
         return Delivered(f"job {receipt.task_id}")
 
 
-def _publish(request: Request) -> Receipt:
+def _publish_in_thread(request: PublishRequest) -> Receipt:
     try:
-        return publish(request)
+        return publish_job(request)
     finally:
         connection.close()  # the thread may not run again for days
 
 
-def _filled(value: Any, message: Message) -> Any:
+def _fill_placeholders(value: Any, message: Message) -> Any:
     if isinstance(value, Mapping):
-        return {name: _filled(each, message) for name, each in value.items()}
+        return {name: _fill_placeholders(each, message) for name, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each, message) for each in value]
+        return [_fill_placeholders(each, message) for each in value]
     if isinstance(value, str):
         for name in PLACEHOLDERS:
             value = value.replace(f"{{{name}}}", str(getattr(message, name)))

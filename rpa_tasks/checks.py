@@ -15,18 +15,18 @@ from rpa_tasks.supervisor.command import validate_command
 
 
 @register
-def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
+def check_lease_length(**_: Any) -> list[CheckMessage]:
     """Check that a run keeps its lease if two renewals are lost (I7)."""
     from rpa_tasks.worker.runner import (
         LEASE,
-        RENEW,
+        RENEW_INTERVAL,
     )  # the runner is not imported by a web process until this check runs
 
-    if LEASE.total_seconds() >= 3 * RENEW:
+    if LEASE.total_seconds() >= 3 * RENEW_INTERVAL:
         return []
     return [
         Error(
-            f"The lease of a run ({LEASE}) is shorter than three renewals ({RENEW} s each).",
+            f"The lease of a run ({LEASE}) is shorter than three renewals ({RENEW_INTERVAL} s each).",
             hint="Raise rpa_tasks.worker.runner.LEASE.",
             id="rpa_tasks.E001",
         )
@@ -34,7 +34,7 @@ def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
 
 
 @register
-def commands_are_isolated(**_: Any) -> list[CheckMessage]:
+def check_isolation(**_: Any) -> list[CheckMessage]:
     """Check the isolation on a machine that runs jobs.
 
     In production only the role execution shows that. A worker of any role checks again when it starts.
@@ -44,9 +44,9 @@ def commands_are_isolated(**_: Any) -> list[CheckMessage]:
     )
     if not runs_jobs:
         return []
-    if not (complaint := isolation.complaint()):
-        return [*_limits_ports(), *_shares_no_uids()]
-    kind, number = (Warning, "W002") if isolation.may_start() else (Error, "E002")
+    if not (complaint := isolation.missing_isolation_reason()):
+        return [*_check_port_limits(), *_check_subordinate_ids()]
+    kind, number = (Warning, "W002") if isolation.may_worker_start() else (Error, "E002")
     return [
         kind(
             f"Commands of flows can read this application's secrets and other shops' logins. {complaint}.",
@@ -56,7 +56,7 @@ def commands_are_isolated(**_: Any) -> list[CheckMessage]:
     ]
 
 
-def _limits_ports() -> list[CheckMessage]:
+def _check_port_limits() -> list[CheckMessage]:
     if isolation.mode() == isolation.NONE:
         return []
     problem = "Commands of flows can connect to the browsers of other shops on this node"
@@ -77,7 +77,7 @@ def _limits_ports() -> list[CheckMessage]:
     ]
 
 
-def _shares_no_uids() -> list[CheckMessage]:
+def _check_subordinate_ids() -> list[CheckMessage]:
     if isolation.mode() != isolation.UID or not (shared := isolation.subordinate_ids()):
         return []
     return [
@@ -90,13 +90,13 @@ def _shares_no_uids() -> list[CheckMessage]:
 
 
 @register(Tags.database)
-def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+def check_flow_programs(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the command of every active flow on this machine.
 
     Runs at each `migrate`, and with `check --database default`. Use the latter on every execution node, because
     programs differ per machine.
     """
-    if "default" not in (databases or ()) or not _is_migrated():
+    if "default" not in (databases or ()) or not _tables_are_migrated():
         return []
     flows = Flow.objects.filter(retired_at=None, platform__retired_at=None).select_related("platform")
     return [
@@ -110,7 +110,7 @@ def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[C
     ]
 
 
-def _is_migrated() -> bool:
+def _tables_are_migrated() -> bool:
     """Return whether the table and all columns exist. At the first `migrate` or in an upgrade they may not."""
     connection = connections["default"]
     with connection.cursor() as cursor:
@@ -118,8 +118,8 @@ def _is_migrated() -> bool:
         if Flow._meta.db_table not in tables:
             return False
         described = connection.introspection.get_table_description(cursor, Flow._meta.db_table)
-    return _columns(Flow._meta.concrete_fields) <= {each.name for each in described}
+    return _existing_columns(Flow._meta.concrete_fields) <= {each.name for each in described}
 
 
-def _columns(fields: Iterable[Any]) -> set[str]:
+def _existing_columns(fields: Iterable[Any]) -> set[str]:
     return {field.column for field in fields}

@@ -30,7 +30,14 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, is_alive
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor import confine
-from rpa_tasks.supervisor.processes import Process, carries, everyone, look, mount_namespace, real_uid
+from rpa_tasks.supervisor.processes import (
+    Process,
+    all_processes,
+    carries_marks,
+    mount_namespace,
+    read_process,
+    real_uid,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +47,7 @@ DELETE_TIMEOUT = 20.0  #: seconds; much less than the lease of a run
 DELETE_FOR = 5.0  #: seconds of one deletion step of the housekeeping; the node reports between its passes
 SUBORDINATE = ("/etc/subuid", "/etc/subgid")
 #: Sockets of local services are in /run: some accept a client by uid alone.
-PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
+PRIVATE_DIRECTORIES = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
 
 
 class CannotIsolate(RuntimeError):
@@ -74,65 +81,65 @@ def mode() -> str:
     """
     wanted: str = settings.AFTERTOUCH_RPA_ISOLATION
     if wanted == AUTO:
-        found = next((each for each in (UID, BUBBLEWRAP) if not _problem(each)), NONE)
+        found = next((each for each in (UID, BUBBLEWRAP) if not _mode_problem(each)), NONE)
         if found == NONE and settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED:
-            raise CannotIsolate(_nothing_works())
+            raise CannotIsolate(_no_mode_reason())
         return found
-    if wanted != NONE and (problem := _problem(wanted)):
+    if wanted != NONE and (problem := _mode_problem(wanted)):
         raise CannotIsolate(f"AFTERTOUCH_RPA_ISOLATION={wanted} does not work here: {problem}")
     return wanted
 
 
-def complaint() -> str:
+def missing_isolation_reason() -> str:
     """Return why commands would run here without isolation although no setting requests that, or ""."""
     try:
         if mode() != NONE or settings.AFTERTOUCH_RPA_ISOLATION == NONE:
             return ""
     except CannotIsolate as error:
         return str(error)
-    return _nothing_works()
+    return _no_mode_reason()
 
 
-def _nothing_works() -> str:
-    reasons = "; ".join(f"{kind}: {problem}" for kind, problem in problems().items())
+def _no_mode_reason() -> str:
+    reasons = "; ".join(f"{kind}: {problem}" for kind, problem in mode_problems().items())
     return f"AFTERTOUCH_RPA_ISOLATION=auto finds nothing that works here ({reasons})"
 
 
-def may_start() -> bool:
+def may_worker_start() -> bool:
     """Return whether an execution worker may start in spite of a complaint."""
     return settings.AFTERTOUCH_RPA_ISOLATION == AUTO and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
 
 
-def problems() -> dict[str, str]:
+def mode_problems() -> dict[str, str]:
     """Return why `UID` and `BUBBLEWRAP` do not work here; empty for a mode that works."""
-    return {each: _problem(each) for each in (UID, BUBBLEWRAP)}
+    return {each: _mode_problem(each) for each in (UID, BUBBLEWRAP)}
 
 
-def _problem(kind: str) -> str:
+def _mode_problem(kind: str) -> str:
     uids: tuple[int, int] = settings.AFTERTOUCH_RPA_UIDS
-    return _prove(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
+    return _prove_mode(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
 
 
 #: Modes that worked once in this process. Failures are not cached: a trial may time out on a busy machine.
-_proved: set[tuple[str, int, tuple[int, int], str]] = set()
+_proved_modes: set[tuple[str, int, tuple[int, int], str]] = set()
 
 
-def _prove(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
-    if (kind, uid, uids, path) in _proved:
+def _prove_mode(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+    if (kind, uid, uids, path) in _proved_modes:
         return ""
-    if not (problem := _try(kind, uid, uids, path)):
-        _proved.add((kind, uid, uids, path))
+    if not (problem := _try_sandbox(kind, uid, uids, path)):
+        _proved_modes.add((kind, uid, uids, path))
     return problem
 
 
-def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+def _try_sandbox(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
     """Run a program in an empty sandbox and return why that failed, or "".
 
     Its uid is the last of the range, which no shop has: a sweep of a shop's processes must not end it.
     """
     if kind == UID and uid != 0:
         return "only root can give commands a uid of their own"
-    if kind == UID and (taken := _accounts_in(*uids)):
+    if kind == UID and (taken := _accounts_in_range(*uids)):
         return f"AFTERTOUCH_RPA_UIDS={uids[0]}-{uids[1]} has uids or gids of {', '.join(taken[:5])}"
     if kind == BUBBLEWRAP and not shutil.which("bwrap"):
         return "the program bwrap is not installed (Debian: bubblewrap)"
@@ -142,9 +149,9 @@ def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
     try:
         owner = uids[1] if kind == UID else uid
         os.chown(folder, owner, -1)
-        plan = _plan_of(kind, owner, {str(folder): confine.WRITE}, ruleset=-1)
+        plan = _build_plan(kind, owner, {str(folder): confine.WRITE}, ruleset=-1)
         tried = subprocess.run(  # noqa: S603  (our own script)
-            [*_starter(plan), sys.executable, "-I", "-S", "-c", "open('tried', 'w').close()"],
+            [*_start_command(plan), sys.executable, "-I", "-S", "-c", "open('tried', 'w').close()"],
             cwd=folder, env={"PATH": path}, capture_output=True, text=True, timeout=TRIAL_TIMEOUT, check=False,
         )  # fmt: skip
         return (
@@ -158,7 +165,7 @@ def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _accounts_in(first: int, last: int) -> list[str]:
+def _accounts_in_range(first: int, last: int) -> list[str]:
     """Return accounts and groups of this machine with a number in the range: a command would have their rights."""
     numbers = [(each.pw_name, each.pw_uid) for each in pwd.getpwall()]
     numbers += [(each.gr_name, each.gr_gid) for each in grp.getgrall()]
@@ -183,13 +190,13 @@ def subordinate_ids() -> list[str]:
     return found
 
 
-def _starter(plan: Plan) -> list[str]:
+def _start_command(plan: Plan) -> list[str]:
     return [sys.executable, "-I", "-S", confine.__file__, json.dumps(plan.confine), *plan.prefix]
 
 
 def limits_ports() -> bool:
     """Return whether this kernel can block a flow's access to the debug ports of other shops."""
-    descriptor = confine.ruleset(())
+    descriptor = confine.create_ruleset(())
     if descriptor >= 0:
         os.close(descriptor)
     return descriptor >= 0
@@ -209,31 +216,31 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
     binds = dict.fromkeys(reads, confine.READ)
     binds |= {
         str(run): confine.WRITE,
-        str(home(profile_id)): confine.WRITE,
-        str(registry.profile(profile_id)): confine.READ,
+        str(home_dir(profile_id)): confine.WRITE,
+        str(registry.profile_dir(profile_id)): confine.READ,
     }
     with _ruleset(kind, port) as ruleset:
-        yield _plan_of(kind, _owner(profile_id, kind), binds, ruleset)
+        yield _build_plan(kind, _owner_uid(profile_id, kind), binds, ruleset)
 
 
 @contextmanager
 def plan_for_browser(profile_id: str) -> Iterator[Plan]:
     """Return the plan of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
     kind = mode()
-    profile = registry.profile(profile_id)
-    owner = _owner(profile_id, kind)
+    profile = registry.profile_dir(profile_id)
+    owner = _owner_uid(profile_id, kind)
     if kind == UID:
-        _hand_over(profile, owner)
+        _change_owner(profile, owner)
     with _ruleset(kind, None) as ruleset:
-        yield _plan_of(kind, owner, {str(profile): confine.WRITE}, ruleset, lasting=True)
+        yield _build_plan(kind, owner, {str(profile): confine.WRITE}, ruleset, lasting=True)
 
 
-def _plan_of(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False) -> Plan:
+def _build_plan(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False) -> Plan:
     """Build the plan. `lasting`: the program outlives the process that starts it."""
     if kind == NONE:
         return Plan()
     limits = {"ruleset": ruleset, "seal": ruleset >= 0}
-    mounts = _mounts(binds)
+    mounts = _ordered_mounts(binds)
     if kind == UID:
         return Plan(confine={"uid": owner, "mounts": mounts, **limits})
     words = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc"]
@@ -248,15 +255,15 @@ def _plan_of(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, last
     return Plan(prefix=(*words, "--"), confine=limits)
 
 
-def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
+def _ordered_mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
     """Return the mounts, outermost first.
 
     Only directories below a hidden one are bound. Of the state directory only directories of shops are bound.
     """
-    hidden = _hidden()
-    state = os.path.realpath(registry.root().parent)
-    shops = tuple(str(folder) for folder in (registry.runs(), registry.homes(), registry.profiles()))
-    wanted = dict.fromkeys(_needed(), confine.READ) | binds
+    hidden = _hidden_directories()
+    state = os.path.realpath(registry.browser_root().parent)
+    shops = tuple(str(folder) for folder in (registry.runs_dir(), registry.homes_dir(), registry.profiles_dir()))
+    wanted = dict.fromkeys(_needed_directories(), confine.READ) | binds
     found = dict.fromkeys(hidden, confine.HIDE)
     for given, what in wanted.items():
         path = os.path.realpath(given) if given else ""
@@ -264,30 +271,36 @@ def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
         if (
             os.path.isdir(path)
             and path not in hidden
-            and _below(path, hidden)
-            and (of_shops or not _below(path, [state]))
+            and _is_below(path, hidden)
+            and (of_shops or not _is_below(path, [state]))
         ):
             found[path] = what
     return sorted(found.items())
 
 
-def _hidden() -> set[str]:
+def _hidden_directories() -> set[str]:
     """Return the directories to hide, which contain data of other users or of the application."""
     own = [os.path.expanduser("~")]
     with suppress(KeyError):
         own.append(pwd.getpwuid(os.geteuid()).pw_dir)
-    wanted = (*PRIVATE, "/root", *own, str(registry.root().parent), str(settings.BASE_DIR / ".state"))
-    needed = set(map(os.path.realpath, _needed()))  # a home directory may be the checkout itself
+    wanted = (
+        *PRIVATE_DIRECTORIES,
+        "/root",
+        *own,
+        str(registry.browser_root().parent),
+        str(settings.BASE_DIR / ".state"),
+    )
+    needed = set(map(os.path.realpath, _needed_directories()))  # a home directory may be the checkout itself
     return {os.path.realpath(path) for path in wanted if path and os.path.isdir(path)} - needed - {"/"}
 
 
-def _needed() -> list[str]:
+def _needed_directories() -> list[str]:
     """Return the directories that programs of this project need, even below hidden ones."""
     resolver = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
     return [sys.prefix, sys.base_prefix, str(settings.BASE_DIR), resolver, *settings.AFTERTOUCH_RPA_PATHS]
 
 
-def _below(path: str, above: Iterable[str]) -> bool:
+def _is_below(path: str, above: Iterable[str]) -> bool:
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in above)
 
 
@@ -306,7 +319,7 @@ def _ruleset(kind: str, port: int | None) -> Iterator[int]:
     if port not in _rulesets:
         while len(_rulesets) >= MOST_RULESETS:
             os.close(_rulesets.pop(next(iter(_rulesets))))
-        made = confine.ruleset({*_ports(), *([port] if port else [])})
+        made = confine.create_ruleset({*_browser_ports(), *([port] if port else [])})
         if made >= 0:
             _rulesets[port] = made
     if port not in _rulesets:
@@ -333,22 +346,22 @@ def reachable_browser_ports() -> str:
     )
 
 
-def _ports() -> set[int]:
+def _browser_ports() -> set[int]:
     return {port for first, last in settings.AFTERTOUCH_RPA_PORTS for port in range(first, last + 1)}
 
 
 # --- whose directories --------------------------------------------------------------------------------------------
 
 
-def home(profile_id: str) -> Path:
+def home_dir(profile_id: str) -> Path:
     """Return the shop's HOME, which its runs share. Raises `OSError`."""
-    return _owned(registry.homes() / registry.directory_name(profile_id), profile_id)
+    return _create_owned(registry.homes_dir() / registry.directory_name(profile_id), profile_id)
 
 
 def make_run_directory(profile_id: str, folder: Path) -> None:
     """Create the working directory of one run, with `tmp` in it. Raises `OSError`."""
-    _owned(folder, profile_id)
-    _owned(folder / "tmp", profile_id)
+    _create_owned(folder, profile_id)
+    _create_owned(folder / "tmp", profile_id)
 
 
 def store_file(profile_id: str, path: Path, text: str) -> None:
@@ -356,7 +369,7 @@ def store_file(profile_id: str, path: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
         if os.geteuid() == 0:
-            owner = _owner(profile_id, mode())
+            owner = _owner_uid(profile_id, mode())
             os.fchown(file.fileno(), owner, owner)
         file.write(text)
 
@@ -384,15 +397,15 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
     return True
 
 
-def _owned(folder: Path, profile_id: str) -> Path:
+def _create_owned(folder: Path, profile_id: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
-    owner = _owner(profile_id, mode())
+    owner = _owner_uid(profile_id, mode())
     if os.geteuid() == 0 and folder.lstat().st_uid != owner:
-        _hand_over(folder, owner)
+        _change_owner(folder, owner)
     return folder
 
 
-def _owner(profile_id: str, kind: str) -> int:
+def _owner_uid(profile_id: str, kind: str) -> int:
     return uid_of(profile_id) if kind == UID else os.geteuid()
 
 
@@ -403,46 +416,46 @@ def uid_of(profile_id: str) -> int:
     """
     first, last = settings.AFTERTOUCH_RPA_UIDS
     name = registry.directory_name(profile_id)
-    known = _uids()
+    known = _stored_uids()
     if first <= known.get(name, -1) <= last:
         return known[name]
-    registry.root().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(registry.root() / "uids.lock", "w") as lock:
+    registry.browser_root().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(registry.browser_root() / "uids.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = _uids()
+        known = _stored_uids()
         if not first <= known.get(name, -1) <= last:
             used = set(known.values())
-            free = next((uid for uid in _in_turn(first, last) if uid not in used), None)
+            free = next((uid for uid in _usable_uids(first, last) if uid not in used), None)
             if free is None:
                 raise OSError(f"AFTERTOUCH_RPA_UIDS: all {last - first} are taken")
             known[name] = free
-            draft = registry.root() / "uids.new"
+            draft = registry.browser_root() / "uids.new"
             draft.write_text(json.dumps(known))
-            draft.replace(registry.root() / "uids.json")
+            draft.replace(registry.browser_root() / "uids.json")
     return known[name]
 
 
-def _in_turn(first: int, last: int) -> Iterator[int]:
+def _usable_uids(first: int, last: int) -> Iterator[int]:
     """Yield all uids but the last, which is for trials.
 
     Each state directory starts elsewhere. Otherwise two on one machine would assign the same uids, and each would end
     the processes of the other.
     """
     size = last - first
-    start = zlib.crc32(os.fsencode(registry.root())) % size if size else 0
+    start = zlib.crc32(os.fsencode(registry.browser_root())) % size if size else 0
     return (first + (start + step) % size for step in range(size))
 
 
-def _uids() -> dict[str, int]:
+def _stored_uids() -> dict[str, int]:
     try:
-        return dict(json.loads((registry.root() / "uids.json").read_bytes()))
+        return dict(json.loads((registry.browser_root() / "uids.json").read_bytes()))
     except FileNotFoundError:
         return {}
 
 
 def shop_uids() -> dict[int, str]:
     """Map each uid to the name of the profile's directory."""
-    return {uid: name for name, uid in _uids().items()}
+    return {uid: name for name, uid in _stored_uids().items()}
 
 
 def uids_of_others(profile_id: str) -> set[int]:
@@ -451,22 +464,22 @@ def uids_of_others(profile_id: str) -> set[int]:
     return {uid for uid, name in shop_uids().items() if name != own}
 
 
-def left_by_runs(uids: Container[int]) -> list[Process]:
+def leftover_run_processes(uids: Container[int]) -> list[Process]:
     """Return processes with the uid of one of these shops that belong to no browser of the pool.
 
     They belong to runs, whatever their session and environment. A browser whose record was lost counts as well.
     """
-    found = [(each, uid) for each in everyone() if (uid := real_uid(each.pid)) in uids]
+    found = [(each, uid) for each in all_processes() if (uid := real_uid(each.pid)) in uids]
     if not found:
         return []
     names = shop_uids()
     # Read after the processes: a record is written before its browser starts.
-    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    records = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     browsers = {registry.directory_name(record.profile): record for record in records if record and record.profile}
-    return [each for each, uid in found if not _of_browser(each, browsers.get(names.get(uid, "")))]
+    return [each for each, uid in found if not _belongs_to_browser(each, browsers.get(names.get(uid, "")))]
 
 
-def _of_browser(process: Process, record: Record | None) -> bool:
+def _belongs_to_browser(process: Process, record: Record | None) -> bool:
     """Return whether the process belongs to the browser in the record of its shop's slot.
 
     A run's process can forge the mark in an environment, but cannot enter the session or mount namespace of a browser.
@@ -480,12 +493,12 @@ def _of_browser(process: Process, record: Record | None) -> bool:
             process.session == record.pid or (space is not None and mount_namespace(process.pid) == space)
         )
     # Zygotes and renderers have overwritten their mark; the browser that leads their session has not.
-    marks = {MARKER: registry.marker(record.slot)}
-    leader = look(process.session)
-    return carries(process, marks) or (leader is not None and carries(leader, marks))
+    marks = {MARKER: registry.slot_marker(record.slot)}
+    leader = read_process(process.session)
+    return carries_marks(process, marks) or (leader is not None and carries_marks(leader, marks))
 
 
-def _hand_over(folder: Path, owner: int) -> None:
+def _change_owner(folder: Path, owner: int) -> None:
     """Change the owner of a directory with its contents. Follows no link."""
     if folder.lstat().st_uid == owner:
         return

@@ -19,26 +19,26 @@ from scheduling import metrics, sql
 from scheduling.monitoring.alerting.rules import Condition
 from scheduling.monitoring.collectors import MOST
 
-RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
-WAITS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
+RUN_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
+WAIT_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
 
 runs = Counter("aftertouch_rpa_runs", "Ended runs by platform and outcome.", ["platform", "outcome"])
 run_seconds = Histogram(
     "aftertouch_rpa_run_seconds",
     "Duration of runs that got a browser or need none, in seconds.",
     ["outcome"],
-    buckets=RUNS,
+    buckets=RUN_BUCKETS,
 )
 pool_wait = Histogram(
     "aftertouch_rpa_pool_wait_seconds",
     "Wait of runs for a browser, in seconds, by result.",
     ["got"],
-    buckets=WAITS,
+    buckets=WAIT_BUCKETS,
 )
 
 
-@metrics.harmless
-def measure(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
+@metrics.never_raises
+def record_ended_run(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
     """Record an ended run. A run without a browser only waited, so it has no duration."""
     runs.labels(platform, verdict.outcome).inc()
     if verdict.reason in ("browser_wait", "profile_busy"):
@@ -51,12 +51,12 @@ def measure(platform: str, verdict: Verdict, took: timedelta, waited: timedelta 
 
 class RpaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield _waiting()
-        yield _browsers()
-        yield _breakers()
+        yield _waiting_metric()
+        yield _browser_metric()
+        yield _breaker_metric()
 
 
-def _waiting() -> Metric:
+def _waiting_metric() -> Metric:
     family = GaugeMetricFamily(
         "aftertouch_rpa_jobs_waiting",
         f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
@@ -85,7 +85,7 @@ FROM (
 """
 
 
-def _browsers() -> Metric:
+def _browser_metric() -> Metric:
     family = GaugeMetricFamily(
         "aftertouch_rpa_browsers", "Browser slots by execution node and state.", labels=["node", "state"]
     )
@@ -102,7 +102,7 @@ def _browsers() -> Metric:
     return family
 
 
-def _breakers() -> Metric:
+def _breaker_metric() -> Metric:
     family = GaugeMetricFamily(
         "aftertouch_rpa_breaker_open",
         "1 while the circuit breaker of the platform is open or half-open.",

@@ -14,7 +14,7 @@ DEFAULT_DELAYS = (30.0, 60.0, 120.0)
 JITTER = 0.1
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """Values of `Run.Outcome` for modules that may not import Django."""
 
     SUCCEEDED = "succeeded"
@@ -22,12 +22,12 @@ class Outcome(StrEnum):
     BUSINESS = "business"
     SESSION = "session"
     PLATFORM = "platform"
-    HELD = "held"
+    DEFERRED = "held"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
 
-class Ended(StrEnum):
+class ExitCause(StrEnum):
     """Why a command ended."""
 
     EXITED = "exited"  #: by itself, or by a signal from another process
@@ -37,14 +37,14 @@ class Ended(StrEnum):
     NODE_STOPPING = "node_stopping"
     RUNNER_LOST = "runner_lost"  #: the runner's end of the pipe was closed
     NOT_STARTED = "not_started"  #: no part of it ran
-    GUARD_LOST = "guard_lost"  #: the supervisor process itself was killed
+    SUPERVISOR_LOST = "guard_lost"  #: the supervisor process itself was killed
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CommandResult:
     """Final report on a command. All its processes have ended, except `survivors`."""
 
-    ended: Ended
+    ended: ExitCause
     exit: int | None = None
     signal: int | None = None
     #: Code: why it was not started, or why its result was rejected.
@@ -62,23 +62,25 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    outcome: Outcome
+    outcome: RunOutcome
     reason: str = ""
 
 
 #: Meaning of the exit status for a flow without its own table.
 DEFAULT_EXIT_CODES: Mapping[str, Sequence[int]] = {"business": (64, 65), "session": (77,), "platform": (75,)}
 #: Reasons for a failed start that no retry can repair.
-HOPELESS = frozenset({"command_missing", "command_not_executable", "arguments_too_long"})
+PERMANENT_START_ERRORS = frozenset({"command_missing", "command_not_executable", "arguments_too_long"})
 
 
-def judge(ending: Ending, *, exit_codes: Mapping[str, Sequence[int]], idempotent: bool, needs_result: bool) -> Verdict:
+def judge(
+    ending: CommandResult, *, exit_codes: Mapping[str, Sequence[int]], idempotent: bool, needs_result: bool
+) -> Verdict:
     """Return the verdict on the job. If the effect is unknown, only an idempotent flow is tried again.
 
     `exit_codes` are the flow's own by outcome; empty means 64 and 65 business, 77 session, 75 platform.
     """
-    listed = _listed(ending.exit, exit_codes or DEFAULT_EXIT_CODES)
-    verdict = _judge(ending, listed, Outcome.TRANSIENT if idempotent else Outcome.UNKNOWN, needs_result)
+    listed = _outcome_of_exit_code(ending.exit, exit_codes or DEFAULT_EXIT_CODES)
+    verdict = _judge_cause(ending, listed, RunOutcome.TRANSIENT if idempotent else RunOutcome.UNKNOWN, needs_result)
     if ending.survivors:
         return Verdict(verdict.outcome, f"{verdict.reason}+survivors".lstrip("+"))
     return verdict
@@ -95,33 +97,33 @@ def retry_delay(failures: int, delays: Sequence[float], jitter: Callable[[], flo
     return timedelta(seconds=min(delay, max(delays)))
 
 
-def _judge(ending: Ending, listed: Outcome | None, open_end: Outcome, needs_result: bool) -> Verdict:
-    if ending.ended is Ended.CANCELLED:
-        return Verdict(Outcome.CANCELLED, "cancelled")
-    if ending.ended is Ended.NOT_STARTED:
-        hopeless = ending.error in HOPELESS
-        return Verdict(Outcome.BUSINESS if hopeless else Outcome.TRANSIENT, ending.error or "not_started")
+def _judge_cause(ending: CommandResult, listed: RunOutcome | None, open_end: RunOutcome, needs_result: bool) -> Verdict:
+    if ending.ended is ExitCause.CANCELLED:
+        return Verdict(RunOutcome.CANCELLED, "cancelled")
+    if ending.ended is ExitCause.NOT_STARTED:
+        hopeless = ending.error in PERMANENT_START_ERRORS
+        return Verdict(RunOutcome.BUSINESS if hopeless else RunOutcome.TRANSIENT, ending.error or "not_started")
     if listed is not None:
         return Verdict(listed, f"exit_{ending.exit}")
-    if ending.ended is Ended.EXITED:
+    if ending.ended is ExitCause.EXITED:
         return _judge_exit(ending, open_end, needs_result)
     if ending.exit == 0 and ending.result is not None:
-        return Verdict(Outcome.SUCCEEDED)  # it had its result before it received the stop
-    if ending.ended is Ended.NODE_STOPPING and open_end is Outcome.TRANSIENT:
-        return Verdict(Outcome.HELD, "node_stopping")
+        return Verdict(RunOutcome.SUCCEEDED)  # it had its result before it received the stop
+    if ending.ended is ExitCause.NODE_STOPPING and open_end is RunOutcome.TRANSIENT:
+        return Verdict(RunOutcome.DEFERRED, "node_stopping")
     return Verdict(open_end, ending.ended.value)
 
 
-def _judge_exit(ending: Ending, open_end: Outcome, needs_result: bool) -> Verdict:
+def _judge_exit(ending: CommandResult, open_end: RunOutcome, needs_result: bool) -> Verdict:
     if ending.signal is not None:
         return Verdict(open_end, f"signal_{ending.signal}")
     if ending.exit != 0:
         return Verdict(open_end, f"exit_{ending.exit}")
     if needs_result and ending.result is None:
-        return Verdict(Outcome.BUSINESS, ending.error or "no_result")
-    return Verdict(Outcome.SUCCEEDED, ending.error)
+        return Verdict(RunOutcome.BUSINESS, ending.error or "no_result")
+    return Verdict(RunOutcome.SUCCEEDED, ending.error)
 
 
-def _listed(code: int | None, exit_codes: Mapping[str, Sequence[int]]) -> Outcome | None:
+def _outcome_of_exit_code(code: int | None, exit_codes: Mapping[str, Sequence[int]]) -> RunOutcome | None:
     """Return the first outcome in the table that has this exit status."""
-    return next((Outcome(outcome) for outcome, codes in exit_codes.items() if code in codes), None)
+    return next((RunOutcome(outcome) for outcome, codes in exit_codes.items() if code in codes), None)

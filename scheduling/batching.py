@@ -15,15 +15,15 @@ R = TypeVar("R")
 
 Done = Callable[[R | Exception], None]
 
-MOST = 500  #: items per batch
+MAX_BATCH = 500  #: items per batch
 WAITING_LIMIT = 20_000  #: items; the results of more than a second's work would come too late
 
 
-class Overloaded(Exception):
+class BatcherOverloaded(Exception):
     """Too many items wait. The caller may send the item again later."""
 
 
-class Gathering(Generic[T, R]):
+class MicroBatcher(Generic[T, R]):
     """Run `work` on batches of items in one thread. Belongs to one event loop.
 
     `work` gets the items in their order and never runs twice at the same time. The first item of a batch waits `moment`
@@ -45,25 +45,25 @@ class Gathering(Generic[T, R]):
             Overloaded: at once, if `WAITING_LIMIT` items wait.
         """
         if len(self._waiting) >= WAITING_LIMIT:
-            raise Overloaded
+            raise BatcherOverloaded
         self._waiting.append((item, done))
-        if len(self._waiting) >= MOST:
+        if len(self._waiting) >= MAX_BATCH:
             self._full.set()
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
-    async def ask(self, item: T) -> R:
-        """Queue an item and return its result. Raises `Overloaded` or the exception of `work`."""
+    async def submit_and_wait(self, item: T) -> R:
+        """Queue an item and return its result. Raises `BatcherOverloaded` or the exception of `work`."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self.submit(item, lambda result: _settle(future, result))
+        self.submit(item, lambda result: _set_result(future, result))
         return await future
 
-    async def ask_all(self, items: Sequence[T]) -> list[R]:
+    async def submit_all_and_wait(self, items: Sequence[T]) -> list[R]:
         """Queue items together and return their results. They share a batch if they fit into it."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[R]] = [loop.create_future() for _ in items]
         for item, future in zip(items, futures, strict=True):
-            self.submit(item, lambda result, future=future: _settle(future, result))  # type: ignore[misc]
+            self.submit(item, lambda result, future=future: _set_result(future, result))  # type: ignore[misc]
         return list(await asyncio.gather(*futures))
 
     async def _run(self) -> None:
@@ -71,7 +71,7 @@ class Gathering(Generic[T, R]):
         try:
             while self._waiting:
                 await self._gather()
-                batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
                 results = await loop.run_in_executor(self._thread, self._outcomes, [item for item, _ in batch])
                 for (_, done), result in zip(batch, results, strict=True):
                     done(result)
@@ -79,7 +79,7 @@ class Gathering(Generic[T, R]):
             self._running = None
 
     async def _gather(self) -> None:
-        if len(self._waiting) >= MOST:
+        if len(self._waiting) >= MAX_BATCH:
             return
         self._full.clear()
         try:
@@ -97,7 +97,7 @@ class Gathering(Generic[T, R]):
             close_old_connections()
 
 
-def _settle(future: asyncio.Future[R], result: R | Exception) -> None:
+def _set_result(future: asyncio.Future[R], result: R | Exception) -> None:
     if future.done():
         return
     if isinstance(result, Exception):

@@ -12,11 +12,11 @@ from django.utils.module_loading import import_string
 
 from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import HINT_LEASE
+from scheduling.ledger.transitions import WAKEUP_LEASE
 
 
 @register
-def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
+def check_lease_length(**_: Any) -> list[CheckMessage]:
     """Check that a lease without renewal outlasts a batch plus its longest last call (I7)."""
     if BATCH_DEADLINE + MAX_TIMEOUT + timedelta(seconds=3) <= LEASE:
         return []
@@ -30,13 +30,13 @@ def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
 
 
 @register
-def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
+def check_visibility_timeout(**_: Any) -> list[CheckMessage]:
     """Check that Redis does not deliver a waiting wake-up message twice.
 
     It delivers an unacknowledged message again after `visibility_timeout`. Ours stay unacknowledged until their eta.
     """
     seconds: Any = settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("visibility_timeout")
-    needed = settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE
+    needed = settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE
     if seconds is None or timedelta(seconds=seconds) > 2 * needed:
         return []
     return [
@@ -49,7 +49,7 @@ def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
 
 
 @register
-def registries_name_what_exists(**_: Any) -> list[CheckMessage]:
+def check_registry_paths(**_: Any) -> list[CheckMessage]:
     """Check that every dotted path in the registries can be imported."""
     registries = {
         "CHANNELS": settings.CHANNELS.values(),
@@ -74,7 +74,7 @@ def _importable(path: str) -> bool:
 
 
 @register
-def tasks_are_published_to_our_broker(**_: Any) -> list[CheckMessage]:
+def check_celery_app(**_: Any) -> list[CheckMessage]:
     """Check that Celery uses this application. Otherwise it publishes to amqp://localhost without an error."""
     if current_app.main == "aftertouch":
         return []

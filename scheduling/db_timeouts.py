@@ -13,8 +13,8 @@ from django.db import OperationalError, connection
 
 from scheduling import sql
 
-CONNECTED_WITHIN = 2  #: seconds; libpq treats smaller values as 2
-ENOUGH = 0.05  #: seconds; with less left no query starts
+CONNECT_TIMEOUT = 2  #: seconds; libpq treats smaller values as 2
+MIN_TIME_LEFT = 0.05  #: seconds; with less left no query starts
 
 
 class Deadline:
@@ -26,26 +26,27 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._ends_at = monotonic() + seconds
-        self._away = False
+        self._unavailable = False
 
     @contextmanager
-    def asking(self, patience: float) -> Iterator[None]:
+    def limit_queries(self, time_limit: float) -> Iterator[None]:
         """Open a transaction whose statements take at most the given seconds each and end by the deadline.
 
         The client's clock enforces the deadline, because a server that hangs keeps no `statement_timeout`.
 
         Raises:
-            OperationalError: less than `ENOUGH` is left, or the connection failed before. Errors of the client pass
+            OperationalError: less than `MIN_TIME_LEFT` is left, or the connection failed before. Errors of the client
+            pass
                 through.
         """
         left = self._left()
-        if self._away or left < ENOUGH:
+        if self._unavailable or left < MIN_TIME_LEFT:
             raise OperationalError("the database was waited for long enough")
         try:
-            with self._bound(), sql.within(f"{round(min(patience, left) * 1000)}ms"):
+            with self._bound(), sql.limit_statement_time(f"{round(min(time_limit, left) * 1000)}ms"):
                 yield
         except Exception:
-            self._away = connection.connection is None or connection.connection.closed
+            self._unavailable = connection.connection is None or connection.connection.closed
             raise
 
     def _left(self) -> float:
@@ -54,7 +55,7 @@ class Deadline:
     @contextmanager
     def _bound(self) -> Iterator[None]:
         usual = connection.settings_dict
-        hasty = {**usual["OPTIONS"], "connect_timeout": CONNECTED_WITHIN}
+        hasty = {**usual["OPTIONS"], "connect_timeout": CONNECT_TIMEOUT}
         connection.settings_dict = {**usual, "OPTIONS": hasty}
         try:
             connection.ensure_connection()

@@ -15,7 +15,7 @@ UNITS = {
     "ms": timedelta(milliseconds=1),
     "us": timedelta(microseconds=1),
 }
-WRITTEN = ("d", "h", "m", "s", "ms", "us")  #: without weeks: 7d stays 7d
+FORMAT_UNITS = ("d", "h", "m", "s", "ms", "us")  #: without weeks: 7d stays 7d
 _PART = re.compile(r"([0-9]{1,18})(ms|us|[wdhms])")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
@@ -51,7 +51,7 @@ def parse_duration(given: str | int) -> timedelta:
 def format_duration(span: timedelta) -> str:
     """Return the shortest text that `parse_duration` reads as exactly this span."""
     parts = []
-    for unit in WRITTEN:
+    for unit in FORMAT_UNITS:
         count, span = divmod(span, UNITS[unit])
         if count:
             parts.append(f"{count}{unit}")

@@ -54,7 +54,7 @@ _KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 ZERO, TICK = timedelta(0), timedelta(microseconds=1)
 
 
-class Findings:
+class ErrorCollector:
     """Collect errors by field. Every check skips an absent field."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Findings:
     def add(self, field: str, message: str) -> None:
         self.errors.append(FieldError(field, message))
 
-    def settle(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise `InvalidInput` with all errors, if there are any."""
         if self.errors:
             raise InvalidInput(*self.errors)

@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 Words = ParamSpec("Words")
 
-LATENESS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
-CALLS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20)
+LATENESS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
+CALL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20)
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
@@ -35,10 +35,13 @@ lateness = Histogram(
     "aftertouch_delivery_lateness_seconds",
     "Delay between the due time of a touch and the first byte of its message, in seconds.",
     ["kind"],
-    buckets=LATENESS,
+    buckets=LATENESS_BUCKETS,
 )
 send_duration = Histogram(
-    "aftertouch_send_duration_seconds", "Duration of a channel call, in seconds.", ["kind", "outcome"], buckets=CALLS
+    "aftertouch_send_duration_seconds",
+    "Duration of a channel call, in seconds.",
+    ["kind", "outcome"],
+    buckets=CALL_BUCKETS,
 )
 attempts = Counter(
     "aftertouch_delivery_attempts", "Channel calls by outcome and reason.", ["channel", "outcome", "reason"]
@@ -56,9 +59,9 @@ queue_wait = Histogram(
     "celery_task_queue_wait_time",
     "Delay between publication (or a later eta) of a message and its start, in seconds.",
     ["name", "queue_name"],
-    buckets=LATENESS,
+    buckets=LATENESS_BUCKETS,
 )
-runtime = Histogram("celery_task_runtime", "Duration of tasks, in seconds.", ["name"], buckets=LATENESS)
+runtime = Histogram("celery_task_runtime", "Duration of tasks, in seconds.", ["name"], buckets=LATENESS_BUCKETS)
 succeeded = Counter("celery_task_succeeded", "Tasks that succeeded.", ["name"])
 failed = Counter("celery_task_failed", "Tasks that failed with an exception.", ["name", "exception"])
 retried = Counter("celery_task_retried", "Task retries after infrastructure errors.", ["name"])
@@ -105,7 +108,7 @@ pass_ended_at = Gauge(
 # --- recording ----------------------------------------------------------------------------------------------------
 
 
-def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
+def never_raises(measure: Callable[Words, None]) -> Callable[Words, None]:
     """Log an exception of a metric instead of raising it: a metrics file without space must not fail a touch."""
 
     @wraps(measure)
@@ -118,8 +121,8 @@ def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
     return safely
 
 
-@harmless
-def alive(kind: str) -> None:
+@never_raises
+def report_process(kind: str) -> None:
     """Report that this process runs, and its versions."""
     processes.labels(kind).set(1)
     build.labels(*versions()).set(1)
@@ -135,28 +138,28 @@ def versions() -> tuple[str, str, str, str]:
     return project["version"], platform.python_version(), django.get_version(), celery.__version__
 
 
-@harmless
-def pool_has(hostname: str, processes_of_it: int) -> None:
+@never_raises
+def set_pool_size(hostname: str, processes_of_it: int) -> None:
     pool_processes.labels(hostname).set(processes_of_it)
 
 
-@harmless
-def socket_opened(role: str, count: int = 1) -> None:
+@never_raises
+def count_sockets(role: str, count: int = 1) -> None:
     sockets.labels(role).inc(count)
 
 
-@harmless
-def frames_not_counted(reason: str, count: int) -> None:
+@never_raises
+def count_dropped_frames(reason: str, count: int) -> None:
     frames_dropped.labels(reason).inc(count)
 
 
-@harmless
-def beat_ticked(node: str) -> None:
+@never_raises
+def record_beat_tick(node: str) -> None:
     beat_ticked_at.labels(node).set(time.time())
 
 
-@harmless
-def worker_lost(count: int) -> None:
+@never_raises
+def count_lost_touches(count: int) -> None:
     """Count touches that became `unknown` because their worker was lost."""
     if count:
         ended.labels("unknown", "worker_lost").inc(count)
@@ -171,6 +174,6 @@ def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
     histogram._sum.inc(sum(values))
 
 
-def code(reason: Any) -> str:
+def reason_label(reason: Any) -> str:
     """Return a reason without its object, as a label with few values: `event:order.paid` is `event`."""
     return str(reason).partition(":")[0][:40]

@@ -39,29 +39,29 @@ CARD = re.compile(r"(?<![0-9A-Za-z])(?:4|5[1-5]|2[2-7]|3[457]|6[025])(?:[ -]?[0-
 FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
 
-def masked(value: Any) -> Any:
+def redact(value: Any) -> Any:
     """Return the same JSON with personal and secret values hidden."""
     if isinstance(value, dict):
-        return {name: _under(str(name), each) for name, each in value.items()}
+        return {name: _redact_by_name(str(name), each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(each) for each in value]
+        return [redact(each) for each in value]
     if isinstance(value, str):
-        return masked_text(value)
+        return redact_text(value)
     if isinstance(value, int) and not isinstance(value, bool):
         text = str(value)
-        shown = masked_text(text)
+        shown = redact_text(text)
         return value if shown == text else shown
     return value
 
 
-def masked_text(text: str) -> str:
+def redact_text(text: str) -> str:
     """Return the text with personal numbers and secrets hidden. Full-width digits become ASCII."""
     text = IN_ADDRESS.sub(rf"\1:{HIDDEN}@", text.translate(FULL_WIDTH))
-    text = NAMED.sub(_named, BEARER.sub(rf"\1 {HIDDEN}", JWT.sub(HIDDEN, text)))
-    return CARD.sub(_card, ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text)))
+    text = NAMED.sub(_redact_named, BEARER.sub(rf"\1 {HIDDEN}", JWT.sub(HIDDEN, text)))
+    return CARD.sub(_redact_card, ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text)))
 
 
-def _card(found: re.Match[str]) -> str:
+def _redact_card(found: re.Match[str]) -> str:
     """Hide the middle of a card number; leave other numbers of that length."""
     digits = [int(each) for each in found[0] if each.isdigit()]
     doubled = [sum(divmod(2 * each, 10)) for each in digits[-2::-2]]
@@ -71,44 +71,44 @@ def _card(found: re.Match[str]) -> str:
     return f"{shown[:4]}{HIDDEN}{shown[-4:]}"
 
 
-def masked_json(value: Any) -> str:
+def redact_json(value: Any) -> str:
     """Return the redacted value as indented JSON."""
-    return json.dumps(masked(value), ensure_ascii=False, indent=2)
+    return json.dumps(redact(value), ensure_ascii=False, indent=2)
 
 
-def _under(name: str, value: Any) -> Any:
+def _redact_by_name(name: str, value: Any) -> Any:
     if not _is_secret(name) and not _is_personal(name):
-        return masked(value)
+        return redact(value)
     if isinstance(value, dict):
-        return {each: _under(name, below) for each, below in value.items()}
+        return {each: _redact_by_name(name, below) for each, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_under(name, each) for each in value]
-    return value if value is None or isinstance(value, bool) or value == "" else _hidden(name, str(value))
+        return [_redact_by_name(name, each) for each in value]
+    return value if value is None or isinstance(value, bool) or value == "" else _hide_value(name, str(value))
 
 
-def _hidden(name: str, text: str) -> str:
+def _hide_value(name: str, text: str) -> str:
     """Hide a secret whole and a number except its ends, so that two numbers remain distinct."""
     if _is_secret(name) or len(text) < 9:
         return HIDDEN
     return f"{text[:3]}{HIDDEN}{text[-4:]}"
 
 
-def _named(found: re.Match[str]) -> str:
+def _redact_named(found: re.Match[str]) -> str:
     name, between, value = found.groups()
-    return f"{name}{between}{_hidden(name, value)}" if _is_secret(name) or _is_personal(name) else found[0]
+    return f"{name}{between}{_hide_value(name, value)}" if _is_secret(name) or _is_personal(name) else found[0]
 
 
 def _is_secret(name: str) -> bool:
-    words = _words(name)
+    words = _name_words(name)
     opens = not ("key" in words and words & PLAIN_KEYS)
     return (opens and bool(words & SECRETS)) or any(each in name for each in SECRETS_IN_CHINESE)
 
 
 def _is_personal(name: str) -> bool:
-    return bool(_words(name) & PERSONAL) or any(each in name for each in PERSONAL_IN_CHINESE)
+    return bool(_name_words(name) & PERSONAL) or any(each in name for each in PERSONAL_IN_CHINESE)
 
 
-def _words(name: str) -> frozenset[str]:
+def _name_words(name: str) -> frozenset[str]:
     """Return the words of a name and each pair of neighbours: `id_card` gives `idcard` too. Plurals become singular."""
     words = [word.lower().removesuffix("s") if len(word) > 3 else word.lower() for word in WORDS.findall(name)]
     return frozenset([*words, *(first + second for first, second in pairwise(words))])

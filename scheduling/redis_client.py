@@ -11,16 +11,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-PATIENCE = 1.0  #: seconds
+DEFAULT_TIMEOUT = 1.0  #: seconds
 
 
-def connect(url: str, *, timeout: float | None = None) -> redis.Redis:
+def connect_redis(url: str, *, timeout: float | None = None) -> redis.Redis:
     """Create a client for `redis://…`, or for the primary of `sentinel://host:26379/0;sentinel://host2:26379/0`.
 
     `timeout` in seconds applies to connecting and to each response; by default 1 s. A broken connection is replaced
     once. A request that timed out is not repeated.
     """
-    timeout = PATIENCE if timeout is None else timeout
+    timeout = DEFAULT_TIMEOUT if timeout is None else timeout
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -28,11 +28,11 @@ def connect(url: str, *, timeout: float | None = None) -> redis.Redis:
     }
     if not url.startswith("sentinel"):
         return redis.Redis.from_url(url, **options)
-    primary = sentinels(url, timeout).master_for
+    primary = connect_sentinels(url, timeout).master_for
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, redis.Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def sentinels(url: str, timeout: float) -> Sentinel:
+def connect_sentinels(url: str, timeout: float) -> Sentinel:
     """Connect to the Sentinels of a URL list. User, password and database of the first URL apply to the servers."""
     parts = [urlsplit(part) for part in url.split(";")]
     first = parts[0]

@@ -11,19 +11,19 @@ from scheduling.templating import CannotRender as CannotRender
 from scheduling.templating import InvalidTemplate, Program, compile_text
 
 
-def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> tuple[str, str, str]:
+def render_message(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> tuple[str, str, str]:
     """Return subject, body and locale for this customer.
 
     Raises:
         CannotRender: data is missing or unusable, or the template has no valid text.
     """
-    text = text_for(template, customer.locale)
-    names = names_for(customer, event)
-    subject = _compiled(text.subject).render(dict(names)) if text.subject else ""
-    return subject, _compiled(text.body).render(names), text.locale
+    text = choose_text(template, customer.locale)
+    names = template_variables(customer, event)
+    subject = _get_program(text.subject).render(dict(names)) if text.subject else ""
+    return subject, _get_program(text.body).render(names), text.locale
 
 
-def names_for(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
+def template_variables(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
     """Return the variables of a text (`templating.VARIABLES`)."""
     return {
         "user": {
@@ -44,7 +44,7 @@ def names_for(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
     }
 
 
-def text_for(template: TemplateSpec, locale: str) -> TextSpec:
+def choose_text(template: TemplateSpec, locale: str) -> TextSpec:
     """Return the text in the customer's locale, else in the same language, else the first one."""
     if not template.texts:
         raise CannotRender(f"template {template.key} has no text")
@@ -67,7 +67,7 @@ def check_text(source: str, *, field: str) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _outcome(source: str) -> Program | str:
+def _compile_cached(source: str) -> Program | str:
     """Compile a text and cache the program or the error: a batch compiles the same text repeatedly."""
     try:
         return compile_text(source)
@@ -75,8 +75,8 @@ def _outcome(source: str) -> Program | str:
         return str(error)
 
 
-def _compiled(source: str) -> Program:
-    outcome = _outcome(source)
+def _get_program(source: str) -> Program:
+    outcome = _compile_cached(source)
     if isinstance(outcome, str):
         raise CannotRender(outcome)
     return outcome

@@ -18,10 +18,10 @@ from psycopg.pq import Format
 
 #: Errors of PostgreSQL, not of the statement. `InternalError` is one of them: it reports the end of a transaction that
 #: waited too long for its next statement (25P03).
-AWAY = (OperationalError, InterfaceError, InternalError)
+UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
 
 
-def took_too_long(error: BaseException) -> bool:
+def is_idle_timeout(error: BaseException) -> bool:
     """Return whether PostgreSQL ended a transaction that waited too long for its next statement (25P03).
 
     The database is available. The code between two statements took too long.
@@ -31,20 +31,20 @@ def took_too_long(error: BaseException) -> bool:
 
 def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Return the rows of a statement."""
-    with _cursor() as cursor:
+    with _open_cursor() as cursor:
         cursor.execute(sql, parameters)
         found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
 
 
-def count(sql: str, parameters: Mapping[str, Any]) -> int:
+def execute(sql: str, parameters: Mapping[str, Any]) -> int:
     """Return the number of rows that a statement changed."""
-    with _cursor() as cursor:
+    with _open_cursor() as cursor:
         cursor.execute(sql, parameters)
         return int(cursor.rowcount)
 
 
-def copy(sql: str, records: list[tuple[Any, ...]]) -> None:
+def copy_rows(sql: str, records: list[tuple[Any, ...]]) -> None:
     """Insert many rows with `COPY … FROM STDIN`, the fastest way."""
     if not records:
         return
@@ -61,7 +61,7 @@ def now() -> datetime:
 
 
 @contextmanager
-def within(patience: str) -> Iterator[None]:
+def limit_statement_time(patience: str) -> Iterator[None]:
     """Open a transaction that limits the time of each statement, for example to "2s".
 
     Raises:
@@ -94,7 +94,7 @@ def brief_lock_waits(wait: timedelta = timedelta(seconds=1)) -> Iterator[None]:
         yield
 
 
-def _cursor() -> Any:
+def _open_cursor() -> Any:
     connection.ensure_connection()
     cursor = psycopg.Cursor(connection.connection)
     cursor.format = Format.BINARY

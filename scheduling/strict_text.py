@@ -48,24 +48,24 @@ def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidText(f"line {_line(text[: error.start])}: {UNSTORABLE}") from None
+        raise InvalidText(f"line {_line_number(text[: error.start])}: {UNSTORABLE}") from None
     if len(raw) > most:
         raise InvalidText(f"must not be larger than {most} bytes")
     try:
         return _Builder().build(yaml.parse(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise _wrong(mark, str(error.problem or error.context)) from None
+        raise _invalid_text(mark, str(error.problem or error.context)) from None
     except yaml.reader.ReaderError as error:
         before = raw[: error.position].decode("utf-8", "replace")
-        raise InvalidText(f"line {_line(before)}: {error.reason}") from None
+        raise InvalidText(f"line {_line_number(before)}: {error.reason}") from None
 
 
-def _line(before: str) -> int:
+def _line_number(before: str) -> int:
     return before.count("\n") + 1
 
 
-def _wrong(mark: Any, message: str) -> InvalidText:
+def _invalid_text(mark: Any, message: str) -> InvalidText:
     return InvalidText(f"line {mark.line + 1}: {message}" if mark else message)
 
 
@@ -85,12 +85,12 @@ class _Builder:
                 case DocumentStartEvent():
                     documents += 1
                     if documents > 1:
-                        raise _wrong(event.start_mark, "but found another document")
+                        raise _invalid_text(event.start_mark, "but found another document")
                 case MappingEndEvent() | SequenceEndEvent():
                     self._open.pop()
                     self._keys.pop()
                 case AliasEvent():
-                    raise _wrong(event.start_mark, "aliases (*name) are not supported")
+                    raise _invalid_text(event.start_mark, "aliases (*name) are not supported")
                 case ScalarEvent() | MappingStartEvent() | SequenceStartEvent():
                     self._node(event)
         return self._root[0] if self._root else None
@@ -98,10 +98,10 @@ class _Builder:
     def _node(self, event: Any) -> None:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _wrong(event.start_mark, f"there must not be more than {MAX_NODES} keys and values")
+            raise _invalid_text(event.start_mark, f"there must not be more than {MAX_NODES} keys and values")
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise _wrong(event.start_mark, f"tags ({tag}) are not supported")
+            raise _invalid_text(event.start_mark, f"tags ({tag}) are not supported")
         if isinstance(self._open[-1], dict) and self._keys[-1] is None:
             self._keys[-1] = self._key(event)
         elif isinstance(event, ScalarEvent):
@@ -112,7 +112,7 @@ class _Builder:
             self._open.append(value)
             self._keys.append(None)
             if len(self._open) > MAX_DEPTH:
-                raise _wrong(event.start_mark, "it is nested too deeply")
+                raise _invalid_text(event.start_mark, "it is nested too deeply")
 
     def _put(self, value: Any) -> None:
         if isinstance(self._open[-1], dict):
@@ -123,12 +123,12 @@ class _Builder:
 
     def _key(self, event: Any) -> str:
         if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise _wrong(event.start_mark, "merge keys (<<) are not supported")
+            raise _invalid_text(event.start_mark, "merge keys (<<) are not supported")
         key = _scalar(event) if isinstance(event, ScalarEvent) else None
         if not isinstance(key, str):
-            raise _wrong(event.start_mark, "keys must be text; put it in quotes")
+            raise _invalid_text(event.start_mark, "keys must be text; put it in quotes")
         if key in self._open[-1]:
-            raise _wrong(event.start_mark, f"“{key}” is given twice")
+            raise _invalid_text(event.start_mark, f"“{key}” is given twice")
         return key
 
 
@@ -144,10 +144,10 @@ def _scalar(event: Any) -> Any:
         if _FLOAT.fullmatch(text):
             number = float(text)
             if not math.isfinite(number):
-                raise _wrong(event.start_mark, "this number is too large")
+                raise _invalid_text(event.start_mark, "this number is too large")
             return number
     if _UNSTORABLE_CHARACTER.search(text):
-        raise _wrong(event.start_mark, UNSTORABLE)
+        raise _invalid_text(event.start_mark, UNSTORABLE)
     return text
 
 
@@ -186,7 +186,9 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
     if len(text) > most:
         raise InvalidText(f"must not be larger than {most} characters")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
+        value = json.loads(
+            text, object_pairs_hook=_unique_object, parse_constant=_reject_constant, parse_float=_parse_finite
+        )
     except RecursionError:
         raise InvalidText("it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -199,7 +201,7 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -208,11 +210,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise InvalidText(f"{name} is no number of JSON")
 
 
-def _finite(digits: str) -> float:
+def _parse_finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise InvalidText("this number is too large")

@@ -13,7 +13,7 @@ from celery import shared_task
 from scheduling import sql
 from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
-from scheduling.dispatch.publisher import published_now
+from scheduling.dispatch.publisher import publication_headers
 from scheduling.experiments import rollout_runs
 from scheduling.experiments.replay import runs
 from scheduling.ledger.touches import Reconfigured
@@ -24,8 +24,8 @@ from scheduling.web import login_lockout
 log = structlog.get_logger(__name__)
 
 #: Errors that end without a change. Every other error is a defect of the work.
-INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError, Reconfigured)
-PATIENCE: dict[str, Any] = {
+INFRASTRUCTURE = (*sql.UNAVAILABLE_ERRORS, redis.ConnectionError, redis.TimeoutError, Reconfigured)
+RETRY_OPTIONS: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
     "retry_backoff": 1,
     "retry_backoff_max": 15,
@@ -33,65 +33,65 @@ PATIENCE: dict[str, Any] = {
 }
 
 
-@shared_task(name="scheduling.deliver", **PATIENCE)
+@shared_task(name="scheduling.deliver", **RETRY_OPTIONS)
 def deliver(task_ids: list[str]) -> None:
-    pipeline.deliver([UUID(task_id) for task_id in task_ids])
+    pipeline.deliver_touches([UUID(task_id) for task_id in task_ids])
 
 
 @shared_task(name="scheduling.hand_over", is_tick=True)
-def hand_over() -> None:
-    dispatcher.hand_over_due()
+def dispatch_due() -> None:
+    dispatcher.dispatch_due_touches()
 
 
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
-    if any(dispatcher.rescue()):
-        dispatcher.hand_over_due()  # touches with a lost wake-up have waited long enough
+    if any(dispatcher.rescue_lost_work()):
+        dispatcher.dispatch_due_touches()  # touches with a lost wake-up have waited long enough
 
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
 def scan_inactive() -> None:
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
 
 
 @shared_task(name="scheduling.forget", is_tick=True)
-def forget() -> None:
-    retention.forget()
-    runs.forget()
-    login_lockout.forget()
+def delete_expired_data() -> None:
+    retention.delete_expired_rows()
+    runs.delete_expired_replays()
+    login_lockout.clear_expired_sessions()
 
 
 @shared_task(name="scheduling.advance_rollouts", is_tick=True)
 def advance_rollouts() -> None:
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
 
 
 @shared_task(name="scheduling.what_if", is_tick=True)
-def what_if() -> None:
-    runs.execute_next()
+def run_next_replay() -> None:
+    runs.execute_next_replay()
 
 
 @shared_task(name="scheduling.bulk", is_tick=True)
-def bulk() -> None:
+def request_bulk_batches() -> None:
     """Publish the next batch of every due bulk action: new ones, and those whose worker died."""
-    for action_id in bulk_actions.due():
-        _ask_for_batch(action_id)
+    for action_id in bulk_actions.due_actions():
+        _publish_batch(action_id)
 
 
 @shared_task(name="scheduling.bulk_batch", is_tick=True)
-def bulk_batch(action_id: str) -> None:
-    wait = bulk_actions.advance(UUID(action_id))
+def run_bulk_batch(action_id: str) -> None:
+    wait = bulk_actions.run_batch(UUID(action_id))
     if wait is not None:
-        _ask_for_batch(UUID(action_id), wait)
+        _publish_batch(UUID(action_id), wait)
 
 
-def _ask_for_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
+def _publish_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
     """Publish a batch that starts after `wait`. No worker blocks. The tick publishes a lost message again."""
     seconds = wait.total_seconds()
     try:
-        bulk_batch.apply_async(
+        run_bulk_batch.apply_async(
             [str(action_id)], queue="ticks", countdown=seconds,
-            headers=published_now() | {"periodic_task_name": bulk.name},  # the tick publishes it again
+            headers=publication_headers() | {"periodic_task_name": request_bulk_batches.name},  # the tick repeats it
         )  # fmt: skip
     except Exception as error:  # any error of the broker's client
         log.warning("batch_not_asked_for", id=str(action_id), error=str(error))

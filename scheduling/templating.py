@@ -99,7 +99,7 @@ class Program:
         """Return the text. `names` maps each of `VARIABLES` to its fields, unchanged. Raises `CannotRender`."""
         run = Run(names)
         try:
-            _execute(self._parts, run)
+            _run_parts(self._parts, run)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CannotRender(f"{type(error).__name__}: {error}") from None
         _check_length(sum(map(len, run.pieces)))
@@ -180,7 +180,7 @@ class _Compiler:
         branches.append((lambda run: True, self.compile_body(node.else_)))
 
         def choose(run: Run) -> None:
-            _execute(next(body for test, body in branches if test(run)), run)
+            _run_parts(next(body for test, body in branches if test(run)), run)
 
         return choose
 
@@ -208,7 +208,7 @@ class _Compiler:
             for index, entry in enumerate(entries, start=1):
                 position = {"index": index, "first": index == 1, "last": index == len(entries)}
                 run.names = {**names, "loop": position, name: entry}
-                _execute(body, run)
+                _run_parts(body, run)
             run.names = names
 
         return loop
@@ -367,7 +367,7 @@ def _path(node: nodes.Node) -> str:
     return ".".join(map(str, _steps(node))) or "…"
 
 
-def _execute(parts: list[str | Execute], run: Run) -> None:
+def _run_parts(parts: list[str | Execute], run: Run) -> None:
     for part in parts:
         if type(part) is str:
             run.pieces.append(part)
@@ -475,7 +475,7 @@ def _truncate(run: Run, value: Any, length: int = 255, killwords: bool = False, 
     return do_truncate(_JINJA, to_text(value, "…"), length, killwords, end, leeway=5)
 
 
-def _replace(run: Run, value: Any, old: Any, new: Any) -> str:
+def _replace_text(run: Run, value: Any, old: Any, new: Any) -> str:
     text, old, new = _read_text(run, value), _read_text(run, old), _read_text(run, new)
     _check_length(len(text) + text.count(old) * (len(new) - len(old)))
     return text.replace(old, new)
@@ -514,7 +514,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "join": _join,
     "length": lambda run, value: len(value),
     "lower": _on_text(str.lower),
-    "replace": _replace,
+    "replace": _replace_text,
     "round": _round,
     "title": _on_text(do_title, unit=1),
     "trim": _on_text(str.strip),

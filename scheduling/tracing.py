@@ -1,7 +1,7 @@
 """Connect everything that an event causes by one trace id (W3C Trace Context).
 
-An event with a `traceparent` keeps its trace. Any other event uses the id of its row. Log lines about a touch carry it
-as `trace_id`, and a webhook passes it on.
+An event with a `build_traceparent` keeps its trace. Any other event uses the id of its row. Log lines about a touch
+carry it as `trace_id`, and a webhook passes it on.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ def read_traceparent(value: object) -> UUID | None:
     return UUID(found[1])
 
 
-def traceparent(trace_id: UUID, touch: UUID) -> str:
+def build_traceparent(trace_id: UUID, touch: UUID) -> str:
     """Return the header for a request about this touch. All attempts share one span."""
     return f"00-{trace_id.hex}-{touch.hex[16:]}-01"
 
 
-LINE = 50  #: touches per line. A pipe writes up to 4,096 bytes whole; longer lines of two processes would mix
+TOUCHES_PER_LINE = (
+    50  #: touches per line. A pipe writes up to 4,096 bytes whole; longer lines of two processes would mix
+)
 
 
-def name(trace_id: UUID | None, task_id: UUID | str) -> str:
+def trace_label(trace_id: UUID | None, task_id: UUID | str) -> str:
     """Return `trace/touch`. Without a known trace the first part is empty; the event's log line has both."""
     return f"{trace_id.hex if trace_id else ''}/{task_id}"
 
 
-def say(action: str, touches: Iterable[str], **shared: object) -> None:
+def log_touches(action: str, touches: Iterable[str], **shared: object) -> None:
     """Log an action on touches. Call it after the commit, because a rolled-back action did not happen."""
     names = list(touches)
-    for start in range(0, len(names), LINE):
-        part = names[start : start + LINE]
+    for start in range(0, len(names), TOUCHES_PER_LINE):
+        part = names[start : start + TOUCHES_PER_LINE]
         log.info(action, **shared, count=len(part), touches=part)

@@ -13,19 +13,19 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema, Status
 from pydantic import ConfigDict
 
-from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, principal_of
+from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, get_principal
 from scheduling.api.errors import RETRY_AFTER, Problem
 from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
-from scheduling.batching import Overloaded
+from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from sessions.frames import AGENT, Frame, check_id
 from sessions.store import inbox, stats
 from sessions.store import sessions as store
-from sessions.store.client import StoreAway
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Noted
+from sessions.store.client import StoreUnavailable
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, FrameEffect
 from sessions.websocket import hub, tokens
-from sessions.websocket.frame_writer import STALE_SEQ, Slip, desk
-from sessions.websocket.tokens import LONGEST
+from sessions.websocket.frame_writer import STALE_SEQ, FrameRequest, frame_writer
+from sessions.websocket.tokens import MAX_LIFETIME
 
 Side = Literal["user", "agent"]
 Text = str  #: length and characters are checked by `Frame`, as for WebSockets
@@ -99,7 +99,7 @@ class TokenIn(Request):
     chat_id: Text = ""
     tag: Text = ""
     role: Side = "user"
-    ttl_seconds: Annotated[int, Field(ge=1, le=int(LONGEST.total_seconds()))] = 600
+    ttl_seconds: Annotated[int, Field(ge=1, le=int(MAX_LIFETIME.total_seconds()))] = 600
 
 
 class TokenOut(Schema):
@@ -127,15 +127,17 @@ async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> d
     frames, errors = [], []
     for place, each in enumerate(sessions):
         try:
-            frames.append(_frame(each.session_id, each))
+            frames.append(_build_frame(each.session_id, each))
         except InvalidInput as error:
             errors += [FieldError(f"sessions.{place}.{wrong.field}", wrong.message) for wrong in error.errors]
     if errors:
         raise InvalidInput(*errors)
-    admitted = await _admitted(request, frames, batch=True)
-    noted = iter(await _note([frame for frame, is_in in zip(frames, admitted, strict=True) if is_in]))
+    admitted = await _charge_frames(request, frames, batch=True)
+    noted = iter(await _record_frames([frame for frame, is_in in zip(frames, admitted, strict=True) if is_in]))
     items = [
-        _batch_item(place, next(noted)) if is_in else {"outcome": "dropped", "deadline": None, "dropped": "rate"}
+        _serialize_batch_item(place, next(noted))
+        if is_in
+        else {"outcome": "dropped", "deadline": None, "dropped": "rate"}
         for place, is_in in enumerate(admitted)
     ]
     found = Counter(each["outcome"] for each in items)
@@ -146,19 +148,19 @@ async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> d
 async def post_activity(request: HttpRequest, session_id: str, activity: ActivityIn) -> dict[str, Any]:
     """Record one frame, which starts the timer, pauses or closes the session. The key's rate never rejects a frame of
     a known session."""
-    frame = _frame(session_id, activity)
-    await _admitted(request, [frame], batch=False)
-    (noted,) = await _note([frame])
+    frame = _build_frame(session_id, activity)
+    await _charge_frames(request, [frame], batch=False)
+    (noted,) = await _record_frames([frame])
     if noted.outcome == REFUSED:
         raise InvalidInput.of("user_id", OTHER_USER)
-    return _told(noted)
+    return _serialize_effect(noted)
 
 
 @router.post("/sessions/{path:session_id}/token", response={200: TokenOut, PROBLEMS: ProblemOut})
 async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> dict[str, Any]:
     """Issue a token for one user, side and session: `/ws/v1/sessions/{session_id}?token=…`."""
     admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role)
-    token, expires_at = tokens.issue(admission, timedelta(seconds=wish.ttl_seconds))
+    token, expires_at = tokens.issue_token(admission, timedelta(seconds=wish.ttl_seconds))
     return {"token": token, "expires_at": expires_at}
 
 
@@ -167,9 +169,9 @@ async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
     check_id(session_id)
     try:
-        found = await asyncio.to_thread(stats.at, store.live(), session_id)
-    except StoreAway as error:
-        raise _away() from error
+        found = await asyncio.to_thread(stats.session_snapshot, store.live_store(), session_id)
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
     if not found.armed_at:
         raise NotFound("There is no such session.")
     return {
@@ -191,23 +193,23 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     """Close the session. It gets no more guide messages, its connections end, its messages are deleted. A missing
     session counts as closed. Late frames do not reopen it, except a message of the user."""
     check_id(session_id)
-    await _note([Frame(session_id, "-", sender=AGENT, kind="close")])
+    await _record_frames([Frame(session_id, "-", sender=AGENT, kind="close")])
     try:
-        await asyncio.to_thread(inbox.live().forget, session_id)
-    except StoreAway as error:
-        raise _away() from error
-    await hub.hub().tell(session_id, hub.closed(hub.API))
+        await asyncio.to_thread(inbox.live_inbox().delete_messages, session_id)
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    await hub.hub().notify(session_id, hub.closed_notification(hub.API))
     return Status(204, None)
 
 
-def _frame(session_id: str, told: ActivityIn) -> Frame:
+def _build_frame(session_id: str, told: ActivityIn) -> Frame:
     return Frame(
         session_id, told.user_id, told.chat_id, told.sender, told.kind, told.seq, told.tag,
         epoch=str(told.epoch), spoken=told.spoken,
     )  # fmt: skip
 
 
-async def _admitted(request: HttpRequest, frames: Sequence[Frame], *, batch: bool) -> list[bool]:
+async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch: bool) -> list[bool]:
     """Charge the frames to the key and return which of them are admitted.
 
     Above the rate, frames of known sessions are admitted. Otherwise all chats whose renewals were rejected would fall
@@ -217,46 +219,46 @@ async def _admitted(request: HttpRequest, frames: Sequence[Frame], *, batch: boo
         Problem: status 429 without an admitted frame; status 503 if the store does not answer.
     """
     try:
-        await charge_request(principal_of(request))
+        await charge_request(get_principal(request))
         if batch:
-            await charge_events(principal_of(request), len(frames))
+            await charge_events(get_principal(request), len(frames))
     except Problem as refused:
         if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
             raise
         try:
-            known = await asyncio.to_thread(store.live().known, [each.session_id for each in frames])
-        except StoreAway as error:
-            raise _away() from error
+            known = await asyncio.to_thread(store.live_store().known, [each.session_id for each in frames])
+        except StoreUnavailable as error:
+            raise _unavailable_problem() from error
         if not any(known):
             raise
         return known
     return [True] * len(frames)
 
 
-async def _note(frames: Sequence[Frame]) -> list[Noted]:
+async def _record_frames(frames: Sequence[Frame]) -> list[FrameEffect]:
     """Write frames in the batch of the frame writer, together with frames of WebSockets."""
     try:
-        filed = await desk().ask_all([Slip(frame) for frame in frames])
-    except StoreAway as error:
-        raise _away() from error
-    except Overloaded as error:
+        filed = await frame_writer().submit_all_and_wait([FrameRequest(frame) for frame in frames])
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    except BatcherOverloaded as error:
         raise Problem(503, "Too many frames wait to be noted.", retry_after=1) from error
     return [each.noted for each in filed]
 
 
-def _away() -> Problem:
+def _unavailable_problem() -> Problem:
     return Problem(503, "The live sessions cannot be reached. Nothing is lost by sending it again.",
                    retry_after=RETRY_AFTER)  # fmt: skip
 
 
-def _told(noted: Noted) -> dict[str, Any]:
-    deadline = store.instant(noted.deadline_ms) if noted.deadline_ms else None
+def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
+    deadline = store.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
 
 
-def _batch_item(place: int, noted: Noted) -> dict[str, Any]:
+def _serialize_batch_item(place: int, noted: FrameEffect) -> dict[str, Any]:
     if noted.outcome != REFUSED:
-        return _told(noted)
+        return _serialize_effect(noted)
     wrong = {"field": f"sessions.{place}.user_id", "message": OTHER_USER}
     return {"outcome": "refused", "deadline": None, "errors": [wrong]}

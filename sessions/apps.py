@@ -12,4 +12,4 @@ class SessionsConfig(AppConfig):
     def ready(self) -> None:
         from sessions.detection import policies
 
-        policies.push_when_saved()
+        policies.push_policies_on_save()

@@ -22,16 +22,16 @@ from urllib.parse import quote
 import aiohttp
 
 PING_EVERY = 15.0  #: seconds
-PATIENCE = 10.0  #: seconds for a connection, and for a frame after a ping
+ANSWER_TIMEOUT = 10.0  #: seconds for a connection, and for a frame after a ping
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 MOST_DOUBLINGS = 16  #: of the pause
-FINAL = {1000, 1009, 4400}  #: close codes after which a new connection would end in the same way
+FINAL_CLOSE_CODES = {1000, 1009, 4400}  #: close codes after which a new connection would end in the same way
 FINAL_ERRORS = {"invalid", "replayed"}  #: reasons after which a repeated message would be rejected again
 AT_ONCE, PACE = 30, 0.1  #: messages repeated at once after a reconnect; seconds between further ones
 WAITING_LIMIT = 1_000  #: unread frames, and messages without an acknowledgement
 
 
-class Ended(Exception):
+class ConnectionEnded(Exception):
     """The server closed the connection permanently. `code` and `reason` are those of the close frame."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -44,8 +44,8 @@ class SessionClient:
     """One side of one session.
 
     Messages without an acknowledgement are sent again after a reconnect, under the same id, so the server stores them
-    once. Missed messages arrive first, by the cursor. Iteration ends when the session is closed. It raises `Ended` or
-    any other permanent error, such as one of `token`.
+    once. Missed messages arrive first, by the cursor. Iteration ends when the session is closed. It raises
+    `ConnectionEnded` or any other permanent error, such as one of `token`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SessionClient:
         await self.leave()
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self._heard()
+        return self._received_frames()
 
     # --- frames ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class SessionClient:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _heard(self) -> AsyncIterator[dict[str, Any]]:
+    async def _received_frames(self) -> AsyncIterator[dict[str, Any]]:
         while (frame := await self._frames.get()) is not None:
             if isinstance(frame, Exception):
                 raise frame
@@ -143,13 +143,13 @@ class SessionClient:
     async def _run(self) -> None:
         """Pass the end or error of the connection to the reader, which would otherwise wait without end."""
         try:
-            ended: Exception | None = await self._come_back()
+            ended: Exception | None = await self._reconnect()
         except Exception as error:
             ended = error
         self.connected.clear()
         await self._frames.put(ended)
 
-    async def _come_back(self) -> Ended | None:
+    async def _reconnect(self) -> ConnectionEnded | None:
         """Reconnect until a permanent end. The pause doubles up to 30 s, with jitter."""
         failures = 0
         async with aiohttp.ClientSession() as http:
@@ -160,15 +160,15 @@ class SessionClient:
                     code, reason = 0, ""
                 failures = 0 if self.connected.is_set() else min(failures + 1, MOST_DOUBLINGS)
                 self.connected.clear()
-                if code in FINAL:
-                    return Ended(code, reason) if code != 1000 else None
+                if code in FINAL_CLOSE_CODES:
+                    return ConnectionEnded(code, reason) if code != 1000 else None
                 await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _connect(self, http: aiohttp.ClientSession) -> tuple[int, str]:
         """Run one connection to its end. Returns code and reason of the close frame, 0 without one."""
         query = {"token": await self._token(), **({"cursor": self.cursor} if self.cursor else {})}
-        timeout = aiohttp.ClientWSTimeout(ws_receive=self._ping_every + PATIENCE, ws_close=PATIENCE)
-        async with asyncio.timeout(PATIENCE):
+        timeout = aiohttp.ClientWSTimeout(ws_receive=self._ping_every + ANSWER_TIMEOUT, ws_close=ANSWER_TIMEOUT)
+        async with asyncio.timeout(ANSWER_TIMEOUT):
             socket = await http.ws_connect(self.address, params=query, timeout=timeout, max_msg_size=1_048_576)
         self._socket = socket
         pinging = asyncio.create_task(self._ping(socket))
@@ -178,7 +178,7 @@ class SessionClient:
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     reason = message.extra if message.type is aiohttp.WSMsgType.CLOSE else ""
                     return socket.close_code or 0, str(reason or "")
-                await self._take(json.loads(message.data))
+                await self._handle_frame(json.loads(message.data))
         finally:
             pinging.cancel()
             if self._repeating:
@@ -187,7 +187,7 @@ class SessionClient:
             self._socket = None
             await socket.close()
 
-    async def _take(self, frame: dict[str, Any]) -> None:
+    async def _handle_frame(self, frame: dict[str, Any]) -> None:
         kind = frame["type"]
         if kind == "welcome":
             self.cursor = self.cursor or frame["cursor"]

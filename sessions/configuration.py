@@ -49,7 +49,7 @@ class SilencePolicies(RowSection):
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
         validation.check_policy(values)
 
-    def forgettable(self, row: Any) -> bool:
+    def may_be_unlisted(self, row: Any) -> bool:
         return bool(row.is_default)
 
     def export(self, *, with_secrets: bool) -> Any:

@@ -24,14 +24,14 @@ from django.views.decorators.http import require_POST, require_safe
 import sessions.admin.labels  # noqa: F401  (registers the terms of this app)
 from scheduling.admin import labels
 from scheduling.models import Event, Touch
-from scheduling.operations.commands import put_customer
+from scheduling.operations.commands import update_customer
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER
 from sessions.models import SilencePolicy
 from sessions.store import stats
-from sessions.store.client import StoreAway
-from sessions.store.sessions import live
+from sessions.store.client import StoreUnavailable
+from sessions.store.sessions import live_store
 from sessions.websocket import tokens
 
 TAG = "demo"
@@ -65,12 +65,12 @@ def in_demo_only(view: View) -> View:
 @never_cache
 @require_safe
 @in_demo_only
-def page(request: HttpRequest) -> HttpResponse:
+def demo_page(request: HttpRequest) -> HttpResponse:
     settled = {
         "begin": reverse("demo_chat_begin"),
         "state": reverse("demo_chat_state"),
-        "tags": _tags(),
-        "words": _words(),
+        "tags": _tag_thresholds(),
+        "words": _page_texts(),
         "language": request.LANGUAGE_CODE,
     }
     return render(request, "chat_sessions/demo.html", {"settled": settled, "languages": settings.LANGUAGES})
@@ -79,18 +79,18 @@ def page(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_POST
 @in_demo_only
-def begin(request: HttpRequest) -> HttpResponse:
+def start_session(request: HttpRequest) -> HttpResponse:
     """Issue tokens for both sides of a new session, or of a session from another tab."""
     known = request.POST.get("session", "")
     session_id = known or f"demo-{secrets.token_urlsafe(9)}"
     tag = request.POST.get("tag", "")
-    if not SESSION.fullmatch(session_id) or tag not in {each["tag"] for each in _tags()}:
+    if not SESSION.fullmatch(session_id) or tag not in {each["tag"] for each in _tag_thresholds()}:
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
-    user_id = _user_of(session_id)
+    user_id = _demo_user_of(session_id)
     if not known:
-        put_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message uses the page's language
+        update_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message uses the page's language
     sides = {
-        role: tokens.issue(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
+        role: tokens.issue_token(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
         for role in (USER, AGENT)
     }
     return JsonResponse({"session": session_id, "user": user_id, "tag": tag, "tokens": sides})
@@ -99,14 +99,14 @@ def begin(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 @in_demo_only
-def state(request: HttpRequest) -> HttpResponse:
+def session_state(request: HttpRequest) -> HttpResponse:
     """Return the session's state and its latest silences with their touches."""
     session_id = request.GET.get("session", "")
     if not SESSION.fullmatch(session_id):
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
     try:
-        found = stats.at(live(), session_id)
-    except StoreAway:
+        found = stats.session_snapshot(live_store(), session_id)
+    except StoreUnavailable:
         return JsonResponse({"error": _("The live sessions cannot be reached.")}, status=503)
     return JsonResponse(
         {
@@ -116,16 +116,16 @@ def state(request: HttpRequest) -> HttpResponse:
             "nudges": found.nudges,
             "pause": _(PAUSES.get(found.pause, found.pause)) if found.pause else "",
             "closed": found.closed,
-            "silences": _silences(session_id),
+            "silences": _latest_silences(session_id),
         }
     )
 
 
-def _user_of(session_id: str) -> str:
+def _demo_user_of(session_id: str) -> str:
     return f"visitor-{session_id.removeprefix('demo-')}"
 
 
-def _tags() -> list[dict[str, Any]]:
+def _tag_thresholds() -> list[dict[str, Any]]:
     """Return every tag with its threshold. In a demo, creates the demo's own tag on first use."""
     if getattr(settings, "AFTERTOUCH_DEMO", False):
         SilencePolicy.objects.get_or_create(tag=TAG, defaults={"threshold": THRESHOLD})
@@ -142,16 +142,19 @@ def _tags() -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: (each["tag"] != TAG, each["seconds"]))
 
 
-def _silences(session_id: str) -> list[dict[str, Any]]:
+def _latest_silences(session_id: str) -> list[dict[str, Any]]:
     events = list(
         Event.objects.filter(
-            customer__user_id=_user_of(session_id), type=SILENT, source=SOURCE, event_id__startswith=f"{session_id}:"
+            customer__user_id=_demo_user_of(session_id),
+            type=SILENT,
+            source=SOURCE,
+            event_id__startswith=f"{session_id}:",
         ).order_by("-occurred_at")[:SHOWN]
     )
     touches = Touch.objects.filter(event__in=events).select_related("node__channel").prefetch_related("attempts")
     by_event: dict[Any, list[dict[str, Any]]] = {event.pk: [] for event in events}
     for touch in touches.order_by("pk"):
-        by_event[touch.event_id].append(_told(touch))
+        by_event[touch.event_id].append(_serialize_touch(touch))
     return [
         {
             "id": event.event_id,
@@ -163,13 +166,13 @@ def _silences(session_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _told(touch: Touch) -> dict[str, Any]:
+def _serialize_touch(touch: Touch) -> dict[str, Any]:
     sent = [each.started_at for each in touch.attempts.all()]
     late = (sent[-1] - touch.planned_at) / timedelta(milliseconds=1) if sent else None
     return {
         "state": touch.state,
         "words": touch.get_state_display(),
-        "reason": labels.reason(touch.reason) if touch.reason else "",
+        "reason": labels.translate_reason(touch.reason) if touch.reason else "",
         "node": touch.node.key,
         "channel": touch.node.channel.key,
         "late": None if late is None else round(late),
@@ -177,7 +180,7 @@ def _told(touch: Touch) -> dict[str, Any]:
     }
 
 
-def _words() -> dict[str, str]:
+def _page_texts() -> dict[str, str]:
     """Return the translated strings of the page's script."""
     return {
         "connecting": _("Connecting"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scheduling.errors import Findings, InvalidInput
+from scheduling.errors import ErrorCollector, InvalidInput
 
 USER, AGENT = "user", "agent"
 #: A ping reports that the page is open; a close ends the session. Every other kind is activity of the user.
@@ -45,7 +45,7 @@ class Frame:
     def __post_init__(self) -> None:
         if self._fits():
             return
-        found = Findings()
+        found = ErrorCollector()
         for name, longest, least in _TEXTS:
             _check_text(found, name, getattr(self, name), longest, least)
         if self.sender not in KINDS:
@@ -54,7 +54,7 @@ class Frame:
             found.add("kind", f"must be one of {', '.join(sorted(KINDS[self.sender]))}")
         if self.seq is not None and not (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ):
             found.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
-        found.settle()
+        found.raise_if_any()
 
     def _fits(self) -> bool:
         """Check all fields in one expression. This runs for every frame of 100,000 chats; errors are formatted
@@ -83,7 +83,7 @@ _TEXTS = (
 )
 
 
-def _check_text(found: Findings, name: str, text: object, longest: int, least: int) -> None:
+def _check_text(found: ErrorCollector, name: str, text: object, longest: int, least: int) -> None:
     if not isinstance(text, str):
         found.add(name, "must be text")
     elif not least <= len(text) <= longest:
@@ -98,9 +98,9 @@ def has_control_characters(text: str) -> bool:
 
 def check_id(session_id: str) -> None:
     """Validate a session id. Raises `InvalidInput`."""
-    found = Findings()
+    found = ErrorCollector()
     _check_text(found, "session_id", session_id, ID_LENGTH, 1)
-    found.settle()
+    found.raise_if_any()
 
 
 __all__ = ["AGENT", "AGENT_KINDS", "ID_LENGTH", "KINDS", "USER", "USER_KINDS", "Frame", "InvalidInput", "check_id"]

@@ -13,22 +13,22 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from scheduling.batching import Gathering, Overloaded
+from scheduling.batching import BatcherOverloaded, MicroBatcher
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from sessions.detection.presence import SILENT, silence_of
+from sessions.detection.presence import SILENT, parse_event_id
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions
-from sessions.store.client import StoreAway
+from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post, Posted
 from sessions.websocket import hub
 
-MOMENT = 0.005  #: seconds
+BATCH_WINDOW = 0.005  #: seconds
 SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class InappPost:
     """A post and its user. Without a session id, the session of the user's last frame is used."""
 
     post: Post
@@ -50,13 +50,13 @@ class InApp:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        options.only(config, ())
-        self.timeout = options.positive(timeout)
+        options.check_known_keys(config, ())
+        self.timeout = options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        options.only(target, ("address",))
-        if len(options.text(target, "address")) > ID_LENGTH:
+        options.check_known_keys(target, ("address",))
+        if len(options.read_text(target, "address")) > ID_LENGTH:
             raise ValueError(f"address: must have at most {ID_LENGTH} characters")
 
     def target_key(self, message: Message) -> str:
@@ -67,50 +67,52 @@ class InApp:
         left = options.time_left(deadline, self.timeout)
         if left <= timedelta(0):
             return Transient("no_time")
-        errand = Errand(_post(message), message.user_id)
+        errand = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(left.total_seconds()):
-                post, posted = await _errands().ask(errand)
-        except Overloaded:
+                post, posted = await _post_batcher().submit_and_wait(errand)
+        except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
-        except (StoreAway, TimeoutError) as error:
+        except (StoreUnavailable, TimeoutError) as error:
             return Unknown("inapp_away", str(error)[:500])
         if posted.outcome == "no_session":
             return Permanent("no_session", "the customer has no chat that is open")
         if posted.outcome == "stored":
-            await hub.hub().tell(post.session_id, hub.message(post, posted))
+            await hub.hub().notify(post.session_id, hub.message_notification(post, posted))
         return Delivered(f"{posted.outcome} {posted.cursor}".strip())
 
 
-def _post(message: Message) -> Post:
+def _build_post(message: Message) -> Post:
     """Build the post of a message. `seq` is None, because the system has no order of frames."""
     address = str(message.target.get("address") or "")
     if message.event.get("type") == SILENT:
-        address = silence_of(str(message.event.get("id", "")))[0]
+        address = parse_event_id(str(message.event.get("id", "")))[0]
     more = {"node": message.node, "content_type": message.content_type, "subject": message.subject}
     return Post(
         address, str(message.delivery_key), SYSTEM, message.body, key=f"touch:{message.delivery_key}", more=more
     )
 
 
-def _run(errands: Sequence[Errand]) -> list[tuple[Post, Posted]]:
+def _store_posts(errands: Sequence[InappPost]) -> list[tuple[Post, Posted]]:
     """Find missing session ids, then store the posts. Runs in a thread."""
     lost = [errand.user_id for errand in errands if not errand.post.session_id]
-    found = iter(sessions.live().sessions_of(lost) if lost else ())
+    found = iter(sessions.live_store().sessions_of(lost) if lost else ())
     posts = [
         errand.post if errand.post.session_id else replace(errand.post, session_id=next(found) or "")
         for errand in errands
     ]
-    answers = iter(inbox.live().put([post for post in posts if post.session_id]))
+    answers = iter(inbox.live_inbox().put([post for post in posts if post.session_id]))
     nowhere = Posted("no_session", "", inbox.START)
     return [(post, next(answers) if post.session_id else nowhere) for post in posts]
 
 
-_gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering[Errand, tuple[Post, Posted]]] = WeakKeyDictionary()
+_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[InappPost, tuple[Post, Posted]]] = (
+    WeakKeyDictionary()
+)
 
 
-def _errands() -> Gathering[Errand, tuple[Post, Posted]]:
+def _post_batcher() -> MicroBatcher[InappPost, tuple[Post, Posted]]:
     loop = asyncio.get_running_loop()
-    if loop not in _gatherings:
-        _gatherings[loop] = Gathering(_run, moment=MOMENT, name="inapp")
-    return _gatherings[loop]
+    if loop not in _batchers:
+        _batchers[loop] = MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")
+    return _batchers[loop]

@@ -13,15 +13,15 @@ from prometheus_client.registry import Collector
 from scheduling.monitoring.alerting.rules import Condition
 from sessions.detection import nudge_stats
 from sessions.store import stats
-from sessions.store.client import StoreAway
-from sessions.store.sessions import live
+from sessions.store.client import StoreUnavailable
+from sessions.store.sessions import live_store
 
 log = structlog.get_logger(__name__)
 
 
 class NudgeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield _nudges()
+        yield _nudges_metric()
 
 
 class SessionMetrics(Collector):
@@ -29,30 +29,30 @@ class SessionMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found, silences = stats.look(live()), stats.silences(live())
-        except StoreAway as error:
+            found, silences = stats.read_overview(live_store()), stats.count_recorded_silences(live_store())
+        except StoreUnavailable as error:
             log.warning("session_metrics_missing", error=str(error))
             return
-        yield _chats(found)
-        yield _silences(silences)
-        yield from _watching(found)
+        yield _chats_metric(found)
+        yield _silences_metric(silences)
+        yield from _watcher_metrics(found)
 
 
-def _nudges() -> Metric:
+def _nudges_metric() -> Metric:
     """Return the counts of `nudge_stats` as a gauge."""
     family = GaugeMetricFamily(
         "aftertouch_nudges",
         "Guide messages of the last 24 hours, by tag and outcome.",
         labels=["tag", "outcome"],
     )
-    for tally in nudge_stats.lately():
+    for tally in nudge_stats.recent_tallies():
         family.add_metric([tally.tag, "sent"], tally.sent)
         family.add_metric([tally.tag, "answered"], tally.answered)
         family.add_metric([tally.tag, "false"], tally.false)
     return family
 
 
-def _chats(found: stats.Overview) -> Metric:
+def _chats_metric(found: stats.Overview) -> Metric:
     family = GaugeMetricFamily("aftertouch_sessions", "Live chats by tag and state.", labels=["tag", "state"])
     for each in found.tags:
         family.add_metric([each.tag, "armed"], each.armed)
@@ -60,14 +60,14 @@ def _chats(found: stats.Overview) -> Metric:
     return family
 
 
-def _silences(silences: dict[str, int]) -> Metric:
+def _silences_metric(silences: dict[str, int]) -> Metric:
     family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["tag"])
     for tag, count in silences.items():
         family.add_metric([tag], count)
     return family
 
 
-def _watching(found: stats.Overview) -> Iterator[Metric]:
+def _watcher_metrics(found: stats.Overview) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "aftertouch_silence_lag_seconds",
         "Delay of the oldest due deadline that no watcher has claimed, in seconds.",

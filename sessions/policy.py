@@ -53,8 +53,11 @@ class PolicySet:
     @cached_property
     def body(self) -> str:
         tags = {DEFAULT_TAG: SHIPPED_DEFAULT, **self.tags}
-        campaigns = sorted((_ms(each.starts_at), _ms(each.ends_at), _span(each.threshold)) for each in self.campaigns)
-        words = {tag: _words(policy) for tag, policy in sorted(tags.items())}
+        campaigns = sorted(
+            (_timestamp_ms(each.starts_at), _timestamp_ms(each.ends_at), _span_ms(each.threshold))
+            for each in self.campaigns
+        )
+        words = {tag: _policy_numbers(policy) for tag, policy in sorted(tags.items())}
         return json.dumps({"tags": words, "campaigns": campaigns}, ensure_ascii=False, separators=(",", ":"))
 
     @cached_property
@@ -62,14 +65,14 @@ class PolicySet:
         return hashlib.sha256(self.body.encode()).hexdigest()[:16]
 
 
-def _words(policy: Policy) -> list[float]:
+def _policy_numbers(policy: Policy) -> list[float]:
     spans = (policy.threshold, policy.jitter, policy.grace)
-    return [*map(_span, spans), policy.max_nudges, policy.growth]
+    return [*map(_span_ms, spans), policy.max_nudges, policy.growth]
 
 
-def _span(span: timedelta) -> int:
+def _span_ms(span: timedelta) -> int:
     return span // timedelta(milliseconds=1)
 
 
-def _ms(at: datetime) -> int:
+def _timestamp_ms(at: datetime) -> int:
     return int(at.timestamp() * 1000)

@@ -59,13 +59,13 @@ class Recent:
 
     def add(self, count: int) -> None:
         self._counts.append((int(self._clock()), count))
-        self._forget()
+        self._drop_old()
 
     def total(self) -> int:
-        self._forget()
+        self._drop_old()
         return sum(count for _, count in self._counts)
 
-    def _forget(self) -> None:
+    def _drop_old(self) -> None:
         now = int(self._clock())
         while self._counts and self._counts[0][0] <= now - self.SECONDS:
             self._counts.popleft()

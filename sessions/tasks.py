@@ -9,4 +9,4 @@ from sessions.detection import nudge_stats
 
 @shared_task(name="chat_sessions.count_nudges", is_tick=True)
 def count_nudges() -> None:
-    nudge_stats.count()
+    nudge_stats.count_effects()

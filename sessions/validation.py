@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from scheduling.durations import format_duration
-from scheduling.errors import Findings
+from scheduling.errors import ErrorCollector
 
 #: The watcher checks at least once a second, so it cannot miss a timer longer than that.
 MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)
@@ -19,27 +19,27 @@ MAX_GRACE = timedelta(minutes=10)
 
 
 def check_policy(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values, "tag")
     _check_threshold(values, found)
     found.span(values, "jitter", most=MAX_JITTER)
     found.span(values, "grace", most=MAX_GRACE)
     found.number(values, "max_nudges", 1, 10)
     found.number(values, "growth", 1, 10)
-    found.settle()
+    found.raise_if_any()
 
 
 def check_campaign(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     _check_threshold(values, found)
     starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
     if starts_at and ends_at and ends_at <= starts_at:
         found.add("ends_at", "must be later than starts_at")
-    found.settle()
+    found.raise_if_any()
 
 
-def _check_threshold(values: Mapping[str, Any], found: Findings) -> None:
+def _check_threshold(values: Mapping[str, Any], found: ErrorCollector) -> None:
     threshold = values.get("threshold")
     if threshold is not None and not MIN_THRESHOLD <= threshold <= MAX_THRESHOLD:
         bounds = f"{format_duration(MIN_THRESHOLD)} and {format_duration(MAX_THRESHOLD)}"

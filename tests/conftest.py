@@ -40,11 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     env = environment()
     keep = os.environ.get("AFTERTOUCH_KEEP_SERVERS") == "1"
     if keep:
-        servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
+        servers.start_servers(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
     config.stash[_reaper] = Reaper.start(None if keep else env.aftertouch_state_dir)
-    servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
+    servers.start_servers(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
     if not env.database_url:
-        servers.administer(env.aftertouch_state_dir, "ALTER ROLE aftertouch CREATEDB")  # for the test databases
+        servers.run_as_administrator(
+            env.aftertouch_state_dir, "ALTER ROLE aftertouch CREATEDB"
+        )  # for the test databases
     _point_settings_at(env)
     with redis.Redis.from_url(env.redis) as client:
         client.flushall()  # what a run that was killed left behind
@@ -102,12 +104,13 @@ def _patience() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         for place, name in (
-            (redis_client, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (auth, "SOCKET_TIMEOUT"),
-            (queue_stats, "PATIENCE"), (views, "PROBE_TIMEOUT"), (overview, "PATIENCE"), (patience.Patience, "EACH"),
-            (collectors, "PATIENCE"), (collectors, "DEADLINE"), (hub, "TELL_WITHIN"),
+            (redis_client, "DEFAULT_TIMEOUT"), (quota, "SOCKET_TIMEOUT"), (auth, "SOCKET_TIMEOUT"),
+            (queue_stats, "BROKER_TIMEOUT"), (views, "PROBE_TIMEOUT"), (overview, "PAGE_TIME_LIMIT"),
+            (patience.PageTimeLimit, "EACH"),
+            (collectors, "STATEMENT_TIMEOUT"), (collectors, "DEADLINE"), (hub, "NOTIFY_TIMEOUT"),
         ):  # fmt: skip
             patched.setattr(place, name, 20.0)
-        patched.setattr(patience, "PATIENCE", "20s")
+        patched.setattr(patience, "COUNT_TIMEOUT", "20s")
         patched.setattr(ingest, "LOCK_WAIT", timedelta(seconds=20))
         yield
 

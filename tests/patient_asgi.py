@@ -10,4 +10,4 @@ from sessions.websocket import hub
 
 __all__ = ["application"]
 
-redis_client.PATIENCE = auth.SOCKET_TIMEOUT = views.PROBE_TIMEOUT = hub.TELL_WITHIN = 20.0
+redis_client.DEFAULT_TIMEOUT = auth.SOCKET_TIMEOUT = views.PROBE_TIMEOUT = hub.NOTIFY_TIMEOUT = 20.0

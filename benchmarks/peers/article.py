@@ -19,22 +19,22 @@ THREADS = 10
 IDLE = 0.5
 
 
-def dispatch(url: str) -> None:
+def run_dispatcher(url: str) -> None:
     client = redis.Redis.from_url(url, decode_responses=True, max_connections=THREADS + 1)
     with ThreadPoolExecutor(THREADS) as pool:
         while True:
             due = client.zrangebyscore(DUE, 0, time.time(), start=0, num=SCAN, withscores=True)
             if due:
-                list(pool.map(lambda each: handle(client, *each), due))
+                list(pool.map(lambda each: run_task(client, *each), due))
             else:
                 time.sleep(IDLE)
 
 
-def handle(client: redis.Redis, name: str, due_at: float) -> None:
+def run_task(client: redis.Redis, name: str, due_at: float) -> None:
     """Run the task if this dispatcher removes it: the article's second check."""
     if client.zrem(DUE, name):
         client.rpush(LATENESS, time.time() - due_at)
 
 
 if __name__ == "__main__":
-    dispatch(sys.argv[1])
+    run_dispatcher(sys.argv[1])

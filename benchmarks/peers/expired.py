@@ -20,7 +20,7 @@ def key(number: int, expires_at: float) -> str:
     return f"{PREFIX}{number}:{expires_at:.3f}"
 
 
-def listen(url: str) -> None:
+def listen_for_expiry(url: str) -> None:
     client = redis.Redis.from_url(url, decode_responses=True)
     database = url.rsplit("/", 1)[1]
     ear = client.pubsub(ignore_subscribe_messages=True)
@@ -33,4 +33,4 @@ def listen(url: str) -> None:
 
 
 if __name__ == "__main__":
-    listen(sys.argv[1])
+    listen_for_expiry(sys.argv[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.bench import Scenario
+from benchmarks.environment import Scenario
 from benchmarks.scenarios.burst import burst
 from benchmarks.scenarios.idle import idle
 from benchmarks.scenarios.intake import intake

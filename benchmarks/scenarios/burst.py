@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import contest, floor, readings
-from benchmarks.bench import Bench
+from benchmarks import comparison, floor, measurements
+from benchmarks.environment import Bench
 
 GOAL = 20_000.0
 TIMES_THE_ARTICLE = 6.0
@@ -17,11 +17,11 @@ def burst(bench: Bench) -> None:
     ended, waiting = bench.size(1_000_000, 20_000), bench.size(50_000, 2_000)
     add = bench.figures.add
     for repetition in range(bench.repeat):
-        ours, article, plain = contest.alternate(
+        ours, article, plain = comparison.run_alternating(
             repetition,
-            lambda: contest.ours(bench, offsets, customers=count),
-            lambda: contest.by_article(bench, offsets),
-            lambda: contest.by_plain_celery(bench, offsets),
+            lambda: comparison.measure_aftertouch(bench, offsets, customers=count),
+            lambda: comparison.measure_article(bench, offsets),
+            lambda: comparison.measure_plain_celery(bench, offsets),
         )
         note = f"{count:,} due at the same instant"
         add("burst", "ours", ours.per_second, "/s", goal=GOAL, at_least=True, note=note)
@@ -34,14 +34,14 @@ def burst(bench: Bench) -> None:
         add(
             "burst",
             "today's statements alone: PostgreSQL",
-            floor.postgres(bench, count),
+            floor.measure_postgres(bench, count),
             "µs",
             note="its rows, by the server itself",
         )
         add(
             "burst",
             "today's statements alone: worker",
-            floor.worker(count),
+            floor.measure_worker(count),
             "µs",
             note="its rows, read and written from Python",
         )
@@ -55,12 +55,14 @@ def burst(bench: Bench) -> None:
         add("burst", "ours / the article's", times, "×", goal=TIMES_THE_ARTICLE, at_least=True)
         times = ours.per_second / plain.per_second
         add("burst", "ours / plain Celery", times, "×", goal=TIMES_PLAIN_CELERY, at_least=True)
-        full = contest.ours(bench, offsets, customers=count, ended=ended, waiting=waiting, analyze=False)
+        full = comparison.measure_aftertouch(
+            bench, offsets, customers=count, ended=ended, waiting=waiting, analyze=False
+        )
         add("burst", "ours, full tables", full.per_second, "/s", note=f"beside {ended:,} ended and {waiting:,} waiting")
         add("burst", "ours, full tables: processor time each", full.cpu_each, "µs", note="no ANALYZE of the benchmark")
-        capped = contest.ours(bench, offsets, customers=count // TOUCHES_EACH, nodes=TOUCHES_EACH)
+        capped = comparison.measure_aftertouch(bench, offsets, customers=count // TOUCHES_EACH, nodes=TOUCHES_EACH)
         note = f"{TOUCHES_EACH} for each customer, of which the cap lets 3 through"
         add("burst", "ours, capped", capped.per_second, "/s", note=note)
         sent = len(capped.lateness) / (count // TOUCHES_EACH)
         add("burst", "ours, capped: sent to each", sent, "touches")
-        add("burst", "ours, capped: over the cap", readings.customers_with_more_than(3), "customers", goal=0)
+        add("burst", "ours, capped: over the cap", measurements.customers_with_more_than(3), "customers", goal=0)

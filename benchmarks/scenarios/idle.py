@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from benchmarks.bench import Bench, spent
+from benchmarks.environment import Bench, processor_seconds
 from config.local.isolated import running_stack
 
 GOAL = 3.0
@@ -23,7 +23,7 @@ def idle(bench: Bench) -> None:
             alone = {"supervisor": supervisor, "its owner": psutil.Process(supervisor).ppid()}
             pids = {**stack.pids, **alone}
             before = {name: _seconds(pid, alone=name in alone) for name, pid in pids.items()}
-            servers = {name: spent([process]) for name, process in bench.servers.items()}
+            servers = {name: processor_seconds([process]) for name, process in bench.servers.items()}
             time.sleep(seconds)
             total = 0.0
             for name, pid in pids.items():
@@ -34,11 +34,11 @@ def idle(bench: Bench) -> None:
                 "idle", "all our programs", total / seconds * 100, "% of a core", goal=GOAL, note=f"over {seconds} s"
             )
             for name, process in bench.servers.items():
-                burnt = spent([process]) - servers[name]
+                burnt = processor_seconds([process]) - servers[name]
                 bench.figures.add("idle", f"beside them: {name}", burnt / seconds * 100, "% of a core")
 
 
 def _seconds(pid: int, *, alone: bool) -> float:
     """Return processor seconds. For the supervisor and its owner, without their children."""
     process = psutil.Process(pid)
-    return sum(process.cpu_times()[:2]) if alone else spent([process])
+    return sum(process.cpu_times()[:2]) if alone else processor_seconds([process])

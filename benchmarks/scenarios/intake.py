@@ -12,8 +12,8 @@ from urllib.request import urlopen
 import aiohttp
 
 from benchmarks import workload
-from benchmarks.bench import Bench, wait_until
-from benchmarks.figures import percentile
+from benchmarks.environment import Bench, wait_until
+from benchmarks.results import percentile
 from scheduling.models import ApiKey, Event, Touch
 from scheduling.operations.commands import create_api_key
 
@@ -34,31 +34,31 @@ WEB = (
 
 def intake(bench: Bench) -> None:
     batches, singles = bench.size(80, 10), bench.size(5_000, 500)
-    workload.matrix()
+    workload.create_matrix()
     ApiKey.objects.filter(name="bench").delete()
     key = create_api_key("bench", ["events"], rate_per_minute=100_000_000)
     base = bench.environment["AFTERTOUCH_BASE_URL"]
     with bench.running(*WEB, bench.environment["AFTERTOUCH_PORT"]):
-        wait_until(lambda: _lives(base), 60, "the web server")
+        wait_until(lambda: _is_live(base), 60, "the web server")
         for number in range(bench.repeat):
-            workload.clear()
+            workload.delete_all()
             events = _events(f"run-{number}")
-            asyncio.run(_measure(bench, base, key, events, 4, 200))
+            asyncio.run(_measure_intake(bench, base, key, events, 4, 200))
             before = Event.objects.count()
-            seconds, _ = asyncio.run(_measure(bench, base, key, events, batches, 0))
-            _proved(before + batches * BATCH)
+            seconds, _ = asyncio.run(_measure_intake(bench, base, key, events, batches, 0))
+            _check_stored(before + batches * BATCH)
             add = bench.figures.add
             add("intake", "in batches of 500", batches * BATCH / seconds, "/s", goal=GOAL_BATCHED, at_least=True,
                 note="two server processes, each event stored with its customer and a touch")  # fmt: skip
-            seconds, took = asyncio.run(_measure(bench, base, key, events, 0, singles))
-            _proved(before + batches * BATCH + singles)
+            seconds, took = asyncio.run(_measure_intake(bench, base, key, events, 0, singles))
+            _check_stored(before + batches * BATCH + singles)
             add("intake", "one a request", singles / seconds, "/s", goal=GOAL_SINGLY, at_least=True,
                 note=f"{AT_ONCE_SINGLY} at once")  # fmt: skip
             add("intake", "one a request: p50", percentile(took, 50) * 1000, "ms")
             add("intake", "one a request: p99", percentile(took, 99) * 1000, "ms", goal=GOAL_P99)
 
 
-async def _measure(
+async def _measure_intake(
     bench: Bench, base: str, key: str, events: Iterator[dict[str, object]], batches: int, singles: int
 ) -> tuple[float, list[float]]:
     """Send the requests. Returns the total seconds and the seconds of each answer."""
@@ -98,12 +98,12 @@ def _events(source: str) -> Iterator[dict[str, object]]:
         }
 
 
-def _proved(expected: int) -> None:
+def _check_stored(expected: int) -> None:
     """Check that every accepted event is stored with its touch."""
     assert Event.objects.count() == expected == Touch.objects.count()
 
 
-def _lives(base: str) -> bool:
+def _is_live(base: str) -> bool:
     try:
         with urlopen(f"{base}/health/live", timeout=2) as answer:
             return bool(answer.status == 200)

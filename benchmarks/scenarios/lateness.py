@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import contest
-from benchmarks.bench import Bench
-from benchmarks.readings import Reading
+from benchmarks import comparison
+from benchmarks.environment import Bench
+from benchmarks.measurements import Reading
 
 GOAL_P99 = 30.0
 
@@ -14,11 +14,11 @@ def lateness(bench: Bench) -> None:
     offsets = [number * seconds / count for number in range(count)]
     for repetition in range(bench.repeat):
         note = f"{count / seconds:,.0f} a second for {seconds} s"
-        ours, article, plain = contest.alternate(
+        ours, article, plain = comparison.run_alternating(
             repetition,
-            lambda: contest.ours(bench, offsets, customers=count),
-            lambda: contest.by_article(bench, offsets),
-            lambda: contest.by_plain_celery(bench, offsets),
+            lambda: comparison.measure_aftertouch(bench, offsets, customers=count),
+            lambda: comparison.measure_article(bench, offsets),
+            lambda: comparison.measure_plain_celery(bench, offsets),
         )
         _add(bench, "ours", ours, GOAL_P99, note)
         _add(bench, "the article's", article)

@@ -10,10 +10,10 @@ import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
-from benchmarks import contest, workload
-from benchmarks.bench import BEAT, WORKER, Bench, wait_until
-from benchmarks.scenarios.webhook import SECRET, answers, ask, told
-from config.local.processes import free_port
+from benchmarks import comparison, workload
+from benchmarks.environment import BEAT, WORKER, Bench, wait_until
+from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts, request_receiver
+from config.local.processes import select_port
 
 GOAL = 1.8
 TAKES = 0.5
@@ -25,36 +25,36 @@ def nodes(bench: Bench) -> None:
     note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, -c 2 each"
     add = bench.figures.add
     for _ in range(bench.repeat):
-        port = free_port()
+        port = select_port()
         url = f"http://127.0.0.1:{port}/"
         with bench.running("benchmarks.receiver", str(port), str(TAKES)):
-            wait_until(lambda url=url: answers(url), 20, "the receiver")
-            one, two = (_received(bench, url, count, number) for number in (1, 2))
+            wait_until(lambda url=url: is_answering(url), 20, "the receiver")
+            one, two = (_measure_received(bench, url, count, number) for number in (1, 2))
         add("nodes", "received, one node", one, "/s", note=note)
         add("nodes", "received, two nodes", two, "/s")
         add("nodes", "two nodes / one", two / one, "×", goal=GOAL, at_least=True)
 
 
-def _received(bench: Bench, url: str, count: int, number: int) -> float:
-    cells = workload.matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
+def _measure_received(bench: Bench, url: str, count: int, number: int) -> float:
+    cells = workload.create_matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
     with ExitStack() as running:
         for nth in range(number):
             own = {"AFTERTOUCH_STATE_DIR": str(bench.state_dir / f"node-{nth}"), "AFTERTOUCH_NODE": f"node-{nth}"}
             worker = running.enter_context(bench.running(*WORKER, "-c", "2", "-n", f"node-{nth}@%h", env=own))
             wait_until(lambda worker=worker: bool(worker.children()), 60, "the worker")  # type: ignore[misc]
         running.enter_context(bench.running(*BEAT))
-        contest.warm_up(cells[0])
-        ask(url, "DELETE")
-        workload.clear()
-        workload.customers(count)
+        comparison.warm_up(cells[0])
+        request_receiver(url, "DELETE")
+        workload.delete_all()
+        workload.create_customers(count)
         begins_at = time.time() + 14
-        workload.plan([
+        workload.plan_touches([
             workload.Plan(each + 1, cells[0], datetime.fromtimestamp(begins_at + WITHIN * each / count, UTC))
             for each in range(count)
         ])  # fmt: skip
         time.sleep(max(begins_at - time.time(), 0) + WITHIN)
-        workload.await_finished(contest.PATIENCE)
-        found = told(url)
+        workload.await_finished(comparison.END_TIME_LIMIT)
+        found = read_counts(url)
     if found["twice"] or found["count"] != count:
         raise AssertionError(f"{found['count']} received instead of {count:,}, {found['twice']} of them twice")
     return float(count / (found["last_at"] - found["first_at"]))

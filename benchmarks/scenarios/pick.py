@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from django.db import connection
 
-from benchmarks.bench import Bench
-from benchmarks.figures import percentile
+from benchmarks.environment import Bench
+from benchmarks.results import percentile
 
 WAITING = (100, 1_000, 10_000, 100_000)
 SHOPS, BLOCKED, PICKS = 500, 50, 200
@@ -30,7 +30,7 @@ def pick(bench: Bench) -> None:
         flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true", "{param}"])
         shops = Shop.objects.bulk_create([Shop(platform=platform, shop_id=f"s{n}") for n in range(SHOPS)])
         Lane.objects.bulk_create([Lane(shop=shop) for shop in shops])
-        _fill(flow.pk, waiting)
+        _fill_jobs(flow.pk, waiting)
         Shop.objects.filter(pk__in=[shop.pk for shop in shops[: BLOCKED // 2]]).update(paused=True)
         for _ in range(BLOCKED // 2):
             jobs.pick(["high", "normal", "low"], node="busy", lease=timedelta(hours=1), ageing=timedelta(minutes=10))
@@ -52,7 +52,7 @@ def pick(bench: Bench) -> None:
     clear()  # an execution worker of a later scenario would run the remaining jobs
 
 
-def _fill(flow: int, count: int) -> None:
+def _fill_jobs(flow: int, count: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """

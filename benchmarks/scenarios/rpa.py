@@ -9,8 +9,8 @@ from datetime import datetime
 
 import psutil
 
-from benchmarks.bench import Bench, resident, wait_until
-from benchmarks.figures import percentile
+from benchmarks.environment import Bench, resident_mb, wait_until
+from benchmarks.results import percentile
 
 EXECUTION = (
     "celery", "-A", "config", "worker", "-Q", "high,normal,low", "-c", "5", "-n", "execution@%h",
@@ -22,15 +22,15 @@ SHOPS = 40
 
 
 def rpa(bench: Bench) -> None:
-    _market()
-    with _node(bench) as worker:
+    _create_shops()
+    with _run_execution_node(bench) as worker:
         for number in range(bench.repeat):
             _measure_starts(bench, bench.size(400, 60), number)
         _measure_browsers(bench, worker, bench.size(200, 20))
 
 
 @contextmanager
-def _node(bench: Bench) -> Iterator[psutil.Process]:
+def _run_execution_node(bench: Bench) -> Iterator[psutil.Process]:
     import config.celery.application  # noqa: F401  (wake-ups go to the broker)
 
     with bench.core(), bench.running(*EXECUTION) as worker:
@@ -38,7 +38,7 @@ def _node(bench: Bench) -> Iterator[psutil.Process]:
         yield worker
 
 
-def _market() -> None:
+def _create_shops() -> None:
     from rpa_tasks.models import Flow, Platform, Shop
 
     platform, _ = Platform.objects.get_or_create(key="rpa")
@@ -54,16 +54,16 @@ def _market() -> None:
 
 
 def _measure_starts(bench: Bench, count: int, number: int) -> None:
-    from rpa_tasks.jobs.publish import Request, publish
+    from rpa_tasks.jobs.publish import PublishRequest, publish_job
     from rpa_tasks.models import Job
 
-    _clear()
+    _delete_jobs()
     began_at = time.monotonic()
     for job in range(count):
         time.sleep(max(0.0, began_at + job / RATE - time.monotonic()))
-        publish(Request("rpa", f"s{job % SHOPS}", "look", dedupe_key=f"{number}-{job}"))
+        publish_job(PublishRequest("rpa", f"s{job % SHOPS}", "look", dedupe_key=f"{number}-{job}"))
     wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), 60, "the jobs")
-    took = [(began - due.timestamp()) * 1000 for due, began in _starts()]
+    took = [(began - due.timestamp()) * 1000 for due, began in _start_delays()]
     assert len(took) == count
     for share in (50, 99):
         bench.figures.add(
@@ -72,7 +72,7 @@ def _measure_starts(bench: Bench, count: int, number: int) -> None:
         )  # fmt: skip
 
 
-def _clear() -> None:
+def _delete_jobs() -> None:
     """Delete all jobs after the last run has ended. A run that ends later would reference a deleted job."""
     from rpa_tasks.models import Job
 
@@ -81,7 +81,7 @@ def _clear() -> None:
     Job.objects.all().delete()
 
 
-def _starts() -> list[tuple[datetime, float]]:
+def _start_delays() -> list[tuple[datetime, float]]:
     from rpa_tasks.models import Run
 
     runs = Run.objects.values_list("job__due_at", "detail")
@@ -90,18 +90,18 @@ def _starts() -> list[tuple[datetime, float]]:
 
 def _measure_browsers(bench: Bench, worker: psutil.Process, count: int) -> None:
     """Run browser jobs in sequence over four shops whose browsers stay warm."""
-    from rpa_tasks.jobs.publish import Request, publish
+    from rpa_tasks.jobs.publish import PublishRequest, publish_job
     from rpa_tasks.models import Job, Run
 
-    _clear()
+    _delete_jobs()
     memory = []
     for job in range(count):
-        receipt = publish(Request("rpa", f"s{job % 4}", "browse", dedupe_key=str(job)))
+        receipt = publish_job(PublishRequest("rpa", f"s{job % 4}", "browse", dedupe_key=str(job)))
         wait_until(
             lambda task_id=receipt.task_id: Job.objects.filter(pk=task_id, state="succeeded").exists(),
             60, "a browser job", pause=0.02,
         )  # fmt: skip
-        memory.append(resident([worker]))
+        memory.append(resident_mb([worker]))
     waits = [wait.total_seconds() * 1000 for wait in Run.objects.order_by("id").values_list("pool_wait", flat=True)]
     add = bench.figures.add
     add("rpa", "a cold browser: median", percentile(waits[:4], 50), "ms", note="the first of each of four shops")

@@ -10,13 +10,13 @@ from itertools import cycle
 import redis
 from django.db import connection
 
-from benchmarks import chats, readings, workload
-from benchmarks.bench import Bench, spent, wait_until
-from benchmarks.figures import percentile
+from benchmarks import chats, measurements, workload
+from benchmarks.environment import Bench, processor_seconds, wait_until
 from benchmarks.peers import expired
+from benchmarks.results import percentile
 from sessions.frames import Frame
 from sessions.store.sessions import Store
-from sessions.store.stats import watchers
+from sessions.store.stats import running_watchers
 
 WATCHER = ("manage", "watch_sessions")
 RATE = 1_600
@@ -26,7 +26,7 @@ KINDS = ("ping", "ping", "message", "ping", "ping", "typing", "ping", "ping", "a
 
 
 def silence(bench: Bench) -> None:
-    chats.policies()
+    chats.store_policies()
     for count in (10_000, 100_000, 1_000_000):
         if count <= bench.size(1_000_000, 10_000):
             _measure_store(bench, count)
@@ -45,12 +45,12 @@ def _measure_store(bench: Bench, count: int) -> None:
     client = store.server.client
     client.flushall()
     store.push(store.policies())
-    before = chats.memory(client)
-    sessions = chats.ids(count, bench.random)
-    chats.fill(store, sessions)
+    before = chats.stable_memory(client)
+    sessions = chats.make_ids(count, bench.random)
+    chats.fill_sessions(store, sessions)
     while users := store.active_users(10_000):  # as watchers do within minutes
-        store.forget_active(users)
-    used = (chats.memory(client) - before) / count
+        store.clear_active(users)
+    used = (chats.stable_memory(client) - before) / count
     size = f"{count:,} sessions"
     bench.figures.add("silence", f"{size}: memory each", used, "B", goal=GOAL_BYTES, note="ids of 36 characters")
     goal = GOAL_FRAMES if count == 100_000 else None
@@ -96,9 +96,9 @@ def _measure_idle(bench: Bench) -> None:
     with bench.running(*WATCHER) as watcher:
         _await_watcher(bench)
         time.sleep(5)
-        before = spent([watcher])
+        before = processor_seconds([watcher])
         time.sleep(seconds)
-        burnt = (spent([watcher]) - before) / seconds * 100
+        burnt = (processor_seconds([watcher]) - before) / seconds * 100
     bench.figures.add("silence", "an idle watcher", burnt, "% of a core", goal=GOAL_IDLE, note=f"over {seconds} s")
 
 
@@ -107,32 +107,34 @@ def _measure_idle(bench: Bench) -> None:
 
 def _measure_silences(bench: Bench, count: int, seconds: float, others: int) -> None:
     """Measure from the deadline, by the store's clock, to the row of the event, and to the channel."""
-    _guide()
+    _change_guide_node()
     store = chats.open_store(bench.endpoints.redis_url)
     store.server.client.flushdb()
     chats.fill_others(store.server.client, others)
-    live = chats.ids(count, bench.random)
-    chats.fill(store, live)
+    live = chats.make_ids(count, bench.random)
+    chats.fill_sessions(store, live)
     with bench.core() as worker, bench.running(*WATCHER) as watcher:
         _await_watcher(bench)
         with chats.Traffic(bench.endpoints.redis_url, [], rate=400, seconds=2) as warm_up:
             pass
         _await_end(warm_up.fell_silent)
-        workload.clear()
-        _customers(RATE * int(seconds) + 1_000)
+        workload.delete_all()
+        _create_silent_customers(RATE * int(seconds) + 1_000)
         involved = [worker, watcher, *bench.servers.values()]
-        before = spent(involved)
+        before = processor_seconds(involved)
         with chats.Traffic(bench.endpoints.redis_url, live, rate=RATE, seconds=seconds) as traffic:
             pass
         _await_end(traffic.fell_silent)
-        burnt = spent(involved) - before
-    _add_silences(bench, traffic.fell_silent, f"{count:,} live, {RATE:,} silent a second", _beside(others), burnt)
+        burnt = processor_seconds(involved) - before
+    _add_silences(
+        bench, traffic.fell_silent, f"{count:,} live, {RATE:,} silent a second", _describe_others(others), burnt
+    )
     store.server.client.flushdb()
     store.server.client.close()
 
 
 def _add_silences(bench: Bench, count: int, note: str, suffix: str, burnt: float) -> None:
-    noticed, delivered = _noticed(), readings.of_touches().lateness
+    noticed, delivered = _detection_delays(), measurements.read_touches().lateness
     add, who = bench.figures.add, f"ours{suffix}"
     for share in (50, 99):
         last = share == 99
@@ -149,16 +151,16 @@ def _add_silences(bench: Bench, count: int, note: str, suffix: str, burnt: float
     add("silence", f"{who}: processor time each", burnt / count * 1e6, "µs", note="pings of the live included")
 
 
-def _customers(count: int) -> None:
+def _create_silent_customers(count: int) -> None:
     """Create the customers that fall silent. The others are created by their pings."""
-    workload.customers(count)
+    workload.create_customers(count)
     with connection.cursor() as cursor:
         cursor.execute("SELECT setval(pg_get_serial_sequence('scheduling_customer', 'id'), %s)", [count])
 
 
-def _guide() -> None:
+def _change_guide_node() -> None:
     """Change the node to the shipped one: an immediate message that counts toward the cap and that no guard stops."""
-    (node,) = workload.matrix()
+    (node,) = workload.create_matrix()
     node.template.texts.update(body="您好 {{ user.name }}，您还在吗？")
     node.trigger, node.delay, node.guard_cap = "session.silent", timedelta(0), "count_only"
     node.guard_dedupe = node.guard_conversation = node.guard_quiet_hours = "ignore"
@@ -167,7 +169,7 @@ def _guide() -> None:
 
 def _await_watcher(bench: Bench) -> None:
     store = chats.open_store(bench.endpoints.redis_url)
-    wait_until(lambda: bool(watchers(store)), 60, "the watcher")
+    wait_until(lambda: bool(running_watchers(store)), 60, "the watcher")
     store.server.client.close()
 
 
@@ -175,12 +177,12 @@ def _await_end(count: int) -> None:
     def ended() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM scheduling_event")
-            return int(cursor.fetchone()[0]) >= count and workload.unfinished() == 0
+            return int(cursor.fetchone()[0]) >= count and workload.count_undecided() == 0
 
     wait_until(ended, 120, "the silences", pause=0.3)
 
 
-def _noticed() -> list[float]:
+def _detection_delays() -> list[float]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT extract(epoch FROM received_at - occurred_at)::float8 FROM scheduling_event")
         return [row[0] for row in cursor.fetchall()]
@@ -197,17 +199,17 @@ def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> 
         chats.fill_others(client, others)
         client.config_set("notify-keyspace-events", "Ex")
         wait_until(lambda: bool(client.exists("expired:listening")), 30, "the article's listener")
-        begins_at = _plant(client, count, total, seconds)
-        before = spent([listener])
+        begins_at = _write_expiring_keys(client, count, total, seconds)
+        before = processor_seconds([listener])
         patience = bench.size(60, 10)
         deadline = begins_at + seconds + patience
         while client.llen(expired.LATENESS) < total and time.time() < deadline:
             time.sleep(0.2)
         late = [float(each) for each in client.lrange(expired.LATENESS, 0, -1)]
-        burnt = spent([listener]) - before
+        burnt = processor_seconds([listener]) - before
         client.config_set("notify-keyspace-events", "")
         client.flushdb()
-    add, who = bench.figures.add, f"the article's{_beside(others)}"
+    add, who = bench.figures.add, f"the article's{_describe_others(others)}"
     add(
         "silence",
         f"{who}: not heard of",
@@ -220,11 +222,11 @@ def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> 
     add("silence", f"{who}: processor time each", burnt / max(len(late), 1) * 1e6, "µs", note="the listener alone")
 
 
-def _beside(others: int) -> str:
+def _describe_others(others: int) -> str:
     return f" beside {others / 1e6:g} M other keys" if others else ""
 
 
-def _plant(client: redis.Redis, live: int, total: int, seconds: float) -> float:
+def _write_expiring_keys(client: redis.Redis, live: int, total: int, seconds: float) -> float:
     """Write keys of live sessions, and keys that expire one after another."""
     begins_at = time.time() + 5 + (live + total) / 20_000
     pipe = client.pipeline(transaction=False)

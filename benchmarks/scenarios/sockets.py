@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.bench import Bench, stop, wait_until
+from benchmarks.environment import Bench, stop_program, wait_until
 from config.environment import ROOT
-from config.local.processes import free_port
+from config.local.processes import select_port
 
 GOAL_KB, GOAL_BURST = 60.0, 3.0
 PING_EVERY = 15.0
@@ -39,7 +39,7 @@ def sockets(bench: Bench) -> None:
     rounds = bench.size(3, 1)
     _allow_files()
     for repetition in range(bench.repeat):
-        port = free_port()
+        port = select_port()
         with bench.running(*WEB, "--port", str(port)) as web:
             with _crowd(bench, f"warm{repetition}", WARM, port):
                 pass
@@ -79,7 +79,10 @@ def _measure_burst(bench: Bench, crowds: list[Crowd], sessions: list[str]) -> No
     asyncio.run(_push(sessions))
     told = time.time() - began_at
     wait_until(
-        lambda: sum(crowd.report()["messages"] for crowd in crowds) >= len(sessions), 30, "the pushes", pause=0.05
+        lambda: sum(crowd.report()["messages"] for crowd in crowds) >= len(sessions),
+        30,
+        "the pushes",
+        pause=0.05,
     )
     heard = [crowd.report() for crowd in crowds]
     add, note = bench.figures.add, f"{len(sessions):,} at once, each into another chat"
@@ -134,7 +137,7 @@ class Crowd:
 def _crowd(bench: Bench, prefix: str, count: int, port: int) -> Iterator[Crowd]:
     """Open `count` connections. Yields after every welcome frame."""
     wait_until(lambda: _listens(port), 60, "the web process")
-    words = [sys.executable, "-m", "benchmarks.crowd", prefix, str(count), str(port), str(PING_EVERY)]
+    words = [sys.executable, "-m", "benchmarks.websocket_load", prefix, str(count), str(port), str(PING_EVERY)]
     process = subprocess.Popen(
         words, cwd=ROOT, env=bench.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -145,7 +148,7 @@ def _crowd(bench: Bench, prefix: str, count: int, port: int) -> Iterator[Crowd]:
     finally:
         assert process.stdin
         process.stdin.close()
-        stop(process)  # type: ignore[arg-type]
+        stop_program(process)  # type: ignore[arg-type]
 
 
 def _listens(port: int) -> bool:

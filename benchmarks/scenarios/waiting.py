@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connection, transaction
 
-from benchmarks import contest, workload
-from benchmarks.bench import Bench
+from benchmarks import comparison, workload
+from benchmarks.environment import Bench
 from scheduling.dispatch.dispatcher import PASS_LIMIT
 from scheduling.ledger.touches import touches
 
@@ -23,22 +23,22 @@ def waiting(bench: Bench) -> None:
     levels = (0, 10_000) if bench.quick else (0, 10_000, 100_000, 1_000_000)
     for _ in range(bench.repeat):
         for level in levels:
-            _statement(bench, level, last=level == levels[-1])
-            _spread(bench, level, last=level == levels[-1])
+            _measure_statement(bench, level, last=level == levels[-1])
+            _measure_lateness(bench, level, last=level == levels[-1])
 
 
-def _statement(bench: Bench, level: int, *, last: bool) -> None:
+def _measure_statement(bench: Bench, level: int, *, last: bool) -> None:
     """Measure the dispatch statement without other load."""
-    (cell,) = workload.matrix()
-    workload.customers(customers := _customers(level))
+    (cell,) = workload.create_matrix()
+    workload.create_customers(customers := _customer_count(level))
     if level:
-        workload.wait_for_days(level, cell, customers=customers)
+        workload.plan_over_a_week(level, cell, customers=customers)
     due_at = datetime.now(UTC) + timedelta(seconds=20)
-    workload.plan([workload.Plan(number + 1, cell, due_at) for number in range(DUE)])
+    workload.plan_touches([workload.Plan(number + 1, cell, due_at) for number in range(DUE)])
     plan = _explain() if last else ""
     for _ in range(STATEMENTS - 1):
         began_at = time.perf_counter()
-        handed_over = len(touches.hand_over(horizon=HORIZON, limit=PASS_LIMIT))
+        handed_over = len(touches.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT))
         took = (time.perf_counter() - began_at) * 1000
         assert handed_over == PASS_LIMIT
         bench.figures.add("waiting", f"{level:,} waiting: hand over {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
@@ -46,7 +46,7 @@ def _statement(bench: Bench, level: int, *, last: bool) -> None:
         print(plan)
 
 
-def _customers(level: int) -> int:
+def _customer_count(level: int) -> int:
     """Return enough customers for at most four waiting touches each."""
     return max(DUE, level // 4)
 
@@ -61,7 +61,7 @@ def _explain() -> str:
 
     with transaction.atomic():
         with connection.execute_wrapper(note):
-            touches.hand_over(horizon=HORIZON, limit=PASS_LIMIT)
+            touches.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT)
         transaction.set_rollback(True)
     with transaction.atomic(), connection.cursor() as cursor:
         statement, parameters = seen[0]
@@ -71,10 +71,10 @@ def _explain() -> str:
     return "\n".join(lines)
 
 
-def _spread(bench: Bench, level: int, *, last: bool) -> None:
+def _measure_lateness(bench: Bench, level: int, *, last: bool) -> None:
     seconds = DUE / 1000
     offsets = [number * seconds / DUE for number in range(DUE)]
-    reading = contest.ours(bench, offsets, customers=_customers(level), waiting=level)
+    reading = comparison.measure_aftertouch(bench, offsets, customers=_customer_count(level), waiting=level)
     add = bench.figures.add
     add("waiting", f"{level:,} waiting: spread p99", reading.milliseconds(99), "ms", goal=GOAL_P99 if last else None)
     add("waiting", f"{level:,} waiting: processor time each", reading.cpu_each, "µs")

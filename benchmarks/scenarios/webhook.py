@@ -9,40 +9,40 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.request import Request, urlopen
 
-from benchmarks import contest, readings, workload
-from benchmarks.bench import Bench, wait_until
-from config.local.processes import free_port
+from benchmarks import comparison, measurements, workload
+from benchmarks.environment import Bench, wait_until
+from config.local.processes import select_port
 
 GOAL = 1_500.0
-TAKES = 0.05
+ANSWER_SECONDS = 0.05
 SECRET = "whsec_" + base64.b64encode(b"known to this benchmark only....").decode()
 
 
 def webhook(bench: Bench) -> None:
     count = bench.size(15_000, 3_000)
     for _ in range(bench.repeat):
-        port = free_port()
+        port = select_port()
         url = f"http://127.0.0.1:{port}/"
-        with bench.running("benchmarks.receiver", str(port), str(TAKES)):
-            wait_until(lambda url=url: answers(url), 20, "the receiver")
-            _measure(bench, url, count)
+        with bench.running("benchmarks.receiver", str(port), str(ANSWER_SECONDS)):
+            wait_until(lambda url=url: is_answering(url), 20, "the receiver")
+            _measure_webhooks(bench, url, count)
 
 
-def _measure(bench: Bench, url: str, count: int) -> None:
-    cells = workload.matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
+def _measure_webhooks(bench: Bench, url: str, count: int) -> None:
+    cells = workload.create_matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
     with bench.core():
-        contest.warm_up(cells[0])
-        ask(url, "DELETE")
-        workload.clear()
-        workload.customers(count)
+        comparison.warm_up(cells[0])
+        request_receiver(url, "DELETE")
+        workload.delete_all()
+        workload.create_customers(count)
         due_at = datetime.fromtimestamp(time.time() + 14, UTC)
-        workload.plan([workload.Plan(number + 1, cells[0], due_at) for number in range(count)])
+        workload.plan_touches([workload.Plan(number + 1, cells[0], due_at) for number in range(count)])
         time.sleep(max(due_at.timestamp() - time.time(), 0) + 1)
-        workload.await_finished(contest.PATIENCE)
-        found = told(url)
-        reading = readings.of_touches()
+        workload.await_finished(comparison.END_TIME_LIMIT)
+        found = read_counts(url)
+        reading = measurements.read_touches()
     add = bench.figures.add
-    note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, one node, -c 2"
+    note = f"{count:,} to one receiver that takes {ANSWER_SECONDS * 1000:.0f} ms, one node, -c 2"
     add("webhook", "received", found["count"] / (found["last_at"] - found["first_at"]), "/s",
         goal=GOAL, at_least=True, note=note)  # fmt: skip
     add("webhook", "delivered, from the due time to the last settled", reading.per_second, "/s")
@@ -50,18 +50,18 @@ def _measure(bench: Bench, url: str, count: int) -> None:
     add("webhook", "not received", count - found["count"] + found["twice"], "touches", goal=0)
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     try:
-        return bool(ask(url, "GET"))
+        return bool(request_receiver(url, "GET"))
     except OSError:
         return False
 
 
-def told(url: str) -> dict[str, Any]:
+def read_counts(url: str) -> dict[str, Any]:
     """Return the receiver's counts."""
-    return dict(json.loads(ask(url, "GET")))
+    return dict(json.loads(request_receiver(url, "GET")))
 
 
-def ask(url: str, method: str) -> bytes:
+def request_receiver(url: str, method: str) -> bytes:
     with urlopen(Request(url, method=method), timeout=5) as reply:
         return bytes(reply.read())

@@ -28,16 +28,16 @@ from config.celery.queues import CORE_QUEUES
 log = structlog.get_logger(__name__)
 
 
-LOGINS = ("--basic-auth", "--basic_auth", "--auth-provider", "--auth_provider", "--conf")
-VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
+LOGIN_OPTIONS = ("--basic-auth", "--basic_auth", "--auth-provider", "--auth_provider", "--conf")
+LOGIN_VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
 
 
-def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
+def require_flower_login(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """Exit if this process is a Flower without a login and without a configuration file that may name one."""
     program = Path(words[0])
     if "flower" not in words[1:] or "celery" not in (program.name, program.parent.name):
         return
-    if any(word.startswith(LOGINS) for word in words) or any(environ.get(name) for name in VARIABLES):
+    if any(word.startswith(LOGIN_OPTIONS) for word in words) or any(environ.get(name) for name in LOGIN_VARIABLES):
         require_login_for_monitoring()
         return
     sys.exit("Flower needs a login: set FLOWER_BASIC_AUTH=user:password")
@@ -56,14 +56,14 @@ def require_login_for_monitoring() -> None:
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 
-insist(sys.argv, os.environ)
-guards.install()
+require_flower_login(sys.argv, os.environ)
+guards.install_guards()
 
 
 class Application(Celery):
     @cached_property
     def Worker(self) -> Any:
-        return self.subclass_with_self("config.celery.autoscaler:Worker")
+        return self.subclass_with_self("config.celery.autoscaler:ScalingWorker")
 
 
 app = Application("aftertouch", task_cls="config.celery.guards:SafeTask")
@@ -95,7 +95,7 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
 
 @celeryd_after_setup.connect
-def insist_on_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Require isolation of flow commands on execution workers, or the setting that disables it.
 
     A worker with the execution role holds no encryption keys, so it may not consume core queues.
@@ -109,14 +109,14 @@ def insist_on_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None
         sys.exit(
             f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(sorted(names & set(CORE_QUEUES)))}"
         )
-    if names - set(CORE_QUEUES) and (complaint := isolation.complaint()):
-        if not isolation.may_start():
+    if names - set(CORE_QUEUES) and (complaint := isolation.missing_isolation_reason()):
+        if not isolation.may_worker_start():
             sys.exit(f"this worker runs commands of flows. {complaint}; set it to none to run them without isolation")
         log.warning("commands_not_isolated", detail=complaint)
 
 
 @worker_process_init.connect
-def keep_what_is_loaded(**_: Any) -> None:
+def freeze_gc(**_: Any) -> None:
     """Exclude loaded modules and settings from garbage collection. Full collections cost a burst a few per cent of
     its time.
     """
@@ -124,7 +124,7 @@ def keep_what_is_loaded(**_: Any) -> None:
 
 
 @worker_process_shutdown.connect
-def finish_sending(**_: Any) -> None:
+def drain_sender(**_: Any) -> None:
     """Settle sent touches before a child process exits. The leases return the others."""
     from scheduling.delivery.outgoing import BATCH_DEADLINE
     from scheduling.delivery.sender import sender
@@ -134,31 +134,31 @@ def finish_sending(**_: Any) -> None:
 
 
 @celeryd_after_setup.connect
-def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+def consume_node_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Consume the queues of shops whose preferred node is this one, because their browser profiles are here."""
     from django.conf import settings
 
-    from rpa_tasks.jobs.wakeups import home_queue
+    from rpa_tasks.jobs.wakeups import node_queue
 
     queues, node = instance.app.amqp.queues, settings.AFTERTOUCH_NODE
     if served := [name for name in queues.consume_from if name not in CORE_QUEUES]:
-        for name in [home_queue(node, each) for each in served]:
+        for name in [node_queue(node, each) for each in served]:
             queues.select_add(queues.new_missing(name))  # declared in the same way as by publishers
 
 
 @worker_ready.connect
-def keep_browsers(sender: Any, **_: Any) -> None:
+def start_node_maintainer(sender: Any, **_: Any) -> None:
     """Start the node's maintainer process with an execution worker."""
     queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
     if queues:
         from rpa_tasks.maintainer import process
 
         worker = sender.controller
-        process.start(queues, worker.max_concurrency or worker.concurrency)
+        process.start_maintainer(queues, worker.max_concurrency or worker.concurrency)
 
 
 @worker_shutting_down.connect
-def begin_no_more(**_: Any) -> None:
+def stop_accepting_jobs(**_: Any) -> None:
     """Stop picking jobs. Children check this before their next job."""
     from rpa_tasks.worker.node import stopping
 
@@ -166,7 +166,7 @@ def begin_no_more(**_: Any) -> None:
 
 
 @worker_shutdown.connect
-def let_go_of_browsers(**_: Any) -> None:
+def stop_node_maintainer(**_: Any) -> None:
     from rpa_tasks.maintainer import process
 
-    process.stop()
+    process.stop_maintainer()

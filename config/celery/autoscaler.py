@@ -23,12 +23,14 @@ from scheduling import metrics
 log = structlog.get_logger(__name__)
 
 
-OLD = 1.5  #: seconds that the oldest message may wait for a process; the publisher's clock may be a second behind
-EACH = 50  #: messages that a process handles per second
+MAX_MESSAGE_WAIT = (
+    1.5  #: seconds that the oldest message may wait for a process; the publisher's clock may be a second behind
+)
+MESSAGES_PER_SECOND = 50  #: messages that a process handles per second
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WorkerLoad:
     """Load of a worker at one moment.
 
     All values come from the worker's main process. A slow or unavailable broker therefore costs nothing. RabbitMQ,
@@ -42,14 +44,16 @@ class Seen:
     soon: int  #: unacknowledged messages that fall due within a second
 
 
-class Sizer:
+class PoolSizer:
     def __init__(self, shrink_after: float, now: float) -> None:
         self._shrink_after = shrink_after
         self._calm_since = now  #: since then every measurement showed an idle process
 
-    def size(self, seen: Seen, *, least: int, most: int, now: float) -> int:
+    def size(self, seen: WorkerLoad, *, least: int, most: int, now: float) -> int:
         """Return the wanted number of processes: at most double, at least one less."""
-        is_short = (seen.waiting and seen.oldest >= OLD) or seen.soon > EACH * seen.processes
+        is_short = (
+            seen.waiting and seen.oldest >= MAX_MESSAGE_WAIT
+        ) or seen.soon > MESSAGES_PER_SECOND * seen.processes
         if is_short or seen.busy + seen.waiting >= seen.processes:
             self._calm_since = now
         if is_short:
@@ -60,10 +64,10 @@ class Sizer:
         return seen.processes
 
 
-LOOK = 0.5  #: seconds between measurements
+SCALE_INTERVAL = 0.5  #: seconds between measurements
 
 
-class Worker(worker.Worker):  # type: ignore[misc]
+class ScalingWorker(worker.Worker):  # type: ignore[misc]
     def prepare_args(self, **kwargs: Any) -> dict[str, Any]:
         """Apply the limits to workers that consume only core queues.
 
@@ -79,44 +83,44 @@ class Worker(worker.Worker):  # type: ignore[misc]
         return kwargs
 
 
-class Scaler(Autoscaler):  # type: ignore[misc]
+class PoolScaler(Autoscaler):  # type: ignore[misc]
     """Celery's autoscaler with different measurements and a safe way to shrink. Runs between events of the worker's
     loop.
     """
 
-    def __init__(self, *args: Any, keepalive: float = LOOK, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, keepalive: float = SCALE_INTERVAL, **kwargs: Any) -> None:
         super().__init__(*args, keepalive=keepalive, **kwargs)
         now = time.monotonic()
-        self._sizer = Sizer(settings.AFTERTOUCH_WORKER_SHRINK_AFTER.total_seconds(), now)
+        self._sizer = PoolSizer(settings.AFTERTOUCH_WORKER_SHRINK_AFTER.total_seconds(), now)
         self._looks_at = now
 
     def maybe_scale(self, req: Any = None) -> None:
-        """Measure and scale at most every `LOOK` seconds. Celery also calls this for each message."""
+        """Measure and scale at most every `SCALE_INTERVAL` seconds. Celery also calls this for each message."""
         now = time.monotonic()
         if now < self._looks_at:
             return
-        self._looks_at = now + LOOK
-        seen = self._look()
+        self._looks_at = now + SCALE_INTERVAL
+        seen = self._measure_load()
         wanted = self._sizer.size(seen, least=self.min_concurrency, most=self.max_concurrency, now=now)
         if wanted > seen.processes:
             self._grow(wanted - seen.processes, seen)
         elif wanted < seen.processes:
             self._shrink(seen.processes - wanted)
-        metrics.pool_has(self.worker.hostname, self.processes)
+        metrics.set_pool_size(self.worker.hostname, self.processes)
 
-    def _look(self) -> Seen:
+    def _measure_load(self) -> WorkerLoad:
         now, active = datetime.now(UTC), state.active_requests
         waiting = [request for request in state.reserved_requests if request not in active]
         soon = now + timedelta(seconds=1)
-        return Seen(
+        return WorkerLoad(
             processes=self.processes,
             busy=len(active),
             waiting=len(waiting),
-            oldest=max((_age(request, now) for request in waiting), default=0.0),
+            oldest=max((_waited_seconds(request, now) for request in waiting), default=0.0),
             soon=sum(request.eta <= soon for request in state.scheduled_requests),
         )
 
-    def _grow(self, n: int, seen: Seen | None = None) -> None:
+    def _grow(self, n: int, seen: WorkerLoad | None = None) -> None:
         self.pool.grow(n)
         self.pool.maintain_pool()
         log.info("pool_grows", by=n, processes=self.processes, why=str(seen or "asked"))
@@ -128,7 +132,7 @@ class Scaler(Autoscaler):  # type: ignore[misc]
         settles sent touches, which kills it.
         """
         pool: AsynPool = self.pool._pool
-        for child in [] if pool.outbound_buffer else _idle(pool)[:n]:
+        for child in [] if pool.outbound_buffer else _idle_processes(pool)[:n]:
             pool._busy_workers.add(child.inqW_fd)
             pool._processes -= 1
             pool._putlock.shrink()
@@ -136,7 +140,7 @@ class Scaler(Autoscaler):  # type: ignore[misc]
             log.info("pool_shrinks", pid=child.pid, processes=self.processes)
 
 
-def _idle(pool: AsynPool) -> list[Any]:
+def _idle_processes(pool: AsynPool) -> list[Any]:
     return [
         child
         for child in pool._pool
@@ -147,7 +151,7 @@ def _idle(pool: AsynPool) -> list[Any]:
     ]
 
 
-def _age(request: Any, now: datetime) -> float:
+def _waited_seconds(request: Any, now: datetime) -> float:
     """Return the seconds that a request has waited, 0 for one without a timestamp (ticks of beat)."""
     published_at = request.request_dict.get("published_at")
     if not isinstance(published_at, int | float):

@@ -24,15 +24,15 @@ from kombu.common import ignore_errors
 
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics
-from scheduling.monitoring.alerting.notifier import Watchman
+from scheduling.monitoring.alerting.notifier import AlertThread
 
 log = structlog.get_logger(__name__)
 
 
-QUEUE = "ticks"
+TICK_QUEUE = "ticks"
 
 
-class Pile:
+class TickBacklog:
     """Detect a backlog of periodic tasks, in which another pass would add nothing.
 
     The queue length is read seldom, so that an idle beat costs almost nothing. Only this process's clock is used.
@@ -43,42 +43,42 @@ class Pile:
 
     def __init__(self) -> None:
         self._asked_at = float("-inf")
-        self._stands = False
+        self._is_full = False
 
-    def stands(self, producer: Any) -> bool:
+    def is_full(self, producer: Any) -> bool:
         """Return whether so many passes wait that no further one is published."""
         if time.monotonic() - self._asked_at > self.ASK_EVERY:
             self._note(producer.channel)
             self._asked_at = time.monotonic()
-        return self._stands
+        return self._is_full
 
     def _note(self, channel: Any) -> None:
         try:
             client = getattr(channel, "client", None)
             if client is not None:
-                waiting = int(client.llen(QUEUE))
+                waiting = int(client.llen(TICK_QUEUE))
             else:
                 # A separate channel: RabbitMQ closes a channel that asks for a missing queue.
                 with channel.connection.channel() as asking:
-                    waiting = int(asking.queue_declare(QUEUE, passive=True).message_count)
+                    waiting = int(asking.queue_declare(TICK_QUEUE, passive=True).message_count)
         except (
             Exception
         ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
             log.warning("pile_unknown", error=str(error))
             waiting = 0
-        stood, self._stands = self._stands, waiting > self.MOST
-        if self._stands and not stood:
-            log.warning("passes_held_back", waiting=waiting, problem=f"nobody takes what waits in {QUEUE}")
-        elif stood and not self._stands:
+        stood, self._is_full = self._is_full, waiting > self.MOST
+        if self._is_full and not stood:
+            log.warning("passes_held_back", waiting=waiting, problem=f"nobody takes what waits in {TICK_QUEUE}")
+        elif stood and not self._is_full:
             log.info("passes_published_again", waiting=waiting)
 
 
-TICK = "periodic_task_name"  #: header of a message that is published periodically
+TICK_HEADER = "periodic_task_name"  #: header of a message that is published periodically
 DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError)
 LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
 
 # A leader that loses power or network does not disconnect. PostgreSQL would keep its lock for two hours.
-LET_GO = """
+KEEPALIVE_SETTINGS = """
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 20000
 """
 
@@ -131,8 +131,8 @@ class LeaderScheduler(DatabaseScheduler):
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
         self._asked_at = self._held_at = float("-inf")
-        self._watchman = Watchman()
-        self._pile = Pile()
+        self._alert_thread = AlertThread()
+        self._backlog = TickBacklog()
         self._owed: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
         super().__init__(*args, **kwargs)
 
@@ -140,7 +140,7 @@ class LeaderScheduler(DatabaseScheduler):
         held = self._holds_lock()
         led, self._leads = self._leads, bool(held)
         if held is not None:
-            self._watchman.stand(held)
+            self._alert_thread.set_leading(held)
         if not self._leads:
             return self.STANDBY_SECONDS
         if not led:
@@ -149,7 +149,7 @@ class LeaderScheduler(DatabaseScheduler):
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
         self._store_owed()
         pause = float(super().tick(*args, **kwargs))
-        metrics.beat_ticked(settings.AFTERTOUCH_NODE)
+        metrics.record_beat_tick(settings.AFTERTOUCH_NODE)
         return pause
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
@@ -175,7 +175,7 @@ class LeaderScheduler(DatabaseScheduler):
         """Publish an entry. Ticks are skipped during a backlog; operators' schedules never, because no later pass
         replaces them.
         """
-        if entry.name in SCHEDULE and self._pile.stands(producer):
+        if entry.name in SCHEDULE and self._backlog.is_full(producer):
             return
         if entry.task in settings.SCHEDULED_ROUNDS:
             self._apply_round(entry, producer)
@@ -224,7 +224,7 @@ class LeaderScheduler(DatabaseScheduler):
         """Publish a wake-up. If the broker is unavailable, a periodic pass finds the row."""
         _, task = settings.SCHEDULED_ROUNDS[due.task]
         try:
-            self.app.send_task(task, queue="ticks", producer=producer, headers={TICK: due.schedule})
+            self.app.send_task(task, queue="ticks", producer=producer, headers={TICK_HEADER: due.schedule})
         except Exception as error:  # every error of the broker's client
             log.warning("wake_up_lost", schedule=due.schedule, error=str(error))
 
@@ -245,7 +245,7 @@ class LeaderScheduler(DatabaseScheduler):
         """Return whether this process holds the lock, None if the database does not answer."""
         try:
             if self._lock_connection is None or self._lock_connection.closed:
-                self._lock_connection = _connect()
+                self._lock_connection = _open_lock_connection()
                 row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             elif self._leads:
                 if time.monotonic() - self._held_at > self.SURE_FOR:
@@ -264,29 +264,29 @@ class LeaderScheduler(DatabaseScheduler):
 
     def close(self) -> None:
         super().close()
-        self._watchman.end()
+        self._alert_thread.stop()
         if self._lock_connection is not None:
             self._lock_connection.close()
 
 
-def _connect() -> psycopg.Connection[Any]:
+def _open_lock_connection() -> psycopg.Connection[Any]:
     """Open the lock's connection.
 
     Raises:
         ImproperlyConfigured: the connection leads to a pooler. It could keep the lock of an ended beat, and no beat
         would lead.
     """
-    made = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
+    made = psycopg.connect(**_lock_connection_options(), autocommit=True, connect_timeout=3)
     ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
     may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None
     if may_be_shared and pid != made.info.backend_pid:
         made.close()
         raise ImproperlyConfigured("DATABASE_URL leads to a pooler; beat needs PostgreSQL's own address")
-    made.execute(LET_GO)
+    made.execute(KEEPALIVE_SETTINGS)
     return made
 
 
-def _parameters() -> dict[str, Any]:
+def _lock_connection_options() -> dict[str, Any]:
     parameters = database.get_connection_params()
     wanted = {"host", "port", "dbname", "user", "password", "tcp_user_timeout"}
     return {key: value for key, value in parameters.items() if key in wanted or key.startswith(("ssl", "keepalives"))}

@@ -23,7 +23,7 @@ from scheduling.dispatch import broker_health
 
 log = structlog.get_logger(__name__)
 
-TICK = "periodic_task_name"  #: header in which django-celery-beat names the row of a message
+TICK_HEADER = "periodic_task_name"  #: header in which django-celery-beat names the row of a message
 
 
 class SafeTask(DjangoTask):
@@ -49,10 +49,12 @@ class SafeTask(DjangoTask):
         """
         super().on_failure(exc, task_id, args, kwargs, einfo)
         if not getattr(self, "is_tick", False) and not isinstance(exc, getattr(self, "autoretry_for", ())):
-            _bury("task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}")
+            _record_failed_message(
+                "task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}"
+            )
 
 
-class BuryingConsumer(Consumer):
+class DeadLetterConsumer(Consumer):
     """Create a failed task for messages that Celery would discard: unknown tasks and unreadable messages."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +70,7 @@ class BuryingConsumer(Consumer):
         return receive_or_bury
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
-        _bury("unknown_format", message.body, queue=_queue(message))
+        _record_failed_message("unknown_format", message.body, queue=_queue_of_message(message))
         super().on_unknown_message(body, message)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Any) -> None:
@@ -77,30 +79,34 @@ class BuryingConsumer(Consumer):
         An unknown tick belongs to another version during an upgrade or downgrade. Otherwise it would create a failed
         task every few seconds.
         """
-        if (message.headers or {}).get(TICK):
-            log.info("tick_unknown", task=str(exc), queue=_queue(message))
+        if (message.headers or {}).get(TICK_HEADER):
+            log.info("tick_unknown", task=str(exc), queue=_queue_of_message(message))
             message.reject_log_error(log, self.connection_errors)
             return
-        _bury("unknown_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        _record_failed_message(
+            "unknown_task", {"headers": message.headers, "body": message.body}, str(exc), _queue_of_message(message)
+        )
         super().on_unknown_task(body, message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Any) -> None:
-        _bury("invalid_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        _record_failed_message(
+            "invalid_task", {"headers": message.headers, "body": message.body}, str(exc), _queue_of_message(message)
+        )
         super().on_invalid_task(body, message, exc)
 
     def on_decode_error(self, message: Any, exc: Any) -> None:
-        _bury("undecodable", message.body, str(exc), _queue(message))
+        _record_failed_message("undecodable", message.body, str(exc), _queue_of_message(message))
         super().on_decode_error(message, exc)
 
 
-class Unreadable:
+class UnreadableMessage:
     """A list item of a queue that is not a message."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
 
 
-def install() -> None:
+def install_guards() -> None:
     """Patch kombu where it has no hook for a guard. Idempotent."""
     if getattr(QoS, "aftertouch", False):
         return
@@ -123,16 +129,16 @@ def install() -> None:
         try:
             return loads(raw, *args, **kwargs)
         except (JSONDecodeError, UnicodeDecodeError):
-            return Unreadable(raw)
+            return UnreadableMessage(raw)
 
     def deliver_readable(self: Any, message: Any, queue: str) -> Any:
         """Dead-letter a raw list item, which would end the worker when kombu decodes it."""
-        if isinstance(message, Unreadable) or not _is_envelope(message):
-            _bury("unreadable", getattr(message, "raw", message), queue=queue)
+        if isinstance(message, UnreadableMessage) or not _is_envelope(message):
+            _record_failed_message("unreadable", getattr(message, "raw", message), queue=queue)
             return None
         return deliver(self, message, queue)
 
-    _keep_our_delays()
+    _keep_worker_delays()
     pyamqp.Transport.Connection = broker_health.Connection
     QoS.restore_unacked_once = restore_while_connected
     redis_transport.loads = loads_or_unreadable
@@ -140,7 +146,7 @@ def install() -> None:
     QoS.aftertouch = True
 
 
-def _keep_our_delays() -> None:
+def _keep_worker_delays() -> None:
     """Keep short delays in the worker on quorum queues.
 
     Celery moves such delays to its own exchanges, with a resolution of whole seconds. Delays here are milliseconds.
@@ -160,20 +166,20 @@ def _is_envelope(message: Any) -> bool:
     )
 
 
-def _queue(message: Any) -> str:
+def _queue_of_message(message: Any) -> str:
     return str((message.delivery_info or {}).get("routing_key", ""))
 
 
-def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
+def _record_failed_message(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
     """Create a failed task in the worker's main process, then close the connection, which children would inherit."""
     from django.db import connection
 
-    from scheduling.ledger.dead_letters import bury_message
+    from scheduling.ledger.dead_letters import record_unreadable_message
 
     log.error("message_dead_lettered", reason=reason, detail=detail, queue=queue)
     try:
         close_old_connections()
-        bury_message(reason, body, detail=detail, queue=queue)
+        record_unreadable_message(reason, body, detail=detail, queue=queue)
     except Exception:
         log.exception("message_not_dead_lettered", reason=reason, body=repr(body)[:20_000])
     finally:

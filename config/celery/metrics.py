@@ -20,19 +20,19 @@ from celery.signals import (
 )
 
 from scheduling import metrics
-from scheduling.monitoring.multiprocess import share
+from scheduling.monitoring.multiprocess import share_metrics
 
 
 @celeryd_init.connect
-def share_of_worker(**_: Any) -> None:
+def share_worker_metrics(**_: Any) -> None:
     """Share the metrics before the children are forked."""
-    share()
+    share_metrics()
 
 
 @beat_init.connect
-def share_of_beat(**_: Any) -> None:
-    share()
-    metrics.alive("beat")
+def share_beat_metrics(**_: Any) -> None:
+    share_metrics()
+    metrics.report_process("beat")
 
 
 @worker_ready.connect
@@ -44,31 +44,31 @@ def count_worker(sender: Any, **_: Any) -> None:
 
 @worker_process_init.connect
 def count_process(**_: Any) -> None:
-    metrics.alive("worker")
+    metrics.report_process("worker")
 
 
 @before_task_publish.connect
-@metrics.harmless
+@metrics.never_raises
 def count_published(routing_key: str | None = None, **_: Any) -> None:
-    metrics.published.labels(_queue(routing_key)).inc()
+    metrics.published.labels(_queue_of_routing_key(routing_key)).inc()
 
 
 @task_prerun.connect
-@metrics.harmless
-def time_wait(task: Any, **_: Any) -> None:
+@metrics.never_raises
+def observe_wait(task: Any, **_: Any) -> None:
     request = task.request
-    queue = _queue((request.delivery_info or {}).get("routing_key"))
+    queue = _queue_of_routing_key((request.delivery_info or {}).get("routing_key"))
     metrics.taken.labels(queue).inc()
     published_at = (request.headers or {}).get("published_at")
     if isinstance(published_at, int | float):
-        ready_at = max(published_at, _instant(request.eta))
+        ready_at = max(published_at, _timestamp_of(request.eta))
         metrics.queue_wait.labels(task.name, queue).observe(max(0.0, time.time() - ready_at))
     request.measured_from = time.monotonic()
 
 
 @task_postrun.connect
-@metrics.harmless
-def time_run(task: Any, state: str | None = None, **_: Any) -> None:
+@metrics.never_raises
+def observe_run(task: Any, state: str | None = None, **_: Any) -> None:
     began_at = getattr(task.request, "measured_from", None)
     if began_at is not None:
         metrics.runtime.labels(task.name).observe(time.monotonic() - began_at)
@@ -77,28 +77,28 @@ def time_run(task: Any, state: str | None = None, **_: Any) -> None:
 
 
 @task_success.connect
-@metrics.harmless
+@metrics.never_raises
 def count_success(sender: Any, **_: Any) -> None:
     metrics.succeeded.labels(sender.name).inc()
 
 
 @task_failure.connect
-@metrics.harmless
+@metrics.never_raises
 def count_failure(sender: Any, exception: Any = None, **_: Any) -> None:
     metrics.failed.labels(sender.name, type(exception).__name__).inc()
 
 
 @task_retry.connect
-@metrics.harmless
+@metrics.never_raises
 def count_retry(sender: Any, **_: Any) -> None:
     metrics.retried.labels(sender.name).inc()
 
 
-def _queue(routing_key: str | None) -> str:
+def _queue_of_routing_key(routing_key: str | None) -> str:
     """Return the queue of a routing key. On RabbitMQ, shared RPA queues are bound to `task.<platform>.<tier>`."""
     name = routing_key or ""
     return name.rpartition(".")[2] if name.startswith("task.") else name
 
 
-def _instant(eta: Any) -> float:
+def _timestamp_of(eta: Any) -> float:
     return datetime.fromisoformat(eta).timestamp() if isinstance(eta, str) else 0.0

@@ -8,7 +8,7 @@ import sys
 from config.environment import environment
 from config.local import foreground, ownership
 from config.local.endpoints import EmbeddedServerError
-from config.local.programs import PROGRAMS, StackError, chosen
+from config.local.programs import PROGRAMS, StackError, select_programs
 
 
 def main() -> None:
@@ -21,9 +21,9 @@ def main() -> None:
     settings = environment()
     try:
         if asked.action == "run":
-            foreground.run(settings, chosen(asked.programs))
+            foreground.run_foreground(settings, select_programs(asked.programs))
         else:
-            ownership.stop(settings.aftertouch_state_dir)
+            ownership.stop_stack(settings.aftertouch_state_dir)
     except (StackError, EmbeddedServerError) as error:
         sys.exit(f"Aftertouch: {error}")
     except KeyboardInterrupt:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from config.local.endpoints import EmbeddedServerError
 
-LENT_ACCOUNT = "nobody"
+UNPRIVILEGED_ACCOUNT = "nobody"
 # The narrower right first: many containers can grant only the wider one.
-LOOK_THROUGH = (("dac_read_search", 2), ("dac_override", 1))
+TRAVERSAL_CAPABILITIES = (("dac_read_search", 2), ("dac_override", 1))
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ def server_account() -> Account:
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), ())
     try:
-        lent = pwd.getpwnam(LENT_ACCOUNT)
+        lent = pwd.getpwnam(UNPRIVILEGED_ACCOUNT)
     except KeyError:
         raise EmbeddedServerError(
-            f"the embedded servers cannot run as root and there is no account {LENT_ACCOUNT!r} to lend them to; "
-            "run as an ordinary user, or set DATABASE_URL and REDIS_URL"
+            f"the embedded servers cannot run as root and there is no account {UNPRIVILEGED_ACCOUNT!r} to lend them to"
+            "; run as an ordinary user, or set DATABASE_URL and REDIS_URL"
         ) from None
-    return Account(lent.pw_uid, lent.pw_gid, becoming(lent.pw_uid, lent.pw_gid))
+    return Account(lent.pw_uid, lent.pw_gid, switch_command(lent.pw_uid, lent.pw_gid))
 
 
-def becoming(uid: int, gid: int) -> tuple[str, ...]:
+def switch_command(uid: int, gid: int) -> tuple[str, ...]:
     setpriv = shutil.which("setpriv", path="/usr/bin:/bin:/usr/local/bin")
     if setpriv is None:
         raise EmbeddedServerError(
@@ -54,17 +54,17 @@ def becoming(uid: int, gid: int) -> tuple[str, ...]:
             "install it, run as an ordinary user, or set DATABASE_URL and REDIS_URL"
         )
     identity = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs")
-    right = held_right()
+    right = held_capability()
     if right is None:
         return (setpriv, *identity)
     kept = f"-all,+{right}"
     return (setpriv, *identity, "--securebits=+no_setuid_fixup", f"--inh-caps={kept}", f"--ambient-caps={kept}")
 
 
-def held_right() -> str | None:
+def held_capability() -> str | None:
     """Return the capability to traverse closed folders that this process can pass on."""
     held = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapPrm:"):
             held = int(line.split()[1], 16)
-    return next((name for name, bit in LOOK_THROUGH if held >> bit & 1), None)
+    return next((name for name, bit in TRAVERSAL_CAPABILITIES if held >> bit & 1), None)

@@ -31,7 +31,7 @@ def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
     draft.replace(state_dir / "endpoints.json")
 
 
-def secret(state_dir: Path, name: str) -> str:
+def read_or_create_secret(state_dir: Path, name: str) -> str:
     """Return the secret of this name and create it once. Concurrent processes get the same one."""
     kept = state_dir / "secrets" / name
     kept.parent.mkdir(mode=0o700, exist_ok=True)

@@ -16,26 +16,26 @@ from xmlrpc.client import Error as RpcError
 
 from config.environment import ROOT, Environment
 from config.local import servers
-from config.local.endpoints import secret
-from config.local.ownership import LEFTOVERS_WITHIN, end_leftovers, marked, sole_owner
-from config.local.processes import is_free, wait_until
-from config.local.programs import Program, StackError, stop_within
-from config.local.supervisor import Supervisor, Watch, start_supervisor, write_configuration
+from config.local.endpoints import read_or_create_secret
+from config.local.ownership import LEFTOVERS_WITHIN, add_stack_marker, kill_stale_processes, single_instance_lock
+from config.local.processes import is_port_free, wait_until
+from config.local.programs import Program, StackError, stop_time_limit
+from config.local.supervisor import StackWatch, Supervisor, start_supervisor, write_configuration
 
 LIVE_WITHIN = 240.0
-LOOK_EVERY = 1.0  #: seconds; each check calls the supervisor
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_INTERVAL = 1.0  #: seconds; each check calls the supervisor
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
 
 
-def run(settings: Environment, programs: Sequence[Program]) -> None:
+def run_foreground(settings: Environment, programs: Sequence[Program]) -> None:
     """Run until Ctrl-C or SIGTERM, then stop everything. Raises an error that prevents the start."""
     state_dir = settings.aftertouch_state_dir.resolve()
     servers.open_state_dir(state_dir)
-    for number in ENDING:
+    for number in STOP_SIGNALS:
         signal.signal(number, interrupt)  # SIGINT too: a shell starts background jobs with it ignored
-    with sole_owner(state_dir):
-        end_leftovers(state_dir)
+    with single_instance_lock(state_dir):
+        kill_stale_processes(state_dir)
         refuse_taken_ports(settings, programs)
         stack = Foreground(settings, state_dir, programs)
         try:
@@ -44,7 +44,7 @@ def run(settings: Environment, programs: Sequence[Program]) -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            for number in ENDING:
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # the stop has its own time limit
             stack.stop()
 
@@ -59,7 +59,7 @@ def refuse_taken_ports(settings: Environment, programs: Sequence[Program]) -> No
         "flower": ("AFTERTOUCH_FLOWER_PORT", settings.aftertouch_flower_port, "127.0.0.1"),
     }
     taken = [wanted[program.name] for program in programs if program.name in wanted]
-    taken = [(variable, port, host) for variable, port, host in taken if not is_free(port, host)]
+    taken = [(variable, port, host) for variable, port, host in taken if not is_port_free(port, host)]
     if taken:
         lines = [f"  port {port} on {host} is taken; set {variable} to a free one" for variable, port, host in taken]
         raise StackError("nothing was started:\n" + "\n".join(lines))
@@ -74,7 +74,7 @@ class Foreground:
         self.web_host = host
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{settings.aftertouch_port}"
         self.flower_auth = settings.aftertouch_flower_auth.get_secret_value() or (
-            f"aftertouch:{secret(state_dir, 'flower')}"
+            f"aftertouch:{read_or_create_secret(state_dir, 'flower')}"
         )
         self.environment = self.child_environment()
         self.supervisor: subprocess.Popen[bytes] | None = None
@@ -87,10 +87,10 @@ class Foreground:
             "FLOWER_BASIC_AUTH": self.flower_auth,
             "PYTHONUNBUFFERED": "1",
         }
-        return marked({**os.environ, **ours}, self.state_dir)
+        return add_stack_marker({**os.environ, **ours}, self.state_dir)
 
     def start(self) -> None:
-        say(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
+        print_status(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
         self.start_servers()
         self.manage("migrate")
         greeting = self.manage("bootstrap")
@@ -100,7 +100,9 @@ class Foreground:
         self.announce(greeting)
 
     def start_servers(self) -> None:
-        servers.start(self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url)
+        servers.start_servers(
+            self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url
+        )
 
     def manage(self, command: str) -> str:
         """Return the output of the command. Raises `StackError` with that output on failure."""
@@ -115,17 +117,17 @@ class Foreground:
 
     def await_live(self) -> None:
         if not wait_until(self.is_live, LIVE_WITHIN, pause=0.1):
-            raise StackError(f"not live after {LIVE_WITHIN:.0f} s. {self.last_words()}")
+            raise StackError(f"not live after {LIVE_WITHIN:.0f} s. {self.tail_of_log()}")
 
     def is_live(self) -> bool:
         if self.supervisor is None or self.supervisor.poll() is not None:
-            raise StackError(f"the supervisor ended at once. {self.last_words()}")
+            raise StackError(f"the supervisor ended at once. {self.tail_of_log()}")
         try:
             states = Supervisor(self.state_dir).states()
         except (OSError, HTTPException, RpcError):
             return False
         if broken := [program for program, state in states.items() if state == "FATAL"]:
-            raise StackError(f"{' and '.join(broken)} cannot be started. {self.last_words()}")
+            raise StackError(f"{' and '.join(broken)} cannot be started. {self.tail_of_log()}")
         if any(state != "RUNNING" for state in states.values()):
             return False
         return "web" not in states or self.web_answers()
@@ -140,7 +142,7 @@ class Foreground:
         finally:
             connection.close()
 
-    def last_words(self) -> str:
+    def tail_of_log(self) -> str:
         """Return the end of each log for the error message."""
         logs = [self.state_dir / "logs" / "supervisor.err"]
         logs += [self.state_dir / "logs" / f"{program.name}.log" for program in self.programs]
@@ -149,38 +151,40 @@ class Foreground:
 
     def announce(self, greeting: str) -> None:
         flower = f"http://127.0.0.1:{self.settings.aftertouch_flower_port}"
-        say(f"  web     {self.base_url}/\n  admin   {self.base_url}/admin/\n  API     {self.base_url}/api/v1/docs")
-        say(f"  Flower  {flower}/  (login: {self.flower_auth})")
-        say(greeting.strip())
-        say("Aftertouch runs. Ctrl-C stops it.")
+        print_status(
+            f"  web     {self.base_url}/\n  admin   {self.base_url}/admin/\n  API     {self.base_url}/api/v1/docs"
+        )
+        print_status(f"  Flower  {flower}/  (login: {self.flower_auth})")
+        print_status(greeting.strip())
+        print_status("Aftertouch runs. Ctrl-C stops it.")
         ready = {"pid": os.getpid(), "base_url": self.base_url, "flower_url": flower}
         draft = self.state_dir / "stack.json.new"
         draft.write_text(json.dumps(ready))
         draft.replace(self.state_dir / "stack.json")
 
     def watch(self) -> None:
-        watch = Watch(self.state_dir, self.start_servers, say)
+        watch = StackWatch(self.state_dir, self.start_servers, print_status)
         while self.supervisor is not None and self.supervisor.poll() is None:
-            watch.look()
-            time.sleep(LOOK_EVERY)
-        raise StackError(f"the supervisor ended. {self.last_words()}")
+            watch.check_stack()
+            time.sleep(POLL_INTERVAL)
+        raise StackError(f"the supervisor ended. {self.tail_of_log()}")
 
     def stop(self) -> None:
-        say("Aftertouch stops.")
+        print_status("Aftertouch stops.")
         (self.state_dir / "stack.json").unlink(missing_ok=True)
         if self.supervisor is not None and self.supervisor.poll() is None:
             self.supervisor.terminate()
             try:
-                self.supervisor.wait(stop_within(self.programs))
+                self.supervisor.wait(stop_time_limit(self.programs))
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        end_leftovers(self.state_dir, patience=LEFTOVERS_WITHIN)
-        servers.stop(self.state_dir)
-        say("Aftertouch has stopped.")
+        kill_stale_processes(self.state_dir, patience=LEFTOVERS_WITHIN)
+        servers.stop_servers(self.state_dir)
+        print_status("Aftertouch has stopped.")
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     if text:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

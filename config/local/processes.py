@@ -20,17 +20,17 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 # The shell exits at once. The server then has no parent here and leaves no zombie that looks alive.
-APART = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
+DETACH_SCRIPT = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "AFTERTOUCH_RUN"  #: names the run of tests, benchmarks or the demo of a process (`reaper`)
 PLAIN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
-def start_apart(command: Iterable[str], log: Path) -> psutil.Process | None:
+def start_detached(command: Iterable[str], log: Path) -> psutil.Process | None:
     """Start a server in its own session. Returns None if it has already ended."""
     mark = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     shell = subprocess.run(
-        ["/bin/sh", "-c", APART, "sh", str(log), *command],
+        ["/bin/sh", "-c", DETACH_SCRIPT, "sh", str(log), *command],
         check=True, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT | mark, start_new_session=True,
     )  # fmt: skip
     try:
@@ -47,25 +47,25 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def command_line(process: psutil.Process) -> list[str]:
+def command_line_of(process: psutil.Process) -> list[str]:
     try:
         return list(process.cmdline())
     except psutil.Error:
         return []
 
 
-def running(program: str, folder: Path) -> psutil.Process | None:
+def find_server(program: str, folder: Path) -> psutil.Process | None:
     """Return the server of this program with this folder in its command line. Its forks match too, so the oldest."""
 
     def matches(process: psutil.Process) -> bool:
-        words = command_line(process)
+        words = command_line_of(process)
         return str(folder) in words and any(os.path.basename(word) == program for word in words)
 
     found = [process for process in psutil.process_iter() if matches(process)]
     return min(found, key=lambda process: float(process.create_time()), default=None)
 
 
-def carrying(variable: str, value: str) -> list[psutil.Process]:
+def processes_with_variable(variable: str, value: str) -> list[psutil.Process]:
     """Return the processes that inherited this variable, regardless of session or parent."""
 
     def carries(process: psutil.Process) -> bool:
@@ -77,15 +77,15 @@ def carrying(variable: str, value: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if process.pid != os.getpid() and carries(process)]
 
 
-def send(process: psutil.Process, number: signal.Signals) -> None:
+def send_signal(process: psutil.Process, number: signal.Signals) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)  # psutil refuses a pid that now belongs to another process
 
 
-def end(process: psutil.Process, *steps: tuple[signal.Signals, float]) -> bool:
+def end_process(process: psutil.Process, *steps: tuple[signal.Signals, float]) -> bool:
     """Send each signal in turn and wait its seconds. Returns whether the process ended."""
     for number, seconds in steps:
-        send(process, number)
+        send_signal(process, number)
         if wait_until(lambda: not is_alive(process), seconds):
             return True
     return not is_alive(process)
@@ -105,13 +105,13 @@ def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.05
 SERVER_PORTS = range(20_000, 32_000)
 
 # Two processes must not draw the same ports, even if the program seeds `random`.
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
-_claims = ExitStack()
-atexit.register(_claims.close)
+_reservations = ExitStack()
+atexit.register(_reservations.close)
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
+def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -123,7 +123,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def claim(port: int) -> bool:
+def reserve_port(port: int) -> bool:
     """Reserve the port against other callers on this machine until this process ends. Its server may need a minute to
     start.
 
@@ -135,18 +135,18 @@ def claim(port: int) -> bool:
     except OSError:
         mark.close()
         return False
-    _claims.enter_context(mark)
+    _reservations.enter_context(mark)
     return True
 
 
-def free_port(preferred: int | None = None) -> int:
+def select_port(preferred: int | None = None) -> int:
     """Return the preferred port if it is free, else a free port that no other caller has reserved.
 
     The preferred port is not reserved, because its own server returns to it.
     """
-    if preferred and is_free(preferred):
+    if preferred and is_port_free(preferred):
         return preferred
     while True:
-        port = _chance.choice(SERVER_PORTS)
-        if is_free(port) and claim(port):
+        port = _random.choice(SERVER_PORTS)
+        if is_port_free(port) and reserve_port(port):
             return port

@@ -55,12 +55,12 @@ PROGRAMS = (
 )
 
 
-def stop_within(programs: Sequence[Program]) -> float:
+def stop_time_limit(programs: Sequence[Program]) -> float:
     """Return the seconds within which a supervisor that stops these programs has ended."""
     return max(program.stop_within for program in programs) + SUPERVISOR_MARGIN
 
 
-def chosen(names: list[str] | None) -> tuple[Program, ...]:
+def select_programs(names: list[str] | None) -> tuple[Program, ...]:
     known = {program.name: program for program in PROGRAMS}
     unknown = [name for name in names or [] if name not in known]
     if unknown:
@@ -68,7 +68,7 @@ def chosen(names: list[str] | None) -> tuple[Program, ...]:
     return tuple(known[name] for name in names) if names else PROGRAMS
 
 
-def command(program: Program, settings: Environment) -> str:
+def program_command(program: Program, settings: Environment) -> str:
     words = program.words.format(
         host=settings.aftertouch_host,
         port=settings.aftertouch_port,

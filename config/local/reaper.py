@@ -20,11 +20,11 @@ from types import FrameType
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from config.local.processes import MARK, ROOT, command_line, end, is_alive, send, wait_until
+from config.local.processes import MARK, ROOT, command_line_of, end_process, is_alive, send_signal, wait_until
 
-POLITE = 20.0  #: seconds from SIGTERM to SIGKILL; enough for a test stack unless the machine is overloaded
+TERMINATE_SECONDS = 20.0  #: seconds from SIGTERM to SIGKILL; enough for a test stack unless the machine is overloaded
 END_WITHIN = 90.0  #: seconds that a run waits for its reaper
-LOOK_EVERY = 0.5  #: seconds between checks of the run
+POLL_INTERVAL = 0.5  #: seconds between checks of the run
 
 
 class Reaper:
@@ -77,63 +77,63 @@ def bounded_run(state_dir: Path | None = None) -> Iterator[None]:
     """End all processes at the end of the run. SIGTERM and SIGHUP act like Ctrl-C, so that its clean-up runs first."""
     reaper = Reaper.start(state_dir)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, _raise_keyboard_interrupt)
     try:
         yield
     finally:
         reaper.end()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_keyboard_interrupt(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def processes_of_run(mark: str) -> list[psutil.Process]:
     """Return the processes of this run and of nested runs, with their descendants.
 
     Only root can read the environment of a process that is not dumpable; its parent's is usually readable.
     """
-    found = {process.pid: process for process in psutil.process_iter() if _carries(process, mark)}
+    found = {process.pid: process for process in psutil.process_iter() if _has_mark(process, mark)}
     for process in list(found.values()):
         with suppress(psutil.NoSuchProcess):
             found.update({child.pid: child for child in process.children(recursive=True)})
     return [process for process in found.values() if process.pid != os.getpid() and is_alive(process)]
 
 
-def _carries(process: psutil.Process, mark: str) -> bool:
+def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return bool(f"{process.environ().get(MARK, '')}/".startswith(f"{mark}/"))
     except (psutil.Error, OSError):
         return False
 
 
-def watch(owner: psutil.Process | None) -> None:
+def wait_for_owner(owner: psutil.Process | None) -> None:
     """Wait until the owner has ended or requests the end."""
     while owner is not None and is_alive(owner):
-        readable, _, _ = select.select([sys.stdin], [], [], LOOK_EVERY)
+        readable, _, _ = select.select([sys.stdin], [], [], POLL_INTERVAL)
         if readable and os.read(sys.stdin.fileno(), 100):
             return
         if readable:  # end of the pipe: the owner has ended or is ending
-            wait_until(lambda: not is_alive(owner), LOOK_EVERY)
+            wait_until(lambda: not is_alive(owner), POLL_INTERVAL)
             return
 
 
-def reap(mark: str, state_dir: Path | None) -> list[psutil.Process]:
+def end_processes_of_run(mark: str, state_dir: Path | None) -> list[psutil.Process]:
     """End all processes of the run. Returns those that did not end."""
-    for process in marked(mark):
+    for process in processes_of_run(mark):
         # PostgreSQL waits for its clients after SIGTERM, and ends them after SIGINT.
-        is_postgres = any(os.path.basename(word) == "postgres" for word in command_line(process)[:1])
-        send(process, signal.SIGINT if is_postgres else signal.SIGTERM)
+        is_postgres = any(os.path.basename(word) == "postgres" for word in command_line_of(process)[:1])
+        send_signal(process, signal.SIGINT if is_postgres else signal.SIGTERM)
     if state_dir is not None:
         _stop_servers(state_dir)
-    wait_until(lambda: not marked(mark), POLITE, pause=0.2)
+    wait_until(lambda: not processes_of_run(mark), TERMINATE_SECONDS, pause=0.2)
     for _ in range(10):
-        left = marked(mark)
+        left = processes_of_run(mark)
         if not left:
             return []
         for process in left:
-            end(process, (signal.SIGKILL, 2.0))
-    return marked(mark)
+            end_process(process, (signal.SIGKILL, 2.0))
+    return processes_of_run(mark)
 
 
 def _stop_servers(state_dir: Path) -> None:
@@ -141,7 +141,7 @@ def _stop_servers(state_dir: Path) -> None:
     from config.local.endpoints import EmbeddedServerError
 
     try:
-        servers.stop(state_dir)
+        servers.stop_servers(state_dir)
     except EmbeddedServerError as error:
         sys.stderr.write(f"Aftertouch: {error}\n")
 
@@ -153,8 +153,8 @@ def main(pid: str, mark: str, state_dir: str = "") -> int:
         owner = psutil.Process(int(pid))
     except psutil.NoSuchProcess:
         owner = None
-    watch(owner)
-    left = reap(mark, Path(state_dir) if state_dir else None)
+    wait_for_owner(owner)
+    left = end_processes_of_run(mark, Path(state_dir) if state_dir else None)
     for process in left:
         sys.stderr.write(f"Aftertouch: process {process.pid} of this run does not end\n")
     return 1 if left else 0

@@ -10,7 +10,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local.account import Account
 from config.local.endpoints import EmbeddedServerError, PasswordRefusedError
-from config.local.processes import command_line, free_port, is_alive, running, start_apart
+from config.local.processes import command_line_of, find_server, is_alive, select_port, start_detached
 
 RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier
 ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
@@ -55,10 +55,10 @@ class Server(ABC):
     def stop(self) -> None: ...
 
     def process(self) -> psutil.Process | None:
-        return running(self.program, self.marker())
+        return find_server(self.program, self.marker())
 
     def port_of(self, process: psutil.Process) -> int | None:
-        words = command_line(process)
+        words = command_line_of(process)
         return int(words[words.index(self.port_option) + 1]) if self.port_option in words else None
 
     def last_port(self) -> int | None:
@@ -80,7 +80,7 @@ class Server(ABC):
             except PasswordRefusedError:
                 self.stop()
         self.make_folder()
-        return self.url(self.start_stubbornly())
+        return self.url(self.start_with_retries())
 
     def make_folder(self) -> None:
         self.folder.mkdir(mode=0o755, exist_ok=True)
@@ -88,17 +88,17 @@ class Server(ABC):
         if self.log.exists() and self.log.stat().st_size > LOG_LIMIT:
             self.log.replace(self.log.with_suffix(".log.1"))
 
-    def start_stubbornly(self) -> int:
+    def start_with_retries(self) -> int:
         deadline, pause = time.monotonic() + RETRY_FOR, 0.1
         while True:
             self.prepare()
-            port = free_port(self.last_port())
+            port = select_port(self.last_port())
             self.remember_port(port)
-            process = start_apart([*self.account.becoming, *self.command(port)], self.log)
+            process = start_detached([*self.account.becoming, *self.command(port)], self.log)
             if process is not None and self.answers(port, process):
                 return port
             if time.monotonic() >= deadline:
-                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{self.last_words()}")
+                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{self.tail_of_log()}")
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
 
@@ -123,7 +123,7 @@ class Server(ABC):
             else:
                 return True
 
-    def last_words(self) -> str:
+    def tail_of_log(self) -> str:
         try:
             return "\n".join("  " + line for line in self.log.read_text(errors="replace").splitlines()[-12:])
         except FileNotFoundError:

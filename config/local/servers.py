@@ -18,15 +18,15 @@ from config.local.processes import wait_until
 from config.local.server import Server
 from config.local.valkey import Valkey
 
-TURN_WITHIN = 180.0
+LOCK_TIMEOUT = 180.0
 STOP_WITHIN = sum(seconds for steps in (postgres.STOP_STEPS, valkey.STOP_STEPS) for _, seconds in steps)
 
 
-def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
+def start_servers(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
     """Start the requested servers unless they run. Returns their addresses after a successful query."""
     state_dir = state_dir.resolve()
     open_state_dir(state_dir)
-    with one_at_a_time(state_dir):
+    with lock_servers(state_dir):
         before = read_endpoints(state_dir) or Endpoints("", "")
         account = server_account()
         now = Endpoints(
@@ -37,18 +37,18 @@ def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> End
     return now
 
 
-def stop(state_dir: Path) -> None:
+def stop_servers(state_dir: Path) -> None:
     """Stop all servers and delete the addresses. Idempotent."""
     state_dir = state_dir.resolve()
     if not state_dir.exists():
         return
-    with one_at_a_time(state_dir):
+    with lock_servers(state_dir):
         (state_dir / "endpoints.json").unlink(missing_ok=True)
-        for server in servers(state_dir):
+        for server in build_servers(state_dir):
             server.stop()
 
 
-def administer(state_dir: Path, *statements: str) -> None:
+def run_as_administrator(state_dir: Path, *statements: str) -> None:
     """Run statements as administrator of the running PostgreSQL, for rights that tests and benchmarks need."""
     state_dir = state_dir.resolve()
     server = Postgres(state_dir, server_account())
@@ -61,13 +61,13 @@ def administer(state_dir: Path, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def status(state_dir: Path) -> dict[str, int | None]:
+def server_pids(state_dir: Path) -> dict[str, int | None]:
     """Return the pid of each server, None if it does not run. Changes nothing."""
-    found = ((server.label, server.process()) for server in servers(state_dir.resolve()))
+    found = ((server.label, server.process()) for server in build_servers(state_dir.resolve()))
     return {label: process.pid if process else None for label, process in found}
 
 
-def servers(state_dir: Path) -> list[Server]:
+def build_servers(state_dir: Path) -> list[Server]:
     account = server_account()
     return [Postgres(state_dir, account), Valkey(state_dir, account)]
 
@@ -84,7 +84,7 @@ def open_state_dir(state_dir: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(state_dir: Path) -> Iterator[None]:
+def lock_servers(state_dir: Path) -> Iterator[None]:
     """Wait for the lock. It ends with its process and is not inherited by the servers."""
     with (state_dir / "servers.lock").open("a") as lock:
 
@@ -95,6 +95,6 @@ def one_at_a_time(state_dir: Path) -> Iterator[None]:
                 return False
             return True
 
-        if not wait_until(taken, TURN_WITHIN):
-            raise EmbeddedServerError(f"another start or stop of {state_dir} has not ended for {TURN_WITHIN:.0f} s")
+        if not wait_until(taken, LOCK_TIMEOUT):
+            raise EmbeddedServerError(f"another start or stop of {state_dir} has not ended for {LOCK_TIMEOUT:.0f} s")
         yield

@@ -15,23 +15,25 @@ def main() -> None:
     parser.add_argument("action", choices=["start", "stop", "status"])
     action = parser.parse_args().action
     try:
-        {"start": start, "stop": stop, "status": status}[action](environment())
+        {"start": start_command, "stop": stop_command, "status": print_server_status}[action](environment())
     except EmbeddedServerError as error:
         sys.exit(f"Aftertouch: {error}")
 
 
-def start(settings: Environment) -> None:
-    servers.start(settings.aftertouch_state_dir, postgres=not settings.database_url, valkey=not settings.redis_url)
-    status(settings)
+def start_command(settings: Environment) -> None:
+    servers.start_servers(
+        settings.aftertouch_state_dir, postgres=not settings.database_url, valkey=not settings.redis_url
+    )
+    print_server_status(settings)
 
 
-def stop(settings: Environment) -> None:
-    servers.stop(settings.aftertouch_state_dir)
+def stop_command(settings: Environment) -> None:
+    servers.stop_servers(settings.aftertouch_state_dir)
 
 
-def status(settings: Environment) -> None:
+def print_server_status(settings: Environment) -> None:
     given = {"PostgreSQL": settings.database_url, "Valkey": settings.redis_url}
-    for label, pid in servers.status(settings.aftertouch_state_dir).items():
+    for label, pid in servers.server_pids(settings.aftertouch_state_dir).items():
         found = "given by its URL" if given[label] else f"runs, pid {pid}" if pid else "does not run"
         sys.stdout.write(f"{label}: {found}\n")
 

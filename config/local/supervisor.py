@@ -23,9 +23,9 @@ from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped
 
 from config.environment import ROOT, Environment
 from config.local import servers
-from config.local.endpoints import EmbeddedServerError, read_endpoints, secret
+from config.local.endpoints import EmbeddedServerError, read_endpoints, read_or_create_secret
 from config.local.processes import is_alive
-from config.local.programs import Program, StackError, command
+from config.local.programs import Program, StackError, program_command
 
 SOCKET_PATH_LIMIT = 90  # bytes; the kernel accepts 107, and the supervisor first binds a longer name
 OPEN_FILES = 65_536
@@ -81,14 +81,14 @@ def write_configuration(settings: Environment, state_dir: Path, programs: Sequen
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = SUPERVISOR.format(
         user="user=root\n" if os.geteuid() == 0 else "",
-        root=escaped(ROOT), logs=escaped(logs), state=escaped(state_dir),
+        root=escape_percent(ROOT), logs=escape_percent(logs), state=escape_percent(state_dir),
         open_files=min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES,
-        socket=escaped(socket_path(state_dir)), password=secret(state_dir, "supervisor"),
+        socket=escape_percent(socket_path(state_dir)), password=read_or_create_secret(state_dir, "supervisor"),
     )  # fmt: skip
     for program in programs:
         text += PROGRAM.format(
-            name=program.name, command=escaped(command(program, settings)), stop_within=program.stop_within,
-            root=escaped(ROOT), logs=escaped(logs),
+            name=program.name, command=escape_percent(program_command(program, settings)),
+            stop_within=program.stop_within, root=escape_percent(ROOT), logs=escape_percent(logs),
         )  # fmt: skip
     text += GROUP_OF_ALL.format(group=GROUP, names=",".join(program.name for program in programs))
     path = state_dir / "supervisor.conf"
@@ -97,7 +97,7 @@ def write_configuration(settings: Environment, state_dir: Path, programs: Sequen
     return path
 
 
-def escaped(value: object) -> str:
+def escape_percent(value: object) -> str:
     return str(value).replace("%", "%%")
 
 
@@ -114,7 +114,7 @@ def socket_path(state_dir: Path) -> Path:
     return folder / "supervisor.sock"
 
 
-def dying_with_us() -> list[str]:
+def parent_death_prefix() -> list[str]:
     """Return the command prefix that sends SIGTERM to a child when this process is killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig=TERM"] if setpriv else []
@@ -123,7 +123,7 @@ def dying_with_us() -> list[str]:
 def start_supervisor(configuration: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with (configuration.parent / "logs" / "supervisor.err").open("wb") as complaints:
         return subprocess.Popen(
-            [*dying_with_us(), sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)],
+            [*parent_death_prefix(), sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)],
             cwd=ROOT, env=dict(environment), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Supervisor:
 
     def ask(self, method: str, *arguments: object) -> Any:
         transport = SupervisorTransport(
-            "aftertouch", secret(self.state_dir, "supervisor"), f"unix://{socket_path(self.state_dir)}"
+            "aftertouch", read_or_create_secret(self.state_dir, "supervisor"), f"unix://{socket_path(self.state_dir)}"
         )
         with ServerProxy("http://127.0.0.1", transport=transport) as proxy:
             return getattr(proxy.supervisor, method)(*arguments)
@@ -164,7 +164,7 @@ class Supervisor:
         self.start(program)
 
 
-def end_group(leader: int) -> None:
+def kill_process_group(leader: int) -> None:
     """Kill the rest of a killed program's process group. The group keeps its number while it has members."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
@@ -175,10 +175,10 @@ def pids_of(programs: dict[str, dict[str, Any]]) -> dict[str, int]:
     return {name: int(row["pid"]) for name, row in programs.items() if row["pid"]}
 
 
-GIVEN_UP = ("FATAL", "EXITED")
+STOPPED_STATES = ("FATAL", "EXITED")
 
 
-class Watch:
+class StackWatch:
     def __init__(self, state_dir: Path, start_servers: Callable[[], None], say: Callable[[str], None]) -> None:
         self.state_dir = state_dir
         self.start_servers = start_servers
@@ -187,17 +187,17 @@ class Watch:
         self.servers = self.running_servers()
         self.pids: dict[str, int] = {}
 
-    def look(self) -> None:
+    def check_stack(self) -> None:
         self.revive_servers()
         try:
             programs = self.supervisor.programs()
-            self.end_what_the_killed_left(pids_of(programs))
-            self.start_what_was_given_up([name for name, row in programs.items() if row["statename"] in GIVEN_UP])
+            self.end_orphaned_children(pids_of(programs))
+            self.restart_given_up([name for name, row in programs.items() if row["statename"] in STOPPED_STATES])
         except (OSError, HTTPException, RpcError):
             return  # the supervisor is busy or ending; its owner handles that
 
     def running_servers(self) -> dict[str, psutil.Process]:
-        return {label: psutil.Process(pid) for label, pid in servers.status(self.state_dir).items() if pid}
+        return {label: psutil.Process(pid) for label, pid in servers.server_pids(self.state_dir).items() if pid}
 
     def revive_servers(self) -> None:
         dead = [label for label, process in self.servers.items() if not is_alive(process)]
@@ -215,17 +215,17 @@ class Watch:
             for program in self.supervisor.states():
                 self.supervisor.restart(program)
 
-    def end_what_the_killed_left(self, now: dict[str, int]) -> None:
+    def end_orphaned_children(self, now: dict[str, int]) -> None:
         """End child processes of killed programs. They would keep the port and the messages from the restarted
         program.
         """
         for program, pid in self.pids.items():
             if now.get(program) != pid:
                 self.say(f"{program} (pid {pid}) ended")
-                end_group(pid)
+                kill_process_group(pid)
         self.pids = now
 
-    def start_what_was_given_up(self, programs: list[str]) -> None:
+    def restart_given_up(self, programs: list[str]) -> None:
         for program in programs:
             self.say(f"{program} keeps ending, see {self.state_dir / 'logs' / program}.log; it is tried again")
             self.supervisor.start(program)

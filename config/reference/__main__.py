@@ -11,13 +11,19 @@ from config.environment import ROOT
 FOLDER = ROOT / "docs" / "reference"
 
 
-def pages() -> dict[Path, str]:
+def build_pages() -> dict[Path, str]:
     """Return each page with current tables. Needs Django."""
     from config.reference import api, config_file, settings
-    from config.reference.tables import rewritten
+    from config.reference.tables import rewrite_tables
 
-    sources = {"settings.md": settings.tables, "config-file.md": config_file.tables, "api.md": api.tables}
-    return {FOLDER / name: rewritten((FOLDER / name).read_text("utf-8"), tables()) for name, tables in sources.items()}
+    sources = {
+        "settings.md": settings.setting_tables,
+        "config-file.md": config_file.section_tables,
+        "api.md": api.api_tables,
+    }
+    return {
+        FOLDER / name: rewrite_tables((FOLDER / name).read_text("utf-8"), tables()) for name, tables in sources.items()
+    }
 
 
 def main(words: list[str]) -> int:
@@ -25,7 +31,7 @@ def main(words: list[str]) -> int:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     django.setup()
-    stale = {path: text for path, text in pages().items() if path.read_text("utf-8") != text}
+    stale = {path: text for path, text in build_pages().items() if path.read_text("utf-8") != text}
     for path, text in stale.items():
         sys.stdout.write(f"{path.relative_to(ROOT)} is out of date\n")
         if "--check" not in words:

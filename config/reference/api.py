@@ -9,13 +9,13 @@ from config.reference.tables import Table
 ROOT = "/api/v1"
 
 
-def tables() -> dict[str, Table]:
+def api_tables() -> dict[str, Table]:
     from scheduling.api.app import api
 
-    return {"requests": Table(("request", "scope"), list(_rows(api)))}
+    return {"requests": Table(("request", "scope"), list(_operation_rows(api)))}
 
 
-def _rows(api: object) -> Iterator[list[str]]:
+def _operation_rows(api: object) -> Iterator[list[str]]:
     for prefix, router in api._routers:  # type: ignore[attr-defined]
         for path, view in router.path_operations.items():
             for operation in view.operations:

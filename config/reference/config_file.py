@@ -23,22 +23,22 @@ from scheduling.configuration.file.schema import (
 )
 
 
-def tables() -> dict[str, Table]:
-    return {name: Table(("key", "takes", "default"), _rows(section)) for name, section in sections().items()}
+def section_tables() -> dict[str, Table]:
+    return {name: Table(("key", "takes", "default"), _field_rows(section)) for name, section in sections().items()}
 
 
-def _rows(section: Section) -> list[list[str]]:
+def _field_rows(section: Section) -> list[list[str]]:
     fields = [*section.fields, *getattr(section, "text_fields", ())]
     if by := getattr(section, "by", None):
         fields.append(by)
-    return [[f"`{field.path}`", takes(field), default(field)] for field in fields]
+    return [[f"`{field.path}`", accepted_field_values(field), field_default(field)] for field in fields]
 
 
-def takes(field: Field) -> str:
-    return f"a key of `{field.refers}`" if field.refers else _kind(field.value)
+def accepted_field_values(field: Field) -> str:
+    return f"a key of `{field.refers}`" if field.refers else _describe_kind(field.value)
 
 
-def default(field: Field) -> str:
+def field_default(field: Field) -> str:
     value = field.default
     if value is REQUIRED:
         return "required"
@@ -48,7 +48,7 @@ def default(field: Field) -> str:
     return f"`{str(written).lower() if isinstance(written, bool) else written}`"
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     match value:
         case Text(longest=longest):
             return f"text of up to {longest:,} characters"
@@ -57,9 +57,9 @@ def _kind(value: Any) -> str:
         case Named(names=names):
             return ", ".join(f"`{each}`" for each in names)
         case ListOf(each=each):
-            return f"a list: {_kind(each)}"
+            return f"a list: {_describe_kind(each)}"
         case MapOf(each=each):
-            return f"a mapping to: {_kind(each)}"
+            return f"a mapping to: {_describe_kind(each)}"
         case Flag():
             return "`true` or `false`"
         case Whole():
@@ -71,10 +71,10 @@ def _kind(value: Any) -> str:
         case Duration():
             return "a duration"
         case _:
-            return _by_name(type(value).__name__)
+            return _describe_named_kind(type(value).__name__)
 
 
-def _by_name(kind: str) -> str:
+def _describe_named_kind(kind: str) -> str:
     """Describe values of other apps and of single sections."""
     return {
         "Seconds": "a duration",

@@ -24,22 +24,22 @@ GROUPS = {
 }
 
 
-def tables() -> dict[str, Table]:
+def setting_tables() -> dict[str, Table]:
     rows: dict[str, list[list[str]]] = {group: [] for group in GROUPS}
     for name, field in Environment.model_fields.items():
         group = next(group for group, starts in GROUPS.items() if name.startswith(starts))
-        rows[group].append([f"`{name.upper()}`", takes(field), default(field)])
+        rows[group].append([f"`{name.upper()}`", accepted_setting_values(field), setting_default(field)])
     return {group: Table(("variable", "takes", "default"), found) for group, found in rows.items()}
 
 
-def takes(field: FieldInfo) -> str:
+def accepted_setting_values(field: FieldInfo) -> str:
     pattern = next((found for each in field.metadata if (found := getattr(each, "pattern", None))), None)
     if pattern:
         return ", ".join(f"`{word}`" for word in pattern.strip("^$()").split("|"))
-    return " ".join([_kind(field.annotation), *_bounds(field)])
+    return " ".join([_describe_annotation(field.annotation), *_describe_bounds(field)])
 
 
-def default(field: FieldInfo) -> str:
+def setting_default(field: FieldInfo) -> str:
     value = field.default
     if value is PydanticUndefined:
         return "the host's name"
@@ -47,10 +47,10 @@ def default(field: FieldInfo) -> str:
         return f"`{value.relative_to(ROOT)}` in the checkout"
     if value is None or value == [] or str(value) == "":
         return "none"
-    return f"`{_plain(value)}`"
+    return f"`{_format_value(value)}`"
 
 
-def _kind(annotation: Any) -> str:
+def _describe_annotation(annotation: Any) -> str:
     named = {
         bool: "`true` or `false`",
         int: "a whole number",
@@ -67,21 +67,21 @@ def _kind(annotation: Any) -> str:
     return "a secret"
 
 
-def _bounds(field: FieldInfo) -> list[str]:
+def _describe_bounds(field: FieldInfo) -> list[str]:
     words = []
     for each in field.metadata:
         if isinstance(each, Ge):
-            words.append(f"from `{_plain(each.ge)}`")
+            words.append(f"from `{_format_value(each.ge)}`")
         elif isinstance(each, Gt):
-            words.append(f"above `{_plain(each.gt)}`")
+            words.append(f"above `{_format_value(each.gt)}`")
         elif isinstance(each, Le):
-            words.append(f"up to `{_plain(each.le)}`")
+            words.append(f"up to `{_format_value(each.le)}`")
         elif isinstance(each, MaxLen):
             words.append(f"of at most {each.max_length} characters")
     return words
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as the variable accepts it; a duration in ISO 8601, `PT30S`."""
     if isinstance(value, float):
         return f"{value:g}" if value < 1e6 else f"{int(value)}"

@@ -16,7 +16,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def rewritten(page: str, tables: Mapping[str, Table]) -> str:
+def rewrite_tables(page: str, tables: Mapping[str, Table]) -> str:
     """Return the page with current tables. Raises `LookupError` if a place has no table or a table no place."""
     places = [name for _, name, _, _ in _TABLE.findall(page)]
     if sorted(places) != sorted(tables):

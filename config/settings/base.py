@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.utils.translation import gettext_lazy as _
 
-from config.environment import ROOT, environment, ranges_in
+from config.environment import ROOT, environment, parse_ranges
 from config.settings.layers import layer_host
 
 ENV = environment()
@@ -38,12 +38,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "scheduling.web.csp.page_headers",
+    "scheduling.web.csp.page_headers_middleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
-    "scheduling.web.csp.unstorable",
+    "scheduling.web.csp.refuse_nul_middleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -176,8 +176,8 @@ RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_RPA_ISOLATION = ENV.aftertouch_rpa_isolation
 #: If true, commands run without isolation only with the explicit value `none`.
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = False
-[AFTERTOUCH_RPA_UIDS] = ranges_in(ENV.aftertouch_rpa_uids, 2**31)
-AFTERTOUCH_RPA_PORTS = ranges_in(ENV.aftertouch_rpa_ports, 65_535)
+[AFTERTOUCH_RPA_UIDS] = parse_ranges(ENV.aftertouch_rpa_uids, 2**31)
+AFTERTOUCH_RPA_PORTS = parse_ranges(ENV.aftertouch_rpa_ports, 65_535)
 AFTERTOUCH_RPA_PATHS = ENV.aftertouch_rpa_paths
 AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog
 AFTERTOUCH_SILENCE_STALE = ENV.aftertouch_silence_stale
@@ -216,7 +216,9 @@ API_ROUTERS = ["rpa_tasks.api.jobs.router", "sessions.api.router"]
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
 # Periodic tasks of operators that are stored as rows before a message is sent. Values: the function that stores a row,
 # and the task of the wake-up.
-SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store", "rpa_tasks.run_rounds")}
+SCHEDULED_ROUNDS = {
+    "rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store_round", "rpa_tasks.run_rounds")
+}
 # Republishers by origin of a failed task.
 REPUBLISHERS = {
     "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
@@ -224,21 +226,21 @@ REPUBLISHERS = {
 }
 # Models and detail panels by origin of a failed task. A panel is a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
-FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.panel"}
+FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.evidence_panel"}
 # Sidebar entries of other apps: dotted paths of lists of groups.
 ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
 # Overview cards of other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
-DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.card"]
+DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.live_chats_card"]
 # Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
 # Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
 ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.
-QUEUES = ["rpa_tasks.jobs.wakeups.further_queues"]
+QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]
 # Retention of other apps' rows: dotted paths of `retention.Kind`.
 RETENTION = ["rpa_tasks.jobs.retention.JOBS", "rpa_tasks.jobs.retention.ROUNDS"]
 # Presence checks at send time, in batches: dotted paths of `Presence` providers.
-PRESENCE = ["sessions.detection.presence.Live"]
+PRESENCE = ["sessions.detection.presence.SessionPresence"]
 
 from config.settings.celery import *  # noqa: E402, F403
 from config.settings.logging import *  # noqa: E402, F403

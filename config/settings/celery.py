@@ -14,7 +14,7 @@ CELERY_BROKER_URL = _env.broker
 _quorum = _env.aftertouch_rabbitmq_quorum and CELERY_BROKER_URL.startswith(("amqp", "pyamqp"))
 CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
-CELERY_WORKER_CONSUMER = "config.celery.guards:BuryingConsumer"
+CELERY_WORKER_CONSUMER = "config.celery.guards:DeadLetterConsumer"
 CELERY_BEAT_SCHEDULE = SCHEDULE
 CELERY_TIMEZONE = "Asia/Shanghai"
 CELERY_TASK_SERIALIZER = "json"
@@ -27,7 +27,7 @@ CELERY_RESULT_EXPIRES = None
 # A message is only a wake-up. The row's lease has the role of a late acknowledgement.
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 2
-CELERY_WORKER_AUTOSCALER = "config.celery.autoscaler:Scaler"
+CELERY_WORKER_AUTOSCALER = "config.celery.autoscaler:PoolScaler"
 # On a loaded machine, which is when a pool grows, a process needs more than four seconds to start.
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 30
 CELERY_TASK_TIME_LIMIT = None

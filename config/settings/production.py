@@ -7,7 +7,7 @@ import sys
 
 from config.settings.base import *  # noqa: F403
 from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_SECRETS_KEYS, ENV
-from rpa_tasks.supervisor.confine import refuse_inspection
+from rpa_tasks.supervisor.confine import block_inspection
 
 AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
@@ -54,7 +54,7 @@ if _problems:
     sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(_problems))
 
 # Without isolation, commands of flows run as this user and could inspect this process.
-refuse_inspection()
+block_inspection()
 
 SECURE_SSL_REDIRECT = True
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")

@@ -35,12 +35,12 @@ UNFOLD: dict[str, Any] = {
             "950": "oklch(25% .045 220)",
         },
     },
-    "GLOBAL_CALLBACK": "scheduling.admin.dashboard.overview.every_page",
-    "DASHBOARD_CALLBACK": "scheduling.admin.dashboard.overview.overview",
+    "GLOBAL_CALLBACK": "scheduling.admin.dashboard.overview.build_page_context",
+    "DASHBOARD_CALLBACK": "scheduling.admin.dashboard.overview.build_overview_context",
     "SIDEBAR": {
         "show_search": False,
         "show_all_applications": False,
-        "navigation": "scheduling.admin.sidebar.sidebar",
+        "navigation": "scheduling.admin.sidebar.build_sidebar",
     },
 }
 

@@ -10,37 +10,39 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from rpa_tasks.admin.hours import runs
+from rpa_tasks.admin.hours import runs_chart
 from rpa_tasks.admin.node import STATES as BROWSER_STATES
-from rpa_tasks.admin.shop import figures
+from rpa_tasks.admin.shop import count_shops_by_state
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
-from scheduling.admin.dashboard.cards import Card, Figure, capped
-from scheduling.admin.dashboard.charts import days_asked, spans
-from scheduling.admin.patience import Patience, patiently
+from scheduling.admin.dashboard.cards import DashboardCard, Figure, format_capped_count
+from scheduling.admin.dashboard.charts import read_requested_days, split_period
+from scheduling.admin.patience import PageTimeLimit, count_within
 from scheduling.models import Priority
 
-MOST = 10_000
-PATIENCE = "1s"
-PATIENCE_OF_CHART = 1.0  #: seconds
+COUNT_LIMIT = 10_000
+QUERY_TIME_LIMIT = "1s"
+CHART_TIME_LIMIT = 1.0  #: seconds
 
 
-def card(request: HttpRequest) -> Card | None:
+def card(request: HttpRequest) -> DashboardCard | None:
     """Return shops, waiting jobs by tier, browsers, and the chart of run outcomes. None without permission."""
     if not request.user.has_perms(["rpa_tasks.view_shop", "rpa_tasks.view_job", "rpa_tasks.view_executionnode"]):
         return None
     shops = reverse("admin:rpa_tasks_shop_changelist")
-    ended = runs(
-        spans(days_asked(request)),
-        Patience(PATIENCE_OF_CHART),
+    ended = runs_chart(
+        split_period(read_requested_days(request)),
+        PageTimeLimit(CHART_TIME_LIMIT),
         may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
     )
-    return Card(_("RPA"), [*_shops(shops), *_waiting(), *_browsers()], link=shops, charts=[ended])
+    return DashboardCard(
+        _("RPA"), [*_shop_figures(shops), *_waiting_figures(), *_browser_figures()], link=shops, charts=[ended]
+    )
 
 
-def _shops(link: str) -> list[Figure]:
+def _shop_figures(link: str) -> list[Figure]:
     """Return the counts of shops and runs, and of states with a problem."""
-    told = patiently(figures, PATIENCE) or []
+    told = count_within(count_shops_by_state, QUERY_TIME_LIMIT) or []
     return [
         Figure(each["words"], each["count"], f"{link}?state={each['state']}" if each["state"] else link, each["tone"])
         for each in told
@@ -48,31 +50,31 @@ def _shops(link: str) -> list[Figure]:
     ]
 
 
-def _waiting() -> list[Figure]:
+def _waiting_figures() -> list[Figure]:
     link = reverse("admin:rpa_tasks_job_changelist")
 
     def count(tier: int) -> int:
         waiting = Job.objects.filter(state="scheduled", parked="", due_at__lte=Now(), priority=tier)
         handed_over = Job.objects.filter(state="queued", priority=tier)
-        return waiting[:MOST].count() + handed_over[:MOST].count()
+        return waiting[:COUNT_LIMIT].count() + handed_over[:COUNT_LIMIT].count()
 
     return [
         Figure(
             _("Jobs due, %(tier)s priority") % {"tier": tier.label},
-            capped(patiently(lambda tier=tier: count(tier), PATIENCE), MOST),  # type: ignore[misc]
+            format_capped_count(count_within(lambda tier=tier: count(tier), QUERY_TIME_LIMIT), COUNT_LIMIT),  # type: ignore[misc]
             f"{link}?stands=due&priority__exact={tier.value}",
         )
         for tier in Priority
     ]
 
 
-def _browsers() -> list[Figure]:
+def _browser_figures() -> list[Figure]:
     def alive() -> list[list[dict[str, Any]]]:
         nodes = ExecutionNode.objects.filter(seen_at__gt=Now() - NODE_SILENT)
         return list(nodes.values_list("browsers", flat=True))
 
     link = reverse("admin:rpa_tasks_executionnode_changelist")
-    found = patiently(alive, PATIENCE)
+    found = count_within(alive, QUERY_TIME_LIMIT)
     if found is None:
         return [Figure(_("Execution nodes"), None, link)]
     counts = Counter(slot.get("state", "") for browsers in found for slot in browsers)

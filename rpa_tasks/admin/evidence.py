@@ -11,9 +11,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 
-from rpa_tasks.admin.job_page import stories
+from rpa_tasks.admin.job_page import run_stories
 from rpa_tasks.models import Evidence, Job
-from rpa_tasks.worker.evidence import unpacked
+from rpa_tasks.worker.evidence import unpack_text
 from scheduling.models import FailedTask
 
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
@@ -31,7 +31,7 @@ def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpRes
     if row.kind == Evidence.Kind.SCREENSHOT:
         kind = picture_type(content)
     else:
-        content, kind = unpacked(content), "text/plain; charset=utf-8"
+        content, kind = unpack_text(content), "text/plain; charset=utf-8"
     response = HttpResponse(content, content_type=kind or "application/octet-stream")
     ending = ENDINGS.get(kind) or ENDINGS.get(row.kind, "bin")
     way = "attachment" if "save" in request.GET or not kind else "inline"
@@ -47,12 +47,12 @@ def picture_type(content: bytes) -> str:
     return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")
 
 
-def panel(request: HttpRequest, row: FailedTask) -> str:
+def evidence_panel(request: HttpRequest, row: FailedTask) -> str:
     if row.task_id is None or not request.user.has_perm("rpa_tasks.view_job"):
         return ""
     job = Job.objects.select_related("shop__platform", "flow").filter(pk=row.task_id).first()
     if job is None:
         return ""
-    runs = stories(job.runs.all(), request.user.has_perm("rpa_tasks.view_evidence"))
+    runs = run_stories(job.runs.all(), request.user.has_perm("rpa_tasks.view_evidence"))
     last = runs[-1] if runs else None
     return render_to_string("rpa_tasks/failed_panel.html", {"job": job, "story": last}, request=request)

@@ -19,14 +19,15 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
-from rpa_tasks.admin.job_page import as_text
+from rpa_tasks.admin.job_page import format_json
 from rpa_tasks.configuration.validation import check_flow, missing_program
 from rpa_tasks.models import Flow
 from rpa_tasks.outcomes import DEFAULT_EXIT_CODES
-from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
-from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, pairs
-from scheduling.admin.labels import complaint, spoken
+from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
+from scheduling.admin.labels import translate_error
 from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 
 MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have lower limits
@@ -77,10 +78,10 @@ class ExitCodesField(TextLikeField):
         return ", ".join(f"{name}={' '.join(map(str, codes))}" for name, codes in value.items())
 
     def to_python(self, value: Any) -> Any:
-        return {name: _codes(codes) for name, codes in pairs(super().to_python(value) or "")}
+        return {name: _parse_codes(codes) for name, codes in split_pairs(super().to_python(value) or "")}
 
 
-def _codes(text: str) -> list[int]:
+def _parse_codes(text: str) -> list[int]:
     try:
         return [int(each) for each in text.split()]
     except ValueError:
@@ -113,7 +114,9 @@ class JsonField(TextLikeField):
         try:
             data = read_json(text, most=MOST_JSON) if text else {}
         except InvalidText as error:
-            raise ValidationError(gettext("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
+            raise ValidationError(
+                gettext("This is not JSON: %(error)s") % {"error": translate_error(str(error))}
+            ) from None
         if not isinstance(data, dict):
             raise ValidationError(gettext("Must be a JSON object."))
         return data
@@ -195,7 +198,7 @@ def may_define_commands(request: HttpRequest) -> bool:
     return bool(request.user.has_perm("rpa_tasks.define_command"))
 
 
-def command_line(row: Flow) -> str:
+def shell_command(row: Flow) -> str:
     """Return the command as typed in a shell."""
     values = {**EXAMPLE, "flow": row.name, "timeout": str(int(row.timeout.total_seconds())), "python": "python"}
     words = []
@@ -207,7 +210,7 @@ def command_line(row: Flow) -> str:
 
 
 @admin.register(Flow)
-class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
+class FlowAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
     form = FlowForm
     list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
@@ -221,14 +224,20 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
         "retry_delays": "retry_delays_text", "payload_schema": "schema_text", "environment": "environment_text",
         "path": "path_text",
     }  # fmt: skip
-    timeout_text = plainly("timeout", _("timeout"), spoken)
-    exit_codes_text = plainly(
+    timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
+    exit_codes_text = make_readonly_display(
         "exit_codes", _("exit codes"), lambda value: ExitCodesField().write(value or dict(DEFAULT_EXIT_CODES))
     )
-    retry_delays_text = plainly("retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–")
-    schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
-    path_text = plainly("path", _("program folders"), lambda value: ", ".join(value) or "–")
-    environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
+    retry_delays_text = make_readonly_display(
+        "retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–"
+    )
+    schema_text = make_readonly_display(
+        "payload_schema", _("schema of the payload"), lambda value: format_json(value) if value else "–"
+    )
+    path_text = make_readonly_display("path", _("program folders"), lambda value: ", ".join(value) or "–")
+    environment_text = make_readonly_display(
+        "environment", _("environment variables"), lambda value: ", ".join(value) or "–"
+    )
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
@@ -268,14 +277,14 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
             words = gettext(
                 "Saved. On this machine the command cannot be started: %(problem)s. Execution nodes need it."
             )
-            messages.warning(request, words % {"problem": complaint(problem)})
+            messages.warning(request, words % {"problem": translate_error(problem)})
 
     def in_use(self, row: Flow) -> bool:
         return row.jobs.exists()
 
     @display(description=_("command line"))  # type: ignore[untyped-decorator]
     def as_typed(self, row: Flow) -> str:
-        return format_html('<code class="at-code at-typed">{}</code>', command_line(row)) if row.pk else "–"
+        return format_html('<code class="at-code at-typed">{}</code>', shell_command(row)) if row.pk else "–"
 
     @display(description=_("program"))  # type: ignore[untyped-decorator]
     def program(self, row: Flow) -> str:
@@ -284,7 +293,7 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
     def wait(self, row: Flow) -> str:
-        return spoken(row.timeout)
+        return describe_duration(row.timeout)
 
     @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
     def shown_state(self, row: Flow) -> tuple[str, str]:

@@ -9,12 +9,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling import sql
-from scheduling.admin.dashboard.charts import Bucket, Chart, Series, Span, stacked, tallies
-from scheduling.admin.patience import Patience
-from scheduling.admin.touches.touch import span_link
-from scheduling.monitoring.statistics import Past, hours_between
+from scheduling.admin.dashboard.charts import Bucket, Chart, Series, Span, build_stacked_chart, count_by_span
+from scheduling.admin.patience import PageTimeLimit
+from scheduling.admin.touches.touch import build_span_link
+from scheduling.monitoring.statistics import HourlyCache, hours_between
 
-ENDS = (
+OUTCOME_SERIES = (
     Series("done", gettext_lazy("Done"), "good"),
     Series("again", gettext_lazy("Tried again"), "wait"),
     Series("cancelled", gettext_lazy("Cancelled"), "quiet"),
@@ -22,7 +22,7 @@ ENDS = (
 )
 
 
-def ended_runs(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
+def count_ended_runs(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
     """Count runs by outcome for each hour after `since`. Deferred runs do not count."""
     found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
     for hour, end, count in sql.rows(_ENDED, {"since": since, "until": until}):
@@ -40,21 +40,23 @@ FROM rpa_tasks_run AS run JOIN rpa_tasks_job AS job ON job.task_id = run.job_id
 WHERE run.ended_at >= %(since)s AND run.ended_at < %(until)s AND NOT (run.outcome = 'held') GROUP BY 1, 2
 """
 
-past_runs = Past(ended_runs)
+run_history = HourlyCache(count_ended_runs)
 
 
-def runs(spans: list[Span], patience: Patience, *, may_see_failed: bool) -> Chart:
+def runs_chart(spans: list[Span], patience: PageTimeLimit, *, may_see_failed: bool) -> Chart:
     """Build the chart. Failed runs link to their failed tasks; no list shows the others by outcome."""
 
     def links(since: datetime, until: datetime) -> dict[str, str]:
         if not may_see_failed:
             return {}
         origin = {"state": "all", "origin__exact": "rpa_job"}
-        return {"failed": span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
+        return {"failed": build_span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
 
-    counts = tallies(past_runs, spans, patience)
+    counts = count_by_span(run_history, spans, patience)
     buckets = [
         Bucket(span.label, found, links(span.hours[0], span.until)) for span, found in zip(spans, counts, strict=True)
     ]
     whole = links(spans[0].hours[0], spans[-1].until)
-    return stacked("runs", _("RPA runs, and how they ended"), ENDS, buckets, lambda key: whole.get(key, ""))
+    return build_stacked_chart(
+        "runs", _("RPA runs, and how they ended"), OUTCOME_SERIES, buckets, lambda key: whole.get(key, "")
+    )

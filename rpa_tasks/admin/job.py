@@ -28,10 +28,10 @@ from rpa_tasks.admin.job_page import job_page, short_reason
 from rpa_tasks.admin.labels import REASONS, STATE_TONES
 from rpa_tasks.jobs import publish
 from rpa_tasks.models import Flow, Job, Platform, Shop
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
-from scheduling.admin.csv_export import Exported
-from scheduling.admin.labels import reason
-from scheduling.admin.touches.timeline import clock
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
+from scheduling.admin.csv_export import CsvExportMixin
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.touches.timeline import format_instant
 from scheduling.errors import AftertouchError
 
 
@@ -87,7 +87,9 @@ class ReasonFilter(DropdownFilter):  # type: ignore[misc]
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """List the known reasons, and the one selected by a link."""
         chosen = request.GET.get("reason", "")
-        return list(REASONS.items()) + ([(chosen, reason(chosen))] if chosen and chosen not in REASONS else [])
+        return list(REASONS.items()) + (
+            [(chosen, translate_reason(chosen))] if chosen and chosen not in REASONS else []
+        )
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         return queryset.filter(reason=self.value()) if self.value() else queryset
@@ -98,7 +100,7 @@ CANCELLED_AT_ONCE = 500
 
 
 @admin.register(Job)
-class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
+class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
         "made",
         "state_tag",
@@ -125,7 +127,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
     export_related = ("shop__platform", "flow")
     export_columns = (
         (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
-        (_("reason"), lambda row: reason(row.reason)), (_("platform"), lambda row: row.shop.platform.key),
+        (_("reason"), lambda row: translate_reason(row.reason)), (_("platform"), lambda row: row.shop.platform.key),
         (_("shop id"), lambda row: row.shop.shop_id), (_("shop"), lambda row: row.shop.name),
         (_("task type"), lambda row: row.flow.task_type), (_("priority"), lambda row: row.get_priority_display()),
         (_("requests"), lambda row: row.requests), (_("dedupe key"), lambda row: row.dedupe_key),
@@ -162,14 +164,14 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if uuid := as_uuid(term):
+        if uuid := parse_uuid(term):
             return queryset.filter(Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)), False
         return queryset.filter(Q(shop__shop_id=term) | Q(dedupe_key=term)), False
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        return job_page(self, request, self.found(request, object_id))
+        return job_page(self, request, self.get_row_or_404(request, object_id))
 
     def evidence_view(self, request: HttpRequest, pk: UUID, piece: int) -> HttpResponse:
         return evidence_response(request, pk, piece)
@@ -177,23 +179,23 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
     # --- the list -----------------------------------------------------------------------------------------------
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [uuid for each in live.asked(request) if (uuid := as_uuid(each))]
+        wanted = [uuid for each in live.requested_rows(request) if (uuid := parse_uuid(each))]
         rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
         rows = rows.select_related(*self.list_select_related)
-        return live.answer(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
+        return live.cells_response(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
 
     @display(description=_("published at"), ordering="task_id")  # type: ignore[untyped-decorator]
     def made(self, row: Job) -> str:
-        return format_html('<span class="at-nowrap">{}</span>', clock(row.created_at))
+        return format_html('<span class="at-nowrap">{}</span>', format_instant(row.created_at))
 
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_tag(self, row: Job) -> str:
-        return _live(row, "state", live.tag(row.get_state_display(), STATE_TONES[row.state]))
+        return _live_cell(row, "state", live.render_tag(row.get_state_display(), STATE_TONES[row.state]))
 
     @display(description=_("progress or reason"))  # type: ignore[untyped-decorator]
     def progress_bar(self, row: Job) -> str:
         running = row.state == "running" and not row.cancel_requested_at
-        return _live(row, "progress", live.bar(row) if running else short_reason(row))
+        return _live_cell(row, "progress", live.render_progress(row) if running else short_reason(row))
 
     @display(description=_("shop"))  # type: ignore[untyped-decorator]
     def shop_link(self, row: Job) -> str:
@@ -234,7 +236,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
 
     @action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
@@ -254,19 +256,19 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
 
     def _cancel(self, request: HttpRequest, pk: UUID) -> str:
         try:
-            return publish.cancel(pk, by=request.user.get_username())
+            return publish.request_cancel(pk, by=request.user.get_username())
         except AftertouchError:
             return ""
 
     @action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])  # type: ignore[untyped-decorator]
     def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return run_job.run_again_page(self, request, self.found(request, object_id))
+        return run_job.run_again_page(self, request, self.get_row_or_404(request, object_id))
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         """Hide the buttons, which the job's page shows in context."""
         return []
 
 
-def _live(row: Job, name: str, content: Any) -> str:
+def _live_cell(row: Job, name: str, content: Any) -> str:
     address = reverse("admin:rpa_tasks_job_live")
-    return live.cell(address, row.pk, name, content, again=row.state in UNFINISHED)
+    return live.render_live_cell(address, row.pk, name, content, again=row.state in UNFINISHED)

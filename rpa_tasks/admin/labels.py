@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.models import DemoOrder, DemoWatermark
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.labels import learn
+from scheduling.admin.labels import register_labels
 
 STATE_TONES = {
     "scheduled": "default", "queued": "default", "running": "info", "succeeded": "success", "cancelled": "warning",
@@ -46,7 +46,7 @@ PREFIXES = {
     "signal_": gettext_noop("Killed by signal %s"),
 }
 #: Error messages of `rpa_tasks.configuration.validation`, `command`, `schedules` and `publishing`, as patterns.
-COMPLAINTS = (
+ERROR_PATTERNS = (
     (r"there is no (?P<what>shop|platform) “(?P<name>.*)”", gettext_noop("there is no “%(name)s”")),
     (r"(?P<platform>\S+) has no task type “(?P<name>.*)”", gettext_noop("%(platform)s has no task type “%(name)s”")),
     (r"must start with a letter or digit and have only .*",
@@ -87,7 +87,7 @@ COMPLAINTS = (
     (r"has a character that cannot be stored", gettext_noop("has a character that cannot be stored")),
 )  # fmt: skip
 
-learn(REASONS, PREFIXES, COMPLAINTS)
+register_labels(REASONS, PREFIXES, ERROR_PATTERNS)
 
 
 MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [

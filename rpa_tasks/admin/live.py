@@ -15,7 +15,7 @@ from rpa_tasks.models import Job
 MOST_IDS = 200
 
 
-def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
+def render_live_cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
     """Render the cell `name` of this row, for the page and for the response of `address`."""
     return format_html(
         '<span id="{0}-{1}" data-live="{2}" data-row="{0}"{3}>{4}</span>',
@@ -23,22 +23,22 @@ def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> Saf
     )  # fmt: skip
 
 
-def asked(request: HttpRequest) -> list[str]:
+def requested_rows(request: HttpRequest) -> list[str]:
     """Return the rows whose cells a page requests, at most `MOST_IDS`."""
     return request.GET.get("ids", "").split(",")[:MOST_IDS]
 
 
-def answer(cells: Iterable[SafeString]) -> HttpResponse:
+def cells_response(cells: Iterable[SafeString]) -> HttpResponse:
     response = HttpResponse(format_html_join("", "{}", ((each,) for each in cells)))
     response["Cache-Control"] = "no-store"
     return response
 
 
-def tag(text: Any, tone: str) -> SafeString:
+def render_tag(text: Any, tone: str) -> SafeString:
     return format_html('<span class="at-tag {}">{}</span>', tone, text)
 
 
-def bar(job: Job) -> SafeString:
+def render_progress(job: Job) -> SafeString:
     """Render the progress that a running job reports."""
     if job.progress is None:
         return format_html('<span class="at-quiet">{}</span>', job.progress_message or _("no progress reported yet"))

@@ -18,7 +18,8 @@ from rpa_tasks.admin import live
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.labels import reason, spoken
+from scheduling.admin.labels import translate_reason
+from scheduling.monitoring.duration_text import describe_duration
 
 UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
 TONES = {"busy": "info", "idle": "success", "quarantined": "danger"}
@@ -27,7 +28,7 @@ STATES = {
 }  # fmt: skip
 
 
-def is_gone(row: ExecutionNode) -> bool:
+def has_stopped_reporting(row: ExecutionNode) -> bool:
     """Return whether the node has stopped reporting. Its shops may run on other nodes."""
     return row.seen_at < now() - NODE_SILENT
 
@@ -40,17 +41,17 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow deletion of a node that has stopped reporting; a running one would report itself again."""
         may = request.user.has_perm("rpa_tasks.delete_executionnode")
-        return bool(may and obj is not None and is_gone(obj))
+        return bool(may and obj is not None and has_stopped_reporting(obj))
 
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def shown_state(self, row: ExecutionNode) -> str:
-        if is_gone(row):
-            return live.tag(gettext("no report"), "danger")
-        return live.tag(gettext("alive"), "success")
+        if has_stopped_reporting(row):
+            return live.render_tag(gettext("no report"), "danger")
+        return live.render_tag(gettext("alive"), "success")
 
     @display(description=_("last heard of"), ordering="seen_at")  # type: ignore[untyped-decorator]
     def seen(self, row: ExecutionNode) -> str:
-        return ago(row.seen_at)
+        return format_age(row.seen_at)
 
     @display(description=_("running jobs"))  # type: ignore[untyped-decorator]
     def running(self, row: ExecutionNode) -> str:
@@ -59,7 +60,9 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     @display(description=_("browsers"))  # type: ignore[untyped-decorator]
     def browser_counts(self, row: ExecutionNode) -> str:
         counts = Counter(each.get("state", "") for each in row.browsers)
-        tags = [(live.tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]]
+        tags = [
+            (live.render_tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]
+        ]
         return format_html_join(" ", "{}", tags) or f"0 / {len(row.browsers)}"
 
     @display(description=_("queues"))  # type: ignore[untyped-decorator]
@@ -72,34 +75,34 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         return self.page(
             request, "rpa_tasks/node.html", gettext("Execution node"), original=row, node=row, subtitle=None,
-            state=self.shown_state(row), gone=is_gone(row), seen=ago(row.seen_at), up=ago(row.started_at),
-            browsers=[_browser(each) for each in row.browsers],
-            jobs=[{"job": job, "bar": live.bar(job)} for job in self.jobs_of(row)],
+            state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
+            up=format_age(row.started_at), browsers=[_browser_row(each) for each in row.browsers],
+            jobs=[{"job": job, "bar": live.render_progress(job)} for job in self.jobs_of(row)],
             delete_link=self.url("delete", row.pk) if self.has_delete_permission(request, row) else "",
         )  # fmt: skip
 
 
-def _browser(told: dict[str, Any]) -> dict[str, Any]:
+def _browser_row(told: dict[str, Any]) -> dict[str, Any]:
     """Prepare a slot, as reported by its node, for the page."""
     state = str(told.get("state", ""))
     return {
         **told,
         "words": STATES.get(state, state),
         "tone": TONES.get(state, "default"),
-        "age": ago(_instant(told.get("started_at"))),
-        "used": ago(_instant(told.get("last_used_at"))),
-        "why": reason(str(told.get("reason") or "")),
+        "age": format_age(_parse_instant(told.get("started_at"))),
+        "used": format_age(_parse_instant(told.get("last_used_at"))),
+        "why": translate_reason(str(told.get("reason") or "")),
     }
 
 
-def _instant(text: Any) -> datetime | None:
+def _parse_instant(text: Any) -> datetime | None:
     return parse_datetime(text) if isinstance(text, str) else None
 
 
-def ago(at: datetime | None) -> str:
+def format_age(at: datetime | None) -> str:
     """Format an age in the largest unit that fits."""
     if at is None:
         return "–"
@@ -107,4 +110,4 @@ def ago(at: datetime | None) -> str:
     if span < timedelta(seconds=1):
         return gettext("now")
     unit = next(each for each in UNITS if span >= each)
-    return gettext("%(span)s ago") % {"span": spoken(span // unit * unit)}
+    return gettext("%(span)s ago") % {"span": describe_duration(span // unit * unit)}

@@ -18,17 +18,17 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
-from rpa_tasks.admin.live import tag
+from rpa_tasks.admin.live import render_tag
 from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.queries import waiting_of_platform
+from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform
-from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory
+from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.timeline import clock
+from scheduling.admin.touches.timeline import format_instant
 
 
-class Pausing(KeepsOthersEdits):
+class Pausing(ChangedFieldsAdmin):
     """Pause and resume as buttons instead of form fields: saving an old form must not start or stop jobs."""
 
     #: Called with primary key and `by=` the user. They return False if nothing changed.
@@ -59,8 +59,8 @@ class Pausing(KeepsOthersEdits):
     @display(description=gettext_lazy("state"))  # type: ignore[untyped-decorator]
     def shown_state(self, row: Any) -> str:
         if row.retired_at:
-            return tag(gettext("Retired"), "default")
-        return tag(gettext("Paused"), "warning") if row.paused else tag(gettext("In use"), "success")
+            return render_tag(gettext("Retired"), "default")
+        return render_tag(gettext("Paused"), "warning") if row.paused else render_tag(gettext("In use"), "success")
 
     @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -93,7 +93,7 @@ class Pausing(KeepsOthersEdits):
         done: str,
     ) -> HttpResponse:  # fmt: skip
         """Ask for confirmation, then act."""
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             return self.page(
@@ -132,14 +132,14 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
             return "warning", gettext("closed, %(count)s errors in a row") % {"count": breaker.errors}
         return "success", gettext("closed")
     if breaker.open_until > now():
-        return "danger", gettext("open until %(time)s") % {"time": clock(breaker.open_until)}
+        return "danger", gettext("open until %(time)s") % {"time": format_instant(breaker.open_until)}
     if breaker.probe:
         return "warning", gettext("half open, one run tries")
     return "warning", gettext("half open, the next run tries")
 
 
 @admin.register(Platform)
-class PlatformAdmin(Pausing, WithHistory, Retirable):
+class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     form = PlatformForm
     list_display = (
         "name_or_key",
@@ -191,7 +191,7 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
     @display(description=_("circuit breaker"))  # type: ignore[untyped-decorator]
     def breaker_state(self, row: Platform) -> str:
         tone, words = breaker_tag(row.breaker)
-        return live.tag(words, tone)
+        return live.render_tag(words, tone)
 
     @display(description=_("since"))  # type: ignore[untyped-decorator]
     def breaker_story(self, row: Platform) -> str:
@@ -199,7 +199,7 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
         if breaker.opened_at is None:
             return "–"
         words = gettext("opened at %(time)s, %(count)s times in a row, after %(errors)s errors")
-        return words % {"time": clock(breaker.opened_at), "count": breaker.openings, "errors": breaker.errors}
+        return words % {"time": format_instant(breaker.opened_at), "count": breaker.openings, "errors": breaker.errors}
 
     @display(description=_("shops"))  # type: ignore[untyped-decorator]
     def shop_count(self, row: Any) -> str:
@@ -208,7 +208,7 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
 
     @display(description=_("waiting jobs"))  # type: ignore[untyped-decorator]
     def waiting_count(self, row: Platform) -> str:
-        count = waiting_of_platform(row.pk)
+        count = count_platform_backlog(row.pk)
         text = f"{count} / {row.backlog_limit}"
         return format_html('<span class="at-bad">{}</span>', text) if count >= row.backlog_limit else text
 
@@ -222,7 +222,7 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
 
     @action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])  # type: ignore[untyped-decorator]
     def close_breaker(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             return self.page(

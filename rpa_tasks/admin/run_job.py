@@ -19,15 +19,15 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin.flow import JsonField
-from rpa_tasks.jobs.publish import OWN_KEYS, Receipt, Refused, Request, publish
+from rpa_tasks.jobs.publish import RESERVED_KEY_PREFIX, BacklogFull, PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Job, Shop
-from scheduling.admin.labels import complaint
+from scheduling.admin.labels import translate_error
 from scheduling.errors import InvalidInput
 from scheduling.models import Priority
-from scheduling.redaction import masked
+from scheduling.redaction import redact
 
 
-class OrderForm(forms.Form):
+class PublishForm(forms.Form):
     """Priority and payload. Only users who may edit payloads get the payload field."""
 
     priority = forms.TypedChoiceField(
@@ -54,37 +54,37 @@ def source_of(request: HttpRequest) -> str:
 
 def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     initial = {"priority": row.priority, "payload": row.payload}
-    form = OrderForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
+    form = PublishForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
     if request.method == "POST" and form.is_valid():
         try:
-            receipt = publish(_request(request, row, form.cleaned_data))
-        except (InvalidInput, Refused) as error:
-            form.add_error(None, " ".join(told(error)))
+            receipt = publish_job(_repeat_request(request, row, form.cleaned_data))
+        except (InvalidInput, BacklogFull) as error:
+            form.add_error(None, " ".join(refusal_reasons(error)))
         else:
-            tell(request, receipt)
+            show_receipt(request, receipt)
             return redirect(jobs_admin.url("change", receipt.task_id))
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
     return jobs_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", _("Run again"), form=form, text=text, button=_("Run again"), original=row,
-        facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)], warning=_caution(row),
+        facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)], warning=_repeat_warning(row),
         back=jobs_admin.url("change", row.pk),
     )  # fmt: skip
 
 
-def _request(request: HttpRequest, row: Job, given: dict[str, Any]) -> Request:
-    return Request(
+def _repeat_request(request: HttpRequest, row: Job, given: dict[str, Any]) -> PublishRequest:
+    return PublishRequest(
         platform=row.shop.platform.key, shop_id=row.shop.shop_id, task_type=row.flow.task_type,
         payload=given.get("payload", row.payload), priority=given["priority"],
-        dedupe_key=None if not row.dedupe_key or row.dedupe_key.startswith(OWN_KEYS) else row.dedupe_key,
+        dedupe_key=None if not row.dedupe_key or row.dedupe_key.startswith(RESERVED_KEY_PREFIX) else row.dedupe_key,
         source=source_of(request), keeps_payload="payload" not in given,
     )  # fmt: skip
 
 
-def _shown_payload(form: OrderForm, row: Job) -> list[str]:
-    return [] if "payload" in form.fields else [json.dumps(masked(row.payload), ensure_ascii=False)]
+def _shown_payload(form: PublishForm, row: Job) -> list[str]:
+    return [] if "payload" in form.fields else [json.dumps(redact(row.payload), ensure_ascii=False)]
 
 
-def _caution(row: Job) -> str:
+def _repeat_warning(row: Job) -> str:
     if row.state in ("failed", "unknown"):
         return _("Its failed task stays open: “Retry” there runs it again as well and settles it, with the same key.")
     if not row.flow.idempotent:
@@ -92,15 +92,15 @@ def _caution(row: Job) -> str:
     return ""
 
 
-def told(error: InvalidInput | Refused) -> list[str]:
+def refusal_reasons(error: InvalidInput | BacklogFull) -> list[str]:
     """Return the reasons of a refusal as sentences for the user."""
-    if isinstance(error, Refused):
+    if isinstance(error, BacklogFull):
         words = _("%(scope)s: %(limit)s jobs wait already, no more are taken.")
         return [words % {"scope": error.scope, "limit": error.limit}]
-    return [f"{each.field}: {complaint(each.message)}" for each in error.errors]
+    return [f"{each.field}: {translate_error(each.message)}" for each in error.errors]
 
 
-def tell(request: HttpRequest, receipt: Receipt) -> None:
+def show_receipt(request: HttpRequest, receipt: Receipt) -> None:
     if receipt.duplicate:
         messages.info(request, _("The request was merged into a waiting job of the same kind."))
     else:
@@ -111,7 +111,7 @@ MOST_AT_ONCE = 500  #: shops; a request must end
 LISTED = 200
 
 
-class RunForm(OrderForm):
+class RunForm(PublishForm):
     task_type = forms.ChoiceField(label=gettext_lazy("Task type"), widget=UnfoldAdminSelectWidget)
     field_order = ("task_type", "priority", "payload")
 
@@ -121,7 +121,7 @@ class RunForm(OrderForm):
 
 
 @dataclass(slots=True)
-class Outcome:
+class PublishResults:
     """Result of the request for each shop."""
 
     published: list[tuple[Shop, Receipt]] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Outcome:
     refused: list[tuple[Shop, str]] = field(default_factory=list)
 
 
-def begin(shops: QuerySet[Shop]) -> HttpResponse:
+def redirect_to_run_page(shops: QuerySet[Shop]) -> HttpResponse:
     """Redirect from the list of shops with the selected ones."""
     pks = ",".join(str(pk) for pk in shops.values_list("pk", flat=True)[: MOST_AT_ONCE + 1])
     return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={pks}")
@@ -138,25 +138,26 @@ def begin(shops: QuerySet[Shop]) -> HttpResponse:
 def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     if not shops_admin.has_run_permission(request):
         raise PermissionDenied
-    shops = chosen(request)
-    back = _back(shops_admin, shops)
+    shops = selected_shops(request)
+    back = _shop_list_url(shops_admin, shops)
     form = RunForm(request.POST or None, task_types=common_task_types(shops), edits_payload=may_edit_payload(request))
     if request.method == "POST" and form.is_valid():
-        outcome = run(shops[:MOST_AT_ONCE], form.cleaned_data, source_of(request))
+        outcome = publish_for_each(shops[:MOST_AT_ONCE], form.cleaned_data, source_of(request))
         return shops_admin.page(  # type: ignore[no-any-return]
             request, "rpa_tasks/run_outcome.html", _("Run now"), outcome=outcome, back=back, listed=LISTED,
             task_type=form.cleaned_data["task_type"], jobs_link=reverse("admin:rpa_tasks_job_changelist"),
         )  # fmt: skip
-    problem, warning = _limits(shops, form)
+    problem, warning = _check_selection(shops, form)
     return shops_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", _("Run now"), form=form, facts=[_named(shops)], problem=problem, warning=warning,
+        request, "ops/confirm.html", _("Run now"), form=form, facts=[_join_names(shops)],
+        problem=problem, warning=warning,
         text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest payload "
                "and the highest priority count."),
         button=_("Run now"), back=back,
     )  # fmt: skip
 
 
-def chosen(request: HttpRequest) -> list[Shop]:
+def selected_shops(request: HttpRequest) -> list[Shop]:
     """Return the active shops in the URL."""
     pks = [int(each) for each in request.GET.get("shops", "").split(",") if each.isdecimal()][: MOST_AT_ONCE + 1]
     living = Shop.objects.filter(pk__in=pks, retired_at=None, platform__retired_at=None)
@@ -174,31 +175,31 @@ def common_task_types(shops: Iterable[Shop]) -> list[str]:
     return sorted(set.intersection(*known.values())) if known else []
 
 
-def run(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> Outcome:
+def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> PublishResults:
     """Publish for each shop in a separate transaction, so that a refusal does not undo the others."""
-    outcome = Outcome()
+    outcome = PublishResults()
     for shop in shops:
-        request = Request(
+        request = PublishRequest(
             platform=shop.platform.key, shop_id=shop.shop_id, task_type=wanted["task_type"],
             payload=wanted.get("payload", {}), keeps_payload="payload" not in wanted, priority=wanted["priority"],
             source=source,
         )  # fmt: skip
         try:
-            receipt = publish(request)
-        except (InvalidInput, Refused) as error:
-            outcome.refused.append((shop, " ".join(told(error))))
+            receipt = publish_job(request)
+        except (InvalidInput, BacklogFull) as error:
+            outcome.refused.append((shop, " ".join(refusal_reasons(error))))
         else:
             (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
     return outcome
 
 
-def _named(shops: list[Shop]) -> str:
+def _join_names(shops: list[Shop]) -> str:
     names = ", ".join(str(shop) for shop in shops[:8])
     more = len(shops) - 8
     return _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
 
 
-def _limits(shops: list[Shop], form: RunForm) -> tuple[str, str]:
+def _check_selection(shops: list[Shop], form: RunForm) -> tuple[str, str]:
     """Return why the request is impossible, and a warning."""
     if not shops:
         return _("No shop was chosen that is in use."), ""
@@ -209,5 +210,5 @@ def _limits(shops: list[Shop], form: RunForm) -> tuple[str, str]:
     return "", ""
 
 
-def _back(shops_admin: Any, shops: list[Shop]) -> str:
+def _shop_list_url(shops_admin: Any, shops: list[Shop]) -> str:
     return str(shops_admin.url("change", shops[0].pk) if len(shops) == 1 else shops_admin.url("changelist"))

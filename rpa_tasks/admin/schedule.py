@@ -27,13 +27,14 @@ from unfold.widgets import (
 )
 
 from rpa_tasks.admin.flow import JsonField
-from rpa_tasks.jobs.schedules import ALL, MAX_SPREAD, PRIORITIES, read
+from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_arguments
 from rpa_tasks.models import Flow, Platform
 from scheduling.admin.form_fields import NamesField
-from scheduling.admin.labels import complaint, spoken
-from scheduling.admin.touches.timeline import clock
+from scheduling.admin.labels import translate_error
+from scheduling.admin.touches.timeline import format_instant
 from scheduling.errors import InvalidInput
 from scheduling.models import Priority
+from scheduling.monitoring.duration_text import describe_duration
 
 TASK = "rpa_tasks.publish_for_shops"
 MINUTES = {"minutes": 1, "hours": 60, "days": 1440}
@@ -82,11 +83,11 @@ class ScheduleForm(forms.Form):
         if self.errors:
             return given
         try:
-            read(self.order())
+            parse_arguments(self.order())
         except InvalidInput as error:
             for each in error.errors:
                 place = each.field.partition(".")[0]
-                self.add_error(place if place in self.fields else None, complaint(each.message))
+                self.add_error(place if place in self.fields else None, translate_error(each.message))
             return given
         given["name"] = given["name"] or self._usual_name()
         if PeriodicTask.objects.filter(name=given["name"]).exclude(pk=self.row.pk if self.row else None).exists():
@@ -98,7 +99,7 @@ class ScheduleForm(forms.Form):
         given = self.cleaned_data
         return {
             "platform": given["flow"].platform.key, "task_type": given["flow"].task_type,
-            "shops": given["shops"] or ALL, "priority": given["priority"], "payload": given["payload"],
+            "shops": given["shops"] or ALL_SHOPS, "priority": given["priority"], "payload": given["payload"],
             "spread_seconds": given["spread"] * 60,
         }  # fmt: skip
 
@@ -124,41 +125,41 @@ class ScheduleForm(forms.Form):
         return row
 
 
-def may_edit(request: HttpRequest) -> bool:
+def may_edit_schedules(request: HttpRequest) -> bool:
     """Return whether the user may edit schedules, which publish with a payload repeatedly."""
     user = request.user
     return all(user.has_perm(f"rpa_tasks.{name}") for name in ("run_job", "change_job", "change_shop"))
 
 
-def list_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
+def schedule_list_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     if not shops_admin.has_view_permission(request):
         raise PermissionDenied
     rows = PeriodicTask.objects.filter(task=TASK).select_related("interval", "crontab", "solar", "clocked")
     return shops_admin.page(  # type: ignore[no-any-return]
         request, "rpa_tasks/schedules.html", _("Schedules of shops"),
-        schedules=[_listed(row) for row in rows.order_by("name")], may_edit=may_edit(request),
+        schedules=[_list_entry(row) for row in rows.order_by("name")], may_edit=may_edit_schedules(request),
         add_link=shops_admin.url("schedule_add"),
     )  # fmt: skip
 
 
-def _listed(row: PeriodicTask) -> dict[str, Any]:
-    order = _order_of(row)
-    shops = order.get("shops", ALL)
+def _list_entry(row: PeriodicTask) -> dict[str, Any]:
+    order = _arguments_of(row)
+    shops = order.get("shops", ALL_SHOPS)
     platform = Platform.objects.filter(key=order.get("platform")).first()
     return {
         "row": row,
         "platform": platform or order.get("platform", "?"),
         "task_type": order.get("task_type", "?"),
-        "shops": _("all") if shops == ALL else len(shops),
-        "every": _interval(row),
-        "spread": spoken(timedelta(seconds=float(order.get("spread_seconds") or 0))),
-        "last": clock(row.last_run_at),
+        "shops": _("all") if shops == ALL_SHOPS else len(shops),
+        "every": _interval_text(row),
+        "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
+        "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
-        "problem": _problem(order),
+        "problem": _schedule_problem(order),
     }
 
 
-def _order_of(row: PeriodicTask) -> dict[str, Any]:
+def _arguments_of(row: PeriodicTask) -> dict[str, Any]:
     try:
         order = json.loads(row.kwargs or "{}")
     except ValueError:
@@ -166,42 +167,42 @@ def _order_of(row: PeriodicTask) -> dict[str, Any]:
     return order if isinstance(order, dict) else {}
 
 
-def _problem(order: dict[str, Any]) -> str:
+def _schedule_problem(order: dict[str, Any]) -> str:
     """Return why its rounds publish nothing at present, or ""."""
     try:
-        read(order)
+        parse_arguments(order)
     except InvalidInput as error:
-        return "; ".join(f"{each.field}: {complaint(each.message)}" for each in error.errors)
+        return "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
     return ""
 
 
-def _interval(row: PeriodicTask) -> str:
-    minutes = _minutes(row)
-    return spoken(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
+def _interval_text(row: PeriodicTask) -> str:
+    minutes = _interval_minutes(row)
+    return describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
 
 
-def _minutes(row: PeriodicTask) -> int | None:
+def _interval_minutes(row: PeriodicTask) -> int | None:
     """Return the interval in minutes; None for other intervals."""
     return (
         row.interval.every * MINUTES[row.interval.period] if row.interval and row.interval.period in MINUTES else None
     )
 
 
-def edit_page(shops_admin: Any, request: HttpRequest, pk: int | None = None) -> HttpResponse:
+def schedule_edit_page(shops_admin: Any, request: HttpRequest, pk: int | None = None) -> HttpResponse:
     """Edit or create a schedule. One without an interval in minutes is edited with the other periodic tasks."""
-    if not may_edit(request):
+    if not may_edit_schedules(request):
         raise PermissionDenied
     row = PeriodicTask.objects.filter(pk=pk, task=TASK).select_related("interval").first() if pk else None
     if pk and row is None:
         raise Http404
-    if row and _minutes(row) is None:
+    if row and _interval_minutes(row) is None:
         return redirect("admin:django_celery_beat_periodictask_change", row.pk)
     back = reverse("admin:rpa_tasks_shop_schedules")
     if row and request.method == "POST" and "delete" in request.POST:
         row.delete()
         messages.success(request, _("The schedule was deleted."))
         return redirect(back)
-    form = ScheduleForm(request.POST or None, row=row, initial=_initial(row) if row else None)
+    form = ScheduleForm(request.POST or None, row=row, initial=_initial_values(row) if row else None)
     if request.method == "POST" and form.is_valid():
         form.store()
         messages.success(request, _("The schedule was saved."))
@@ -212,12 +213,12 @@ def edit_page(shops_admin: Any, request: HttpRequest, pk: int | None = None) -> 
     )
 
 
-def _initial(row: PeriodicTask) -> dict[str, Any]:
-    order = _order_of(row)
-    shops = order.get("shops", ALL)
+def _initial_values(row: PeriodicTask) -> dict[str, Any]:
+    order = _arguments_of(row)
+    shops = order.get("shops", ALL_SHOPS)
     flow = Flow.objects.filter(platform__key=order.get("platform"), task_type=order.get("task_type")).first()
     return {
-        "flow": flow, "every": _minutes(row), "spread": round(float(order.get("spread_seconds") or 0) / 60),
-        "shops": [] if shops == ALL else shops, "priority": order.get("priority", "normal"),
+        "flow": flow, "every": _interval_minutes(row), "spread": round(float(order.get("spread_seconds") or 0) / 60),
+        "shops": [] if shops == ALL_SHOPS else shops, "priority": order.get("priority", "normal"),
         "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip

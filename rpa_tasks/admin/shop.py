@@ -22,18 +22,18 @@ from unfold.decorators import action, display
 
 from rpa_tasks.admin import live, schedule
 from rpa_tasks.admin import run_job as run_now
-from rpa_tasks.admin.job_page import opened_until
+from rpa_tasks.admin.job_page import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
-from rpa_tasks.admin.node import ago
+from rpa_tasks.admin.node import format_age
 from rpa_tasks.admin.platform import Pausing
-from rpa_tasks.configuration.validation import check_shop, profiles
+from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import CheckedForm, WithHistory
-from scheduling.admin.labels import spoken
+from scheduling.admin.base import CheckedForm, HistoryAdmin
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.timeline import clock
+from scheduling.admin.touches.timeline import format_instant
 from scheduling.models import WAITING
+from scheduling.monitoring.duration_text import describe_duration
 
 
 class ShopForm(CheckedForm):
@@ -60,7 +60,7 @@ class ShopForm(CheckedForm):
             "shop_id": values.get("shop_id") or self.instance.shop_id,
         }
         others = Shop.objects.select_related("platform").exclude(pk=self.instance.pk)
-        check_shop({**values, **known}, profiles(others))
+        check_shop({**values, **known}, map_profiles_to_shops(others))
 
 
 #: Filters of the list by state.
@@ -74,7 +74,7 @@ STATES = {
 }
 
 
-def with_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
+def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     """Annotate each shop with `waiting`, the number of waiting jobs, and `run`, the running job or None."""
     waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, parked="").order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
@@ -87,8 +87,8 @@ def with_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     )
 
 
-def narrowed(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
-    """Filter shops, which come from `with_work`, by state."""
+def filter_by_state(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
+    """Filter shops, which come from `annotate_work`, by state."""
     gates = {
         "login": Q(login_state=LoginState.NEEDED),
         "resting": Q(platform__breaker__open_until__gt=Now()),
@@ -112,7 +112,7 @@ def state_of(shop: Any) -> tuple[str, str]:
         return "danger", gettext("Backlog full")
     if shop.run:
         return "info", str(JobState.RUNNING.label)
-    if opened_until(shop.platform):
+    if breaker_blocks_until(shop.platform):
         return "danger", gettext("Resting")
     return ("default", gettext("Waiting")) if shop.waiting else ("success", gettext("Idle"))
 
@@ -120,29 +120,30 @@ def state_of(shop: Any) -> tuple[str, str]:
 def work_of(shop: Any) -> SafeString | str:
     """Return the running job with its progress, or what the shop waits for."""
     if shop.run:
-        return running_line(shop.run)
+        return render_running_job(shop.run)
     if shop.login_state == LoginState.NEEDED and shop.login_lost_at:
-        return gettext("since %(time)s") % {"time": clock(shop.login_lost_at)}
-    if until := opened_until(shop.platform):
-        return gettext("next try at %(time)s") % {"time": clock(until)}
+        return gettext("since %(time)s") % {"time": format_instant(shop.login_lost_at)}
+    if until := breaker_blocks_until(shop.platform):
+        return gettext("next try at %(time)s") % {"time": format_instant(until)}
     return ""
 
 
-def running_line(run: dict[str, Any]) -> SafeString:
+def render_running_job(run: dict[str, Any]) -> SafeString:
     job = Job(progress=run["progress"], progress_message=run["message"] or "")
-    since = started(run)
+    since = run_started_at(run)
     return format_html(
         '<a class="at-link" href="{}">{}</a> <span class="at-quiet at-nowrap">{}</span><br>{}',
         reverse("admin:rpa_tasks_job_change", args=[run["pk"]]), run["task_type"],
-        gettext("for %(span)s") % {"span": spoken(now() - since)} if since else gettext("beginning"), live.bar(job),
+        gettext("for %(span)s") % {"span": describe_duration(now() - since)} if since else gettext("beginning"),
+        live.render_progress(job),
     )  # fmt: skip
 
 
-def started(run: dict[str, Any]) -> datetime | None:
+def run_started_at(run: dict[str, Any]) -> datetime | None:
     return parse_datetime(run["since"]) if run["since"] else None
 
 
-def figures() -> list[dict[str, Any]]:
+def count_shops_by_state() -> list[dict[str, Any]]:
     """Count the active shops in each state that operators should know."""
     living = Shop.objects.filter(retired_at=None)
     counts = living.aggregate(
@@ -157,7 +158,7 @@ def figures() -> list[dict[str, Any]]:
             for key, words, count, tone in shown]  # fmt: skip
 
 
-LATEST = 10
+JOBS_SHOWN = 10
 
 
 class StateFilter(DropdownFilter):  # type: ignore[misc]
@@ -168,11 +169,11 @@ class StateFilter(DropdownFilter):  # type: ignore[misc]
         return list(STATES.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Shop]) -> QuerySet[Shop]:
-        return narrowed(queryset, self.value() or "")
+        return filter_by_state(queryset, self.value() or "")
 
 
 @admin.register(Shop)
-class ShopAdmin(Pausing, WithHistory, Retirable):
+class ShopAdmin(Pausing, HistoryAdmin, Retirable):
     form = ShopForm
     list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
     list_filter = (StateFilter, ("platform", RelatedDropdownFilter), RetiredFilter)
@@ -184,17 +185,17 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     write_only = frozenset({"change_reason"})
     actions = ("run_selected", "release_selected")
     actions_detail = ("run_now", "confirm_login", "leave_home", "pause_row", "resume_row", "retire", "bring_back")
-    pauses = staticmethod(shops.pause)
-    resumes = staticmethod(shops.resume)
+    pauses = staticmethod(shops.pause_shop)
+    resumes = staticmethod(shops.resume_shop)
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         pages = {
             "live/": (self.live_view, "live"),
             "run-now/": (lambda request: run_now.run_now_page(self, request), "run_now"),
-            "schedules/": (lambda request: schedule.list_page(self, request), "schedules"),
-            "schedules/add/": (lambda request: schedule.edit_page(self, request), "schedule_add"),
-            "schedules/<int:pk>/": (lambda request, pk: schedule.edit_page(self, request, pk), "schedule"),
+            "schedules/": (lambda request: schedule.schedule_list_page(self, request), "schedules"),
+            "schedules/add/": (lambda request: schedule.schedule_edit_page(self, request), "schedule_add"),
+            "schedules/<int:pk>/": (lambda request, pk: schedule.schedule_edit_page(self, request, pk), "schedule"),
         }
         own = [path(route, view(act), name=f"rpa_tasks_shop_{name}") for route, (act, name) in pages.items()]
         return [*own, *super().get_urls()]
@@ -210,7 +211,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Shop]:
-        return with_work(super().get_queryset(request))
+        return annotate_work(super().get_queryset(request))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
@@ -228,17 +229,22 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     # --- the board ----------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        context = {"figures": figures() if self.has_view_permission(request) else [], **(extra_context or {})}
+        context = {
+            "figures": count_shops_by_state() if self.has_view_permission(request) else [],
+            **(extra_context or {}),
+        }
         return super().changelist_view(request, context)  # type: ignore[no-any-return]
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [int(each) for each in live.asked(request) if each.isdecimal()]
+        wanted = [int(each) for each in live.requested_rows(request) if each.isdecimal()]
         rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
         parts = (self.state_tag, self.work, self.backlog, self.last_success)
-        return live.answer(part(row) for row in rows for part in parts)
+        return live.cells_response(part(row) for row in rows for part in parts)
 
     def _cell(self, row: Any, name: str, content: Any) -> str:
-        return live.cell(reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None)
+        return live.render_live_cell(
+            reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None
+        )
 
     @display(description=_("shop"), ordering="shop_id")  # type: ignore[untyped-decorator]
     def name_and_id(self, row: Shop) -> str:
@@ -248,7 +254,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_tag(self, row: Any) -> str:
         tone, words = state_of(row)
-        return self._cell(row, "state", live.tag(words, tone))
+        return self._cell(row, "state", live.render_tag(words, tone))
 
     @display(description=_("work"))  # type: ignore[untyped-decorator]
     def work(self, row: Any) -> str:
@@ -263,7 +269,9 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     @display(description=_("last success"), ordering="lane__last_success_at")  # type: ignore[untyped-decorator]
     def last_success(self, row: Any) -> str:
         at = row.lane.last_success_at
-        words = format_html('<span title="{}">{}</span>', clock(at), ago(at)) if at else gettext("never")
+        words = (
+            format_html('<span title="{}">{}</span>', format_instant(at), format_age(at)) if at else gettext("never")
+        )
         return self._cell(row, "success", words)
 
     @display(description=_("preferred node"), ordering="lane__home")  # type: ignore[untyped-decorator]
@@ -288,7 +296,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_now(self, row: Any) -> str:
         tone, words = state_of(row)
-        return live.tag(words, tone)
+        return live.render_tag(words, tone)
 
     @display(description=_("work"))  # type: ignore[untyped-decorator]
     def work_now(self, row: Any) -> str:
@@ -302,7 +310,9 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         context = dict(extra_context or {})
         if request.user.has_perm("rpa_tasks.view_job") and object_id.isdecimal():
             rows = Job.objects.filter(shop_id=int(object_id)).select_related("flow").defer("payload", "result")
-            context["jobs"] = [{"job": job, "tone": STATE_TONES[job.state]} for job in rows.order_by("-pk")[:LATEST]]
+            context["jobs"] = [
+                {"job": job, "tone": STATE_TONES[job.state]} for job in rows.order_by("-pk")[:JOBS_SHOWN]
+            ]
             context["jobs_link"] = f"{reverse('admin:rpa_tasks_job_changelist')}?shop__id__exact={object_id}"
         return super().change_view(request, object_id, form_url, context)
 
@@ -316,7 +326,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
 
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
-        return run_now.begin(queryset)
+        return run_now.redirect_to_run_page(queryset)
 
     @admin.action(description=_("Release the preferred node"), permissions=["run"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:
@@ -334,18 +344,18 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
                 hidden=[("action", "release_selected"), ("confirmed", "1"), *chosen],
                 button=gettext("Yes, release them"), back=reverse("admin:rpa_tasks_shop_changelist"),
             )  # fmt: skip
-        done = shops.release(list(rows.values_list("pk", flat=True)), by=request.user.get_username())
+        done = shops.unpin_shops(list(rows.values_list("pk", flat=True)), by=request.user.get_username())
         words = gettext("%(released)s shops are free to move; %(running)s run at this moment and stay.")
         messages.success(request, words % {"released": done.released, "running": done.running})
         return None
 
     @action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])  # type: ignore[untyped-decorator]
     def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.found(request, object_id).pk}")
+        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.get_row_or_404(request, object_id).pk}")
 
     @action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
     def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             where = gettext("Browser profile %(profile)s on node %(node)s.")
@@ -356,7 +366,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
                 facts=[where % {"profile": row.profile, "node": row.lane.home or "–"}],
                 button=gettext("Yes, it is logged in"), back=back, original=row,
             )  # fmt: skip
-        if shops.logged_in(row.pk, by=request.user.get_username()):
+        if shops.record_login(row.pk, by=request.user.get_username()):
             self.log_change(request, row, gettext("Logged in."))
             messages.success(request, gettext("The jobs of the shop continue."))
         else:
@@ -365,7 +375,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
 
     @action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])  # type: ignore[untyped-decorator]
     def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             return self.page(
@@ -375,7 +385,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
                 facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
                 button=gettext("Yes, move it"), back=back, original=row,
             )  # fmt: skip
-        if shops.leave_home(row.pk, by=request.user.get_username()):
+        if shops.unpin_shop(row.pk, by=request.user.get_username()):
             self.log_change(request, row, gettext("Moved to another node."))
             messages.success(request, gettext("The next node that has room takes the shop."))
         else:

@@ -27,11 +27,11 @@ from rpa_tasks.api.schemas import (
 from rpa_tasks.jobs import publish as publishing
 from rpa_tasks.jobs import queries, shops
 from rpa_tasks.models import Evidence, Job, Run, Shop
-from rpa_tasks.worker.evidence import unpacked
+from rpa_tasks.worker.evidence import unpack_text
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, actor_of, principal_of
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, get_principal
 from scheduling.api.errors import Problem
-from scheduling.api.pagination import page_of, reading
+from scheduling.api.pagination import build_page, limit_list_time
 from scheduling.api.schemas import ProblemOut, Text
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Priority
@@ -40,13 +40,13 @@ PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiK
 router = Router(tags=["RPA"], auth=READ)
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 LARGEST_KEY = 2**63 - 1
-SAME = (
+JOB_FIELDS = (
     "task_id", "retry_of", "state", "reason", "parked", "dedupe_key", "requests", "source", "due_at", "planned_at",
     "created_at", "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
 )  # fmt: skip
-RUN = ("number", "lease_no", "node", "started_at", "ended_at", "outcome", "reason", "exit_code", "detail")
-SHOP = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
-STATE = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
+RUN_FIELDS = ("number", "lease_no", "node", "started_at", "ended_at", "outcome", "reason", "exit_code", "detail")
+SHOP_FIELDS = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
+STATE_FIELDS = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
 
 
 @router.post("/rpa/jobs", auth=PUBLISH, response={202: ReceiptOut, PROBLEMS: ProblemOut})
@@ -56,8 +56,8 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
     Without a `dedupe_key` the flow decides which requests merge. A request with an empty one never merges."""
     try:
         with sql.brief_lock_waits():
-            receipt = publishing.publish(
-                publishing.Request(
+            receipt = publishing.publish_job(
+                publishing.PublishRequest(
                     platform=wish.platform,
                     shop_id=wish.shop_id,
                     task_type=wish.task_type,
@@ -65,10 +65,10 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
                     priority=Priority[wish.priority.upper()],
                     delay=timedelta(seconds=wish.delay_seconds),
                     dedupe_key=wish.dedupe_key,
-                    source=actor_of(request).name,
+                    source=build_api_key_actor(request).name,
                 )
             )
-    except publishing.Refused as refused:
+    except publishing.BacklogFull as refused:
         raise Problem(429, str(refused), retry_after=refused.retry_after) from refused
     return Status(202, {"task_id": receipt.task_id, "duplicate": receipt.duplicate, "state": receipt.state})
 
@@ -77,7 +77,7 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
 def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any]:
     """List jobs, newest first. `shop` is a shop id; `platform` makes it unique. A list that takes too long returns
     503: filter by a shop then."""
-    with reading():
+    with limit_list_time():
         rows = queries.jobs_page(
             platform=filters.platform,
             shop=filters.shop,
@@ -86,14 +86,16 @@ def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        again = queries.retried_as(row.task_id for row in rows)
-        return page_of([_brief(row, again) for row in rows], [row.task_id for row in rows], filters.limit)
+        again = queries.map_to_retries(row.task_id for row in rows)
+        return build_page(
+            [_serialize_job_brief(row, again) for row in rows], [row.task_id for row in rows], filters.limit
+        )
 
 
 @router.get("/rpa/jobs/{task_id}", response={200: JobOut, PROBLEMS: ProblemOut})
 def get_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Return one job with all runs and their evidence."""
-    return _job(task_id)
+    return _serialize_job(task_id)
 
 
 @router.post("/rpa/jobs/{task_id}/cancel", auth=OPERATE, response={200: JobOut, PROBLEMS: ProblemOut})
@@ -101,11 +103,11 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Cancel a job. A waiting job ends at once. A running job gets `cancel_requested_at`, and its node ends it within
     seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
     with sql.brief_lock_waits():
-        publishing.cancel(task_id, by=actor_of(request).name)
+        publishing.request_cancel(task_id, by=build_api_key_actor(request).name)
     unread: dict[str, Any] = (
-        {} if READ.scope in principal_of(request).scopes else {"payload": None, "result": None, "runs": []}
+        {} if READ.scope in get_principal(request).scopes else {"payload": None, "result": None, "runs": []}
     )
-    return _job(task_id) | unread
+    return _serialize_job(task_id) | unread
 
 
 @router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
@@ -120,7 +122,7 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
     if row.kind == Evidence.Kind.SCREENSHOT:
         kind, name = ("image/png", "png") if content.startswith(b"\x89PNG") else ("image/jpeg", "jpg")
     else:
-        content, kind, name = unpacked(content), "text/plain; charset=utf-8", "txt"
+        content, kind, name = unpack_text(content), "text/plain; charset=utf-8", "txt"
     disposition = f'attachment; filename="{task_id}-{row.run_id}-{row.kind}.{name}"'
     return HttpResponse(content, content_type=kind, headers={"Content-Disposition": disposition})
 
@@ -128,73 +130,80 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
 @router.get("/rpa/shops", response={200: ShopsOut, PROBLEMS: ProblemOut})
 def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
     """List shops with their state."""
-    with reading():
+    with limit_list_time():
         states = queries.shops_page(
-            platform=filters.platform, login=filters.login or "", after=_after(filters), limit=filters.limit + 1
+            platform=filters.platform,
+            login=filters.login or "",
+            after=_parse_shop_cursor(filters),
+            limit=filters.limit + 1,
         )
-        return page_of([_shop(each) for each in states], [UUID(int=each.shop.pk) for each in states], filters.limit)
+        return build_page(
+            [_serialize_shop(each) for each in states], [UUID(int=each.shop.pk) for each in states], filters.limit
+        )
 
 
 @router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
-def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.Rebalanced:
+def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
     """Release the preferred node of many shops. Nodes with free slots take the shops with a new browser profile, so
     platforms may ask for a login again. Shops with a running job keep their node and count as `running`."""
-    return shops.rebalance(by=actor_of(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node)
+    return shops.unpin_matching_shops(
+        by=build_api_key_actor(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node
+    )
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """Confirm that an operator logged the shop in. Its jobs continue."""
-    return _act(request, platform, shop_id, shops.logged_in)
+    return _act_on_shop(request, platform, shop_id, shops.record_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """Start no more jobs of this shop. A running job continues. Idempotent."""
-    return _act(request, platform, shop_id, shops.pause)
+    return _act_on_shop(request, platform, shop_id, shops.pause_shop)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """End the pause of the shop."""
-    return _act(request, platform, shop_id, shops.resume)
+    return _act_on_shop(request, platform, shop_id, shops.resume_shop)
 
 
-def _act(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> dict[str, Any]:
+def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> dict[str, Any]:
     found = Shop.objects.filter(platform__key=platform, shop_id=shop_id, retired_at=None)
     row = found.first()
     if row is None:
         raise NotFound(f"There is no shop {platform}/{shop_id}.")
     with sql.brief_lock_waits():
-        act(row.pk, by=actor_of(request).name)
+        act(row.pk, by=build_api_key_actor(request).name)
     (state,) = queries.shop_states(found)
-    return _shop(state)
+    return _serialize_shop(state)
 
 
-def _after(filters: ShopFilters) -> int:
+def _parse_shop_cursor(filters: ShopFilters) -> int:
     before = filters.before()
     if before is not None and before.int > LARGEST_KEY:
         raise InvalidInput.of("cursor", "is not one that this list has given out")
     return before.int if before else 0
 
 
-def _job(task_id: UUID) -> dict[str, Any]:
-    row = queries.job(task_id)
+def _serialize_job(task_id: UUID) -> dict[str, Any]:
+    row = queries.find_job(task_id)
     if row is None:
         raise NotFound(f"There is no job {task_id}.")
     evidence = Evidence.objects.filter(run__job=row).defer("content").order_by("pk")
     left: dict[int, list[Evidence]] = {}
     for each in evidence:
         left.setdefault(each.run_id, []).append(each)
-    return _brief(row, queries.retried_as([task_id])) | {
+    return _serialize_job_brief(row, queries.map_to_retries([task_id])) | {
         "payload": row.payload,
         "result": row.result,
-        "runs": [_run(run, row, left.get(run.pk, [])) for run in row.runs.all()],
+        "runs": [_serialize_run(run, row, left.get(run.pk, [])) for run in row.runs.all()],
     }
 
 
-def _brief(row: Job, again: dict[UUID, UUID]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in SAME} | {
+def _serialize_job_brief(row: Job, again: dict[UUID, UUID]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in JOB_FIELDS} | {
         "delivery_key": row.root_id,
         "retried_as": again.get(row.task_id),
         "platform": row.shop.platform.key,
@@ -205,8 +214,8 @@ def _brief(row: Job, again: dict[UUID, UUID]) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, job: Job, left: list[Evidence]) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in RUN} | {
+def _serialize_run(run: Run, job: Job, left: list[Evidence]) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in RUN_FIELDS} | {
         "pool_wait_seconds": run.pool_wait.total_seconds() if run.pool_wait is not None else None,
         "evidence": [
             {
@@ -219,10 +228,10 @@ def _run(run: Run, job: Job, left: list[Evidence]) -> dict[str, Any]:
     }
 
 
-def _shop(state: queries.ShopState) -> dict[str, Any]:
+def _serialize_shop(state: queries.ShopState) -> dict[str, Any]:
     shop = state.shop
     return (
-        {name: getattr(shop, name) for name in SHOP}
-        | {name: getattr(state, name) for name in STATE}
+        {name: getattr(shop, name) for name in SHOP_FIELDS}
+        | {name: getattr(state, name) for name in STATE_FIELDS}
         | {"platform": shop.platform.key, "login": shop.login_state, "platform_paused": shop.platform.paused}
     )

@@ -13,16 +13,16 @@ from rpa_tasks.jobs.publish import MAX_DELAY
 from rpa_tasks.models import JobState, LoginState
 from scheduling.api.pagination import Page
 from scheduling.api.schemas import Request, Text
-from scheduling.api.strict_json import unstorable
+from scheduling.api.strict_json import find_unstorable_text
 
 
-def _storable(text: str) -> str:
-    if odd := unstorable(text):
+def _require_storable(text: str) -> str:
+    if odd := find_unstorable_text(text):
         raise ValueError(odd)
     return text
 
 
-ShortText = Annotated[str, Field(max_length=200), AfterValidator(_storable)]
+ShortText = Annotated[str, Field(max_length=200), AfterValidator(_require_storable)]
 PriorityName = Literal["high", "normal", "low"]
 
 

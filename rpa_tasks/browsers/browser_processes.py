@@ -15,79 +15,87 @@ from contextlib import suppress
 from pathlib import Path
 
 from rpa_tasks.supervisor.markers import TASK_ID
-from rpa_tasks.supervisor.processes import Process, carries, environment, everyone, look, real_uid
+from rpa_tasks.supervisor.processes import (
+    Process,
+    all_processes,
+    carries_marks,
+    read_environment,
+    read_process,
+    real_uid,
+)
 
 MARKER = "AFTERTOUCH_BROWSER"
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 def is_alive(pid: int, ticks: int) -> bool:
     """Return whether the process with this start time is still running."""
-    process = look(pid)
+    process = read_process(pid)
     return process is not None and not process.gone and process.started == ticks
 
 
-def family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
+def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}
-    in_session = _session_test(*leader)
+    in_session = _session_filter(*leader)
     return [
         process
-        for process in everyone()
-        if in_session(process) or (carries(process, marks) and (not profile or reaches(process.pid, profile)))
+        for process in all_processes()
+        if in_session(process)
+        or (carries_marks(process, marks) and (not profile or reaches_profile(process.pid, profile)))
     ]
 
 
-def _session_test(pid: int, ticks: int) -> Callable[[Process], bool]:
+def _session_filter(pid: int, ticks: int) -> Callable[[Process], bool]:
     """Return a test for membership in the session of this leader.
 
     The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
     Chromium's count: another daemon may have the number.
     """
-    head = look(pid) if pid else None
+    head = read_process(pid) if pid else None
     if not pid or (head is not None and head.started != ticks):
         return lambda process: False
     if head is not None and not head.gone:
         return lambda process: process.session == pid
-    return lambda process: process.session == pid and "--type=" in command_line(process.pid)
+    return lambda process: process.session == pid and "--type=" in read_command_line(process.pid)
 
 
 def marked_slots(browsers: str) -> set[int]:
     """Return the slots in this folder that the marker of a running process names."""
-    found = (re.fullmatch(rf"{re.escape(browsers)}/slot-(\d+)", marker) for marker in map(_marker, everyone()))
+    found = (re.fullmatch(rf"{re.escape(browsers)}/slot-(\d+)", marker) for marker in map(_marker_of, all_processes()))
     return {int(match[1]) for match in found if match}
 
 
-def left_on(profile: str) -> list[Process]:
+def leftover_browsers_on(profile: str) -> list[Process]:
     """Return browsers on this profile that a pool started."""
-    return [each for each in users_of(profile) if _marker(each)]
+    return [each for each in processes_on_profile(profile) if _marker_of(each)]
 
 
-def strangers(profile: str) -> list[int]:
+def unowned_processes(profile: str) -> list[int]:
     """Return pids of browsers on this profile that a person started."""
     return [
         process.pid
-        for process in users_of(profile)
-        if "--type=" not in command_line(process.pid)  # renderers and helpers have overwritten their mark
-        and not _marker(process)
+        for process in processes_on_profile(profile)
+        if "--type=" not in read_command_line(process.pid)  # renderers and helpers have overwritten their mark
+        and not _marker_of(process)
     ]
 
 
-def users_of(profile: str) -> Iterator[Process]:
+def processes_on_profile(profile: str) -> Iterator[Process]:
     """Yield processes that name this profile and can reach it.
 
     Processes of a run do not count: bwrap has the words of the command and is not confined.
     """
-    for process in everyone():
+    for process in all_processes():
         if (
-            names_profile(command_line(process.pid), profile)
-            and not environment(process.pid, having=TASK_ID)
-            and reaches(process.pid, profile)
+            names_profile(read_command_line(process.pid), profile)
+            and not read_environment(process.pid, having=TASK_ID)
+            and reaches_profile(process.pid, profile)
         ):
             yield process
 
 
-def reaches(pid: int, folder: str) -> bool:
+def reaches_profile(pid: int, folder: str) -> bool:
     """Return whether our directory has the same path for this process. Isolation hides a profile from other shops.
 
     Links in the root of the process are not followed, because they would be resolved in ours. An unreadable root
@@ -116,7 +124,7 @@ def names_profile(line: str, profile: str) -> bool:
     return bool(profile) and f"--user-data-dir={profile} " in f"{line} "
 
 
-def command_line(pid: int) -> str:
+def read_command_line(pid: int) -> str:
     """Return the command line joined by spaces, as Chromium does with that of its renderers."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").rstrip()
@@ -124,20 +132,20 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def listens(pid: int, port: int) -> bool:
+def listens_on(pid: int, port: int) -> bool:
     """Return whether the process, or one of its session, listens on this port.
 
     The session counts because the process itself may only be the browser's sandbox.
     """
-    sockets = _listening(port)
+    sockets = _listening_sockets(port)
     if not sockets:
         return False
-    if _holds(pid, sockets):
+    if _has_socket(pid, sockets):
         return True
-    return any(_holds(each.pid, sockets) for each in everyone() if each.session == pid)
+    return any(_has_socket(each.pid, sockets) for each in all_processes() if each.session == pid)
 
 
-def _holds(pid: int, sockets: set[str]) -> bool:
+def _has_socket(pid: int, sockets: set[str]) -> bool:
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -153,19 +161,19 @@ def memory_by_session() -> dict[int, int]:
     """
     own: Counter[int] = Counter()
     shared: dict[int, int] = {}
-    for process in everyone():
+    for process in all_processes():
         with suppress(OSError):
             _, resident, common, *_ = map(int, Path(f"/proc/{process.pid}/statm").read_text().split())
-            own[process.session] += (resident - common) * PAGE
-            shared[process.session] = max(shared.get(process.session, 0), common * PAGE)
+            own[process.session] += (resident - common) * PAGE_SIZE
+            shared[process.session] = max(shared.get(process.session, 0), common * PAGE_SIZE)
     return {session: used + shared[session] for session, used in own.items()}
 
 
-def _marker(process: Process) -> str:
-    return environment(process.pid).get(MARKER, "")
+def _marker_of(process: Process) -> str:
+    return read_environment(process.pid).get(MARKER, "")
 
 
-def _listening(port: int) -> set[str]:
+def _listening_sockets(port: int) -> set[str]:
     """Return `socket:[inode]` of each IPv4 socket that listens on the port."""
     wanted = f":{port:04X}"
     with open("/proc/net/tcp", encoding="ascii") as table:

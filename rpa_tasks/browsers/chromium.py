@@ -16,13 +16,13 @@ from django.conf import settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_processes import MARKER, is_alive, left_on, listens, strangers
+from rpa_tasks.browsers.browser_processes import MARKER, is_alive, leftover_browsers_on, listens_on, unowned_processes
 from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.singleton import release_singleton
-from rpa_tasks.supervisor.processes import end, look
+from rpa_tasks.supervisor.processes import end_processes, read_process
 
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
-LEAST_FREE = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
+MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
 SPAWNER = Path(__file__).with_name("spawn_process.py")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATH = "/usr/local/bin:/usr/bin:/bin:/snap/bin"
@@ -59,7 +59,7 @@ FLAGS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningBrowser:
     pid: int
     ticks: int
     port: int
@@ -75,34 +75,36 @@ def find_chromium() -> str:
     raise NoBrowser(BROWSER_FAILED, f"Chromium was not found ({wanted or ', '.join(NAMES)}).")
 
 
-def start(slot: int, profile_id: str) -> Running:
+def start_browser(slot: int, profile_id: str) -> RunningBrowser:
     """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
 
     Raises: `NoBrowser`. A process may be running then; the caller ends it.
     """
-    profile = registry.profile(profile_id)
-    if shutil.disk_usage(profile).free < LEAST_FREE:
-        raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
-    if others := strangers(str(profile)):
+    profile = registry.profile_dir(profile_id)
+    if shutil.disk_usage(profile).free < MIN_FREE_BYTES:
+        raise NoBrowser(DISK_FULL, f"Less than {MIN_FREE_BYTES // 2**20} MB are free.")
+    if others := unowned_processes(str(profile)):
         raise NoBrowser(PROFILE_BUSY, f"A browser that is not ours uses the profile: {others}.")
     # The holder of the profile's lock may end browsers on it. No record names them, so no other process would.
-    end(lambda: left_on(str(profile)), grace=2.0)
+    end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
     release_singleton(profile)
     port_file = profile / "DevToolsActivePort"
     port_file.unlink(missing_ok=True)
-    log = registry.logs() / f"browser-{slot}.log"
-    pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id)
-    process = look(pid)
-    for _ in _moments(START_TIMEOUT):
+    log = registry.browser_logs_dir() / f"browser-{slot}.log"
+    pid = _spawn_command(
+        [find_chromium(), *_launch_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id
+    )
+    process = read_process(pid)
+    for _ in _poll_until(START_TIMEOUT):
         if process is None or not is_alive(pid, process.started):
             break
         # Other processes can write to the profile: the port must belong to this browser.
-        if (found := _port(port_file)) and listens(pid, found[0]) and _answers(*found):
-            return Running(pid, process.started, *found)
-    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
+        if (found := _read_debug_port(port_file)) and listens_on(pid, found[0]) and _answers_on_port(*found):
+            return RunningBrowser(pid, process.started, *found)
+    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_tail_of_log(log)}")
 
 
-def _flags(profile: Path) -> list[str]:
+def _launch_flags(profile: Path) -> list[str]:
     flags = [*FLAGS, f"--user-data-dir={profile}"]
     try:
         kind = isolation.mode()
@@ -123,13 +125,13 @@ def may_use_namespaces() -> bool:
         return True
 
 
-def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
+def _spawn_command(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
     """Start the command and return its pid. Raises `NoBrowser` if it cannot be executed."""
     try:
         with isolation.plan_for_browser(profile_id) as plan:
             answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
                 [sys.executable, "-I", "-S", str(SPAWNER), str(log), json.dumps(plan.confine), *plan.prefix, *command],
-                env=_environment(slot, profile),
+                env=_browser_environment(slot, profile),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=START_TIMEOUT,
@@ -146,7 +148,7 @@ def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_i
         raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
 
 
-def _environment(slot: int, profile: Path) -> dict[str, str]:
+def _browser_environment(slot: int, profile: Path) -> dict[str, str]:
     """Return the environment of a browser: neither secrets nor run markers, which would make it a process of a run.
 
     The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`).
@@ -157,11 +159,11 @@ def _environment(slot: int, profile: Path) -> dict[str, str]:
         "HOME": str(profile),
         "LANG": "C.UTF-8",
         "TZ": settings.TIME_ZONE,
-        MARKER: registry.marker(slot),
+        MARKER: registry.slot_marker(slot),
     }
 
 
-def _port(port_file: Path) -> tuple[int, str] | None:
+def _read_debug_port(port_file: Path) -> tuple[int, str] | None:
     try:
         port, path = registry.read_own(port_file).decode().split()
         return int(port), path
@@ -169,14 +171,14 @@ def _port(port_file: Path) -> tuple[int, str] | None:
         return None
 
 
-def _answers(port: int, path: str) -> bool:
+def _answers_on_port(port: int, path: str) -> bool:
     try:
-        return devtools.address(port) == path
+        return devtools.websocket_path(port) == path
     except devtools.NoAnswer:
         return False
 
 
-def _moments(seconds: float) -> Iterator[None]:
+def _poll_until(seconds: float) -> Iterator[None]:
     """Yield every 20 ms until the time is over."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
@@ -184,7 +186,7 @@ def _moments(seconds: float) -> Iterator[None]:
         time.sleep(0.02)
 
 
-def _last_words(log: Path) -> str:
+def _tail_of_log(log: Path) -> str:
     """Return the end of the log. NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them."""
     try:
         return log.read_text(errors="replace")[-500:].replace("\0", "\ufffd").strip()

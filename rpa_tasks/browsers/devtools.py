@@ -17,49 +17,49 @@ from websockets.sync.client import connect
 
 HOST = "127.0.0.1"
 TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
-CLOSING = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
+CLOSE_TIMEOUT = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
 
 
 class NoAnswer(Exception):
     """The browser did not answer in time, or another program answered."""
 
 
-def address(port: int, *, timeout: float | None = None) -> str:
+def websocket_path(port: int, *, timeout: float | None = None) -> str:
     """Return the path of the browser's own WebSocket, with its random part. Raises `NoAnswer`."""
-    answer = _get(port, "/json/version", TIMEOUT if timeout is None else timeout)
+    answer = _request_http(port, "/json/version", TIMEOUT if timeout is None else timeout)
     if not isinstance(answer, dict) or not isinstance(url := answer.get("webSocketDebuggerUrl"), str):
         raise NoAnswer(f"Port {port} answers, but not as a browser.")
     return urlsplit(url).path
 
 
-def pages(port: int) -> list[dict[str, Any]]:
+def list_tabs(port: int) -> list[dict[str, Any]]:
     """Return the tabs, the latest first. Raises `NoAnswer`."""
-    answer = _get(port, "/json/list", TIMEOUT)
+    answer = _request_http(port, "/json/list", TIMEOUT)
     if not isinstance(answer, list):
         raise NoAnswer(f"Port {port} answers, but not as a browser.")
     return [page for page in answer if page.get("type") == "page"]
 
 
-def leave_one_blank_page(port: int) -> bool:
+def reset_to_blank_page(port: int) -> bool:
     """Close the pages that a run left open, so that none works or fills memory during the next run.
 
     Returns False if a page does not close. Raises `NoAnswer`.
     """
-    open_pages = pages(port)
+    open_pages = list_tabs(port)
     if [page["url"] for page in open_pages] == ["about:blank"]:
         return True
-    _get(port, "/json/new?about:blank", TIMEOUT, method="PUT")  # first: a browser without a page may exit
+    _request_http(port, "/json/new?about:blank", TIMEOUT, method="PUT")  # first: a browser without a page may exit
     for page in open_pages:
         with suppress(NoAnswer):
-            _get(port, f"/json/close/{page['id']}", TIMEOUT, text=True)
+            _request_http(port, f"/json/close/{page['id']}", TIMEOUT, text=True)
     old = {page["id"] for page in open_pages}
-    ends_at = time.monotonic() + CLOSING
-    while not (closed := old.isdisjoint(page["id"] for page in pages(port))) and time.monotonic() < ends_at:
+    ends_at = time.monotonic() + CLOSE_TIMEOUT
+    while not (closed := old.isdisjoint(page["id"] for page in list_tabs(port))) and time.monotonic() < ends_at:
         time.sleep(0.02)
     return closed
 
 
-def call(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
+def send_command(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
     """Send one command to the browser. Raises `NoAnswer`, also if the browser refuses it."""
     timeout = TIMEOUT if timeout is None else timeout
     try:
@@ -83,10 +83,10 @@ def call(port: int, path: str, method: str, *, timeout: float | None = None, **p
 
 def clear_cookies(port: int) -> None:
     """Delete all cookies of the profile. Raises `NoAnswer`."""
-    call(port, address(port), "Storage.clearCookies")
+    send_command(port, websocket_path(port), "Storage.clearCookies")
 
 
-def _get(port: int, path: str, timeout: float, *, method: str = "GET", text: bool = False) -> Any:
+def _request_http(port: int, path: str, timeout: float, *, method: str = "GET", text: bool = False) -> Any:
     connection = HTTPConnection(HOST, port, timeout=timeout)
     try:
         connection.request(method, path)

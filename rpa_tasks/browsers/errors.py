@@ -17,7 +17,7 @@ class NoBrowser(Exception):
         self.detail = detail
 
 
-def refusal(error: OSError) -> NoBrowser:
+def no_browser_for(error: OSError) -> NoBrowser:
     """Return the `NoBrowser` for a state directory that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return NoBrowser(DISK_FULL if full else BROWSER_FAILED, str(error))

@@ -22,60 +22,60 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.pool import is_in_order
-from rpa_tasks.browsers.recycling import recorded
+from rpa_tasks.browsers.pool import is_recorded_browser
+from rpa_tasks.browsers.recycling import records_in
 from rpa_tasks.browsers.registry import IDLE, Record
-from rpa_tasks.browsers.slots import Slot, unused
+from rpa_tasks.browsers.slots import Slot, lock_unused_slot
 
 log = structlog.get_logger(__name__)
 
-EVERY = 60.0  #: seconds
-START = 60.0  #: seconds for the start of the examiner process, which does not count against a browser
-PATIENCE = 10.0  #: seconds for connecting, and for the page
+CHECK_INTERVAL = 60.0  #: seconds
+EXAMINER_START_LIMIT = 60.0  #: seconds for the start of the examiner process, which does not count against a browser
+PAGE_TIME_LIMIT = 10.0  #: seconds for connecting, and for the page
 SLOWER = 3.0  #: times its first page
-NOTICED = 0.5  #: seconds; a slower page below this only shows a busy machine
+MIN_SLOWDOWN = 0.5  #: seconds; a slower page below this only shows a busy machine
 
 
 def check_idle() -> None:
     """Check the idle browsers that are due; end those that fail."""
-    due = [record for record in recorded(IDLE) if time.time() - record.checked_at >= EVERY]
+    due = [record for record in records_in(IDLE) if time.time() - record.checked_at >= CHECK_INTERVAL]
     if not due:
         return
-    with _examiner() as examiner:
-        if not _is_ready(examiner):
+    with _run_examiner() as examiner:
+        if not _wait_for_examiner(examiner):
             log.warning("examiner_not_started")  # the state of the browsers is unknown
             return
         for record in due:
-            _ask(examiner, record, "connect")
-            with unused(record.slot) as slot:
+            _ask_examiner(examiner, record, "connect")
+            with lock_unused_slot(record.slot) as slot:
                 if slot and slot.record == record:  # not used since
-                    _examine(examiner, slot, record)
+                    _check_slot(examiner, slot, record)
             if examiner.poll() is not None:
                 return  # the others were not asked and stay due; the next check starts a new examiner
 
 
-def _examine(examiner: subprocess.Popen[bytes], slot: Slot, record: Record) -> None:
-    if not is_in_order(record):
+def _check_slot(examiner: subprocess.Popen[bytes], slot: Slot, record: Record) -> None:
+    if not is_recorded_browser(record):
         slot.empty("not in order")
         return
-    health = _ask(examiner, record, "navigate")
-    if why := _complaint(health, record.baseline):
+    health = _ask_examiner(examiner, record, "navigate")
+    if why := _health_problem(health, record.baseline):
         log.warning("browser_unhealthy", slot=slot.number, profile=record.profile, why=why)
         slot.empty(why)
     else:
         slot.write(replace(record, checked_at=time.time(), baseline=record.baseline or health["seconds"]))
 
 
-def _complaint(health: dict[str, Any], baseline: float) -> str:
+def _health_problem(health: dict[str, Any], baseline: float) -> str:
     if not health["ok"]:
         return f"check: {health['reason']}"[:200]
-    if baseline and health["seconds"] >= max(SLOWER * baseline, NOTICED):
+    if baseline and health["seconds"] >= max(SLOWER * baseline, MIN_SLOWDOWN):
         return f"slow: {health['seconds']:.2f} s, at first {baseline:.2f} s"
     return ""
 
 
 @contextmanager
-def _examiner() -> Iterator[subprocess.Popen[bytes]]:
+def _run_examiner() -> Iterator[subprocess.Popen[bytes]]:
     """Start the examiner as a separate process, so that a broken browser cannot affect the maintainer."""
     with subprocess.Popen(
         [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "examine"],
@@ -97,23 +97,28 @@ def minimal_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _is_ready(examiner: subprocess.Popen[bytes]) -> bool:
+def _wait_for_examiner(examiner: subprocess.Popen[bytes]) -> bool:
     """Wait for the examiner. Python, Playwright and its driver may need longer than the time limit of a browser."""
     assert examiner.stdout
-    return bool(select.select([examiner.stdout], [], [], START)[0] and examiner.stdout.readline())
+    return bool(select.select([examiner.stdout], [], [], EXAMINER_START_LIMIT)[0] and examiner.stdout.readline())
 
 
-def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
+def _ask_examiner(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
     """Return the browser's health.
 
     An examiner that does not answer in time is killed; the next question then fails at once.
     """
-    question = {"do": what, "port": record.port, "profile": str(registry.profile(record.profile)), "seconds": PATIENCE}
+    question = {
+        "do": what,
+        "port": record.port,
+        "profile": str(registry.profile_dir(record.profile)),
+        "seconds": PAGE_TIME_LIMIT,
+    }
     assert examiner.stdin
     assert examiner.stdout
     try:
         examiner.stdin.write(json.dumps(question).encode() + b"\n")
-        if select.select([examiner.stdout], [], [], PATIENCE + 5)[0]:
+        if select.select([examiner.stdout], [], [], PAGE_TIME_LIMIT + 5)[0]:
             return dict(json.loads(examiner.stdout.readline()))
         examiner.kill()
         examiner.wait()

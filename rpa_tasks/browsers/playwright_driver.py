@@ -3,7 +3,7 @@
     python -m rpa_tasks.browsers.playwright_driver snapshot --port 9222 --dir DIR
 
 prints one JSON object and exits with 0, or `{"error": …}` and 1. So no event loop and no driver process run in a
-worker. `examine` checks browsers for the maintainer: one question per line.
+worker. `serve_health_checks` checks browsers for the maintainer: one question per line.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Snapshot:
     title: str
 
 
-def snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
+def take_snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
     """Return the page that the browser shows, screenshot and HTML at most 1 MB each.
 
     Raises: `playwright.Error`, `devtools.NoAnswer`.
     """
-    with _connected(port, timeout) as browser:
-        page = _latest(browser, port)
+    with _open_connection(port, timeout) as browser:
+        page = _latest_page(browser, port)
         html = page.content().encode(errors="replace")[:LIMIT].decode(errors="ignore")
-        return Snapshot(screenshot=_picture(page, timeout), html=html, url=page.url, title=page.title())
+        return Snapshot(screenshot=_take_screenshot(page, timeout), html=html, url=page.url, title=page.title())
 
 
 @contextmanager
-def _connected(port: int, timeout: float) -> Iterator[Browser]:
+def _open_connection(port: int, timeout: float) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         yield _connect(playwright, port, timeout)
 
@@ -76,7 +76,7 @@ def _connect(playwright: Playwright, port: int, timeout: float) -> Browser:
     return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000)
 
 
-def _navigate(browser: Browser, profile_dir: str, timeout: float) -> Health:
+def _check_navigation(browser: Browser, profile_dir: str, timeout: float) -> Health:
     began = time.monotonic()
     try:
         page = browser.contexts[0].new_page()
@@ -97,9 +97,9 @@ def _navigate(browser: Browser, profile_dir: str, timeout: float) -> Health:
     return Health(True, seconds)
 
 
-def _latest(browser: Browser, port: int) -> Page:
+def _latest_page(browser: Browser, port: int) -> Page:
     """Return the page that was active last, by the browser's order. Playwright's order does not show that."""
-    ids = [page["id"] for page in devtools.pages(port)]
+    ids = [page["id"] for page in devtools.list_tabs(port)]
     ranked: list[tuple[bool, int, Page]] = []
     for page in (page for context in browser.contexts for page in context.pages):
         target = browser.contexts[0].new_cdp_session(page).send("Target.getTargetInfo")["targetInfo"]["targetId"]
@@ -109,7 +109,7 @@ def _latest(browser: Browser, port: int) -> Page:
     return min(ranked, key=lambda each: each[:2])[2]
 
 
-def _picture(page: Page, timeout: float) -> bytes:
+def _take_screenshot(page: Page, timeout: float) -> bytes:
     picture = b""
     for form in PICTURES:
         picture = page.screenshot(timeout=timeout * 1000, animations="disabled", **form)
@@ -126,34 +126,34 @@ def _first_line(error: Exception) -> str:
 
 
 def main(words: list[str]) -> int:
-    order = _parser().parse_args(words)
+    order = _build_driver_parser().parse_args(words)
     if order.what == "examine":
-        examine()
+        serve_health_checks()
         return 0
     # Some answers of a page have no time limit: an endless script would block this process forever.
     signal.alarm(int(order.timeout) + 5)
     try:
-        _say(_snapshot(order))
+        _print_answer(_print_snapshot(order))
     except (Error, OSError, IndexError, devtools.NoAnswer) as error:
-        _say({"error": _first_line(error)})
+        _print_answer({"error": _first_line(error)})
         return 1
     return 0
 
 
-def examine() -> None:
+def serve_health_checks() -> None:
     """Print {"ready": true}; then answer one question per line with one health per line.
 
     A question is {"do": "connect" | "navigate", "port", "profile", "seconds"}.
     """
     with sync_playwright() as playwright:
-        _say({"ready": True})
+        _print_answer({"ready": True})
         browsers: dict[int, Browser] = {}
         for line in sys.stdin:
             question = json.loads(line)
-            _say(dataclasses.asdict(_answer(playwright, browsers, question)))
+            _print_answer(dataclasses.asdict(_answer_question(playwright, browsers, question)))
 
 
-def _answer(playwright: Playwright, browsers: dict[int, Browser], question: dict[str, Any]) -> Health:
+def _answer_question(playwright: Playwright, browsers: dict[int, Browser], question: dict[str, Any]) -> Health:
     port, timeout = question["port"], question["seconds"]
     try:
         if port not in browsers:
@@ -162,18 +162,18 @@ def _answer(playwright: Playwright, browsers: dict[int, Browser], question: dict
         return Health(False, 0.0, _first_line(error))
     if question["do"] == "connect":
         return Health(True, 0.0)
-    return _navigate(browsers[port], question["profile"], timeout)
+    return _check_navigation(browsers[port], question["profile"], timeout)
 
 
-def _snapshot(order: argparse.Namespace) -> dict[str, Any]:
-    found = snapshot(order.port, timeout=order.timeout)
+def _print_snapshot(order: argparse.Namespace) -> dict[str, Any]:
+    found = take_snapshot(order.port, timeout=order.timeout)
     order.dir.mkdir(parents=True, exist_ok=True)
     (order.dir / "screenshot").write_bytes(found.screenshot)
     (order.dir / "page.html").write_text(found.html, encoding="utf-8")
     return {"screenshot": "screenshot", "html": "page.html", "url": found.url, "title": found.title}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_driver_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.browsers.playwright_driver")
     commands = parser.add_subparsers(dest="what", required=True)
     commands.add_parser("examine")
@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _print_answer(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

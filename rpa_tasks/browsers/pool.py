@@ -13,19 +13,19 @@ from typing import Self
 import structlog
 
 from rpa_tasks.browsers import chromium, devtools, profiles, recycling, registry
-from rpa_tasks.browsers.browser_processes import command_line, is_alive, listens, names_profile
-from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
+from rpa_tasks.browsers.browser_processes import is_alive, listens_on, names_profile, read_command_line
+from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
 from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
-from rpa_tasks.browsers.slots import Slot, own_records, take_slot
+from rpa_tasks.browsers.slots import Slot, records_of_profile, take_slot
 
 log = structlog.get_logger(__name__)
 
-LOOK_EVERY = 0.03  #: seconds
+POLL_INTERVAL = 0.03  #: seconds
 ALIVE_WITHIN = 1.0  #: seconds in which a healthy browser returns its address
 TIME_TO_START = 1.0  #: seconds of the wait that must remain to start a browser, except at the first attempt
 
 
-class Borrowed:
+class AcquiredBrowser:
     """A browser that this process holds until its release.
 
     As a context manager it releases the browser at the end, as dirty after an exception.
@@ -36,20 +36,20 @@ class Borrowed:
         self.pid = record.pid
         self.slot = record.slot
         self.profile_id = record.profile
-        self.profile_dir: Path = registry.profile(record.profile)
+        self.profile_dir: Path = registry.profile_dir(record.profile)
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was already running
         self._slot = slot
         self._profile_lock = profile_lock
         self._given_back = False
 
-    def give_back(self, dirty: bool = False) -> None:
+    def release(self, dirty: bool = False) -> None:
         """Release the browser. Idempotent. `dirty`: its state is unknown, so it is ended."""
         if self._given_back or not self._slot.held:
             return
         self._given_back = True  # before any step that can be interrupted
         try:
-            _put_back(self._slot, "dirty" if dirty else "")
+            _return_to_slot(self._slot, "dirty" if dirty else "")
         except OSError as error:
             # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
@@ -61,7 +61,7 @@ class Borrowed:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
             devtools.clear_cookies(self.port)
-            profiles.forget(self.profile_dir)
+            profiles.delete_session_cookies(self.profile_dir)
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
 
@@ -69,10 +69,10 @@ class Borrowed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.give_back(dirty=kind is not None)
+        self.release(dirty=kind is not None)
 
 
-def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Borrowed:
+def acquire_browser(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> AcquiredBrowser:
     """Acquire the shop's browser exclusively. Waits at most `wait` for profile and slot.
 
     Starting a browser may take `chromium.START_TIMEOUT` more. Raises `NoBrowser`.
@@ -80,11 +80,11 @@ def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Bor
     began = time.monotonic()
     ends_at = began + wait.total_seconds()
     try:
-        profile_lock = _take_profile(profile_id, ends_at)
+        profile_lock = _wait_for_profile(profile_id, ends_at)
         try:
-            slot = _take_slot(profile_id, ends_at)
+            slot = _wait_for_slot(profile_id, ends_at)
             try:
-                record, warm = _ready(slot, profile_id, shop, lease_no)
+                record, warm = _prepare_browser(slot, profile_id, shop, lease_no)
             except BaseException:
                 slot.release()
                 raise
@@ -92,51 +92,51 @@ def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Bor
             profile_lock.release()
             raise
     except OSError as error:
-        raise refusal(error) from error
+        raise no_browser_for(error) from error
     waited = timedelta(seconds=time.monotonic() - began)
-    return Borrowed(slot, profile_lock, record, waited=waited, warm=warm)
+    return AcquiredBrowser(slot, profile_lock, record, waited=waited, warm=warm)
 
 
-def _take_profile(profile_id: str, ends_at: float) -> Lock:
+def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:
     lock = Lock(registry.profile_lock(profile_id))
-    for _ in _looks(ends_at):
-        if lock.take():
+    for _ in _poll(ends_at):
+        if lock.try_acquire():
             return lock
     raise NoBrowser(PROFILE_BUSY, "Another run or the maintainer has the shop's profile.")
 
 
-def _take_slot(profile_id: str, ends_at: float) -> Slot:
-    for look in _looks(ends_at):
+def _wait_for_slot(profile_id: str, ends_at: float) -> Slot:
+    for look in _poll(ends_at):
         may_start = look == 0 or time.monotonic() + TIME_TO_START < ends_at
         if slot := take_slot(profile_id, may_start=may_start):
             return slot
-    if own_records(profile_id):
+    if records_of_profile(profile_id):
         raise NoBrowser(PROFILE_BUSY, "The shop's former browser is still being ended, or could not be.")
     raise NoBrowser(BROWSER_WAIT, "Every slot was busy.")
 
 
-def _looks(ends_at: float) -> Iterator[int]:
+def _poll(ends_at: float) -> Iterator[int]:
     """Yield at once, then every 30 ms until the time is over."""
     look = 0
     while look == 0 or time.monotonic() < ends_at:
         yield look
         look += 1
-        time.sleep(max(0.0, min(LOOK_EVERY, ends_at - time.monotonic())))
+        time.sleep(max(0.0, min(POLL_INTERVAL, ends_at - time.monotonic())))
 
 
-def _ready(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Record, bool]:
+def _prepare_browser(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Record, bool]:
     """Mark the slot busy with its own browser if that is healthy, otherwise with a new one."""
     found = slot.record
-    if found and found.state == IDLE and is_in_order(found):
+    if found and found.state == IDLE and is_recorded_browser(found):
         slot.write(replace(found, state=BUSY, shop=shop, lease_no=lease_no))
         assert slot.record is not None
         return slot.record, True
     if not slot.empty("its user died" if found and found.state == BUSY else "not in order"):
         raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
-    return started(slot, profile_id, shop, lease_no), False
+    return start_in_slot(slot, profile_id, shop, lease_no), False
 
 
-def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record:
+def start_in_slot(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record:
     """Start the shop's browser in this empty slot, marked busy.
 
     Raises: `NoBrowser`. The slot is empty then, or quarantined.
@@ -144,8 +144,8 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
     slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
     assert slot.record is not None
     try:
-        running = chromium.start(slot.number, profile_id)
-        profiles.bring_back(running.port, running.path, registry.profile(profile_id))
+        running = chromium.start_browser(slot.number, profile_id)
+        profiles.restore_session_cookies(running.port, running.path, registry.profile_dir(profile_id))
         now = time.time()
         slot.write(
             replace(
@@ -165,34 +165,34 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
     return slot.record
 
 
-def is_in_order(record: Record) -> bool:
+def is_recorded_browser(record: Record) -> bool:
     """Return whether it is the recorded browser, by process, profile, port and its random address."""
-    profile = str(registry.profile(record.profile))
+    profile = str(registry.profile_dir(record.profile))
     if not (
         is_alive(record.pid, record.ticks)
-        and names_profile(command_line(record.pid), profile)
-        and listens(record.pid, record.port)
+        and names_profile(read_command_line(record.pid), profile)
+        and listens_on(record.pid, record.port)
     ):
         return False
     try:
-        return devtools.address(record.port, timeout=ALIVE_WITHIN) == record.path
+        return devtools.websocket_path(record.port, timeout=ALIVE_WITHIN) == record.path
     except devtools.NoAnswer:
         return False
 
 
-def _put_back(slot: Slot, why: str) -> None:
+def _return_to_slot(slot: Slot, why: str) -> None:
     record = slot.record
     assert record is not None
     record = replace(record, uses=record.uses + 1, last_used_at=time.time())
-    registry.remember(record.profile, record.shop)
-    if why := why or recycling.reason(record) or _untidied(record):
+    registry.record_use(record.profile, record.shop)
+    if why := why or recycling.recycling_reason(record) or _cleanup_problem(record):
         slot.empty(why)
     else:
         slot.write(replace(record, state=IDLE, lease_no=0))
 
 
-def _untidied(record: Record) -> str:
+def _cleanup_problem(record: Record) -> str:
     try:
-        return "" if devtools.leave_one_blank_page(record.port) else "a page would not close"
+        return "" if devtools.reset_to_blank_page(record.port) else "a page would not close"
     except devtools.NoAnswer:
         return "does not answer"

@@ -26,37 +26,37 @@ LONGEST_NAME = 200
 LOCK = ".lock"  #: of a profile, in its directory
 
 
-def root() -> Path:
+def browser_root() -> Path:
     return Path(settings.AFTERTOUCH_STATE_DIR).absolute() / "rpa"
 
 
-def browsers() -> Path:
-    return _made(root() / "browsers")
+def browsers_dir() -> Path:
+    return _create_directory(browser_root() / "browsers")
 
 
-def logs() -> Path:
-    return _made(root() / "logs")
+def browser_logs_dir() -> Path:
+    return _create_directory(browser_root() / "logs")
 
 
-def homes() -> Path:
-    return _made(root() / "homes")
+def homes_dir() -> Path:
+    return _create_directory(browser_root() / "homes")
 
 
-def runs() -> Path:
-    return _made(root() / "runs")
+def runs_dir() -> Path:
+    return _create_directory(browser_root() / "runs")
 
 
-def workers() -> Path:
-    return _made(root() / "workers")
+def workers_dir() -> Path:
+    return _create_directory(browser_root() / "workers")
 
 
-def profiles() -> Path:
-    return _made(root() / "profiles")
+def profiles_dir() -> Path:
+    return _create_directory(browser_root() / "profiles")
 
 
-def profile(profile_id: str) -> Path:
+def profile_dir(profile_id: str) -> Path:
     """Return the directory of the profile. Raises `ValueError` for an empty id."""
-    return _made(profiles() / directory_name(profile_id))
+    return _create_directory(profiles_dir() / directory_name(profile_id))
 
 
 def directory_name(profile_id: str) -> str:
@@ -70,23 +70,23 @@ def directory_name(profile_id: str) -> str:
 
 
 def profile_lock(profile_id: str) -> Path:
-    return profile(profile_id) / LOCK
+    return profile_dir(profile_id) / LOCK
 
 
 def slot_lock(slot: int) -> Path:
-    return browsers() / f"slot-{slot}.lock"
+    return browsers_dir() / f"slot-{slot}.lock"
 
 
 def slot_record(slot: int) -> Path:
-    return browsers() / f"slot-{slot}.json"
+    return browsers_dir() / f"slot-{slot}.json"
 
 
-def marker(slot: int) -> str:
+def slot_marker(slot: int) -> str:
     """Return the value of `AFTERTOUCH_BROWSER` in the environment of every process of the slot's browser.
 
     It finds them even after the loss of the record. The path distinguishes two deployments on one machine.
     """
-    return str(browsers().resolve() / f"slot-{slot}")
+    return str(browsers_dir().resolve() / f"slot-{slot}")
 
 
 def read_own(path: Path) -> bytes:
@@ -109,7 +109,7 @@ def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
-def _made(directory: Path) -> Path:
+def _create_directory(directory: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
 
@@ -138,7 +138,7 @@ class Record:
     reason: str = ""
 
 
-def read(slot: int) -> Record | None:
+def read_record(slot: int) -> Record | None:
     """Return the record, or None without a browser. An unreadable file counts as an abandoned browser."""
     try:
         found = json.loads(slot_record(slot).read_bytes())
@@ -149,7 +149,7 @@ def read(slot: int) -> Record | None:
         return Record(slot=slot, state=BUSY, reason="unreadable")
 
 
-def write(record: Record) -> None:
+def write_record(record: Record) -> None:
     """Write the record. Raises `OSError`, for example on a full disk; the old record stays then."""
     path = slot_record(record.slot)
     draft = path.with_suffix(".tmp")  # one name is enough: only one process has the lock
@@ -161,28 +161,28 @@ def write(record: Record) -> None:
         raise
 
 
-def forget(slot: int) -> None:
+def delete_record(slot: int) -> None:
     """Remove the record of the slot."""
     slot_record(slot).unlink(missing_ok=True)
 
 
-def slots(most: int) -> list[int]:
+def list_slots(most: int) -> list[int]:
     """Return the slots 1 to `most`, and those beyond that hold a browser because `most` was lowered."""
-    beyond = {int(found[1]) for name in os.listdir(browsers()) if (found := re.match(r"slot-(\d+)\.json$", name))}
+    beyond = {int(found[1]) for name in os.listdir(browsers_dir()) if (found := re.match(r"slot-(\d+)\.json$", name))}
     return sorted(beyond.union(range(1, most + 1)))
 
 
-def records(most: int) -> dict[int, Record | None]:
-    return {slot: read(slot) for slot in slots(most)}
+def read_records(most: int) -> dict[int, Record | None]:
+    return {slot: read_record(slot) for slot in list_slots(most)}
 
 
-_held: set[Lock] = set()
+_locks_held: set[Lock] = set()
 
 
 class Lock:
     """An exclusive flock. Open it after the fork: an inherited descriptor shares the lock instead of competing for it.
 
-    Close-on-exec hides it from commands, and `_forget_in_child` from children that never exec.
+    Close-on-exec hides it from commands, and `_close_locks_in_child` from children that never exec.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,7 +193,7 @@ class Lock:
     def held(self) -> bool:
         return self._descriptor is not None
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Try to take the lock, without waiting. Raises `OSError` if the file cannot be created."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -204,31 +204,31 @@ class Lock:
                 return False
             raise
         self._descriptor = descriptor
-        _held.add(self)
+        _locks_held.add(self)
         return True
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
-        _held.discard(self)
+        _locks_held.discard(self)
         if descriptor is not None:
             # Unlocked explicitly: a child between fork and exec still has the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
-def _forget_in_child() -> None:
-    for lock in _held:
+def _close_locks_in_child() -> None:
+    for lock in _locks_held:
         if lock._descriptor is not None:
             os.close(lock._descriptor)  # closing a copy does not unlock
             lock._descriptor = None
-    _held.clear()
+    _locks_held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
-KEPT = 64
+USES_KEPT = 64
 
 
 class Use(NamedTuple):
@@ -237,23 +237,25 @@ class Use(NamedTuple):
     at: float  #: seconds since the epoch
 
 
-def remember(profile: str, shop: str) -> None:
-    _write(lambda uses: [Use(profile, shop, time.time()), *(use for use in uses if use.profile != profile)])
+def record_use(profile: str, shop: str) -> None:
+    _change_recent_uses(
+        lambda uses: [Use(profile, shop, time.time()), *(use for use in uses if use.profile != profile)]
+    )
 
 
-def forget_recent(folder: str) -> None:
+def delete_recent_uses(folder: str) -> None:
     """Remove the profile with this `directory_name` from the recent uses."""
-    _write(lambda uses: [use for use in uses if directory_name(use.profile) != folder])
+    _change_recent_uses(lambda uses: [use for use in uses if directory_name(use.profile) != folder])
 
 
-def _write(change: Callable[[list[Use]], list[Use]]) -> None:
+def _change_recent_uses(change: Callable[[list[Use]], list[Use]]) -> None:
     """Change the recent uses. If another process is writing, the change is skipped: the next use records it."""
-    lock = Lock(browsers() / "recent.lock")
-    if not lock.take():
+    lock = Lock(browsers_dir() / "recent.lock")
+    if not lock.try_acquire():
         return
     try:
-        path = browsers() / "recent.json"
-        path.with_suffix(".tmp").write_text(json.dumps(change(last_uses())[:KEPT]))
+        path = browsers_dir() / "recent.json"
+        path.with_suffix(".tmp").write_text(json.dumps(change(last_uses())[:USES_KEPT]))
         path.with_suffix(".tmp").replace(path)
     finally:
         lock.release()
@@ -262,6 +264,6 @@ def _write(change: Callable[[list[Use]], list[Use]]) -> None:
 def last_uses() -> list[Use]:
     """Return the recent uses, the latest first."""
     try:
-        return [Use(*use) for use in json.loads((browsers() / "recent.json").read_bytes())]
+        return [Use(*use) for use in json.loads((browsers_dir() / "recent.json").read_bytes())]
     except (OSError, ValueError, TypeError):
         return []

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rpa_tasks.browsers.browser_processes import command_line, names_profile
+from rpa_tasks.browsers.browser_processes import names_profile, read_command_line
 
 SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
@@ -24,15 +24,15 @@ def release_singleton(profile: Path) -> bool:
     except OSError:
         return True
     if host == socket.gethostname():
-        lives = pid.isdigit() and names_profile(command_line(int(pid)), str(profile))
+        lives = pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile))
     else:
-        lives = _somebody_listens(profile / "SingletonSocket")
+        lives = _has_listener(profile / "SingletonSocket")
     if not lives:
-        _remove(profile)
+        _remove_lock_files(profile)
     return not lives
 
 
-def _somebody_listens(path: Path) -> bool:
+def _has_listener(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
         client.settimeout(1)
         client.connect(str(path.resolve()))
@@ -40,7 +40,7 @@ def _somebody_listens(path: Path) -> bool:
     return False
 
 
-def _remove(profile: Path) -> None:
+def _remove_lock_files(profile: Path) -> None:
     """Remove the lock files and the socket's folder, which a killed Chromium leaves in the temporary directory.
 
     The browser can write the link, so no folder elsewhere is deleted.

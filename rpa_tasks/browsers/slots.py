@@ -29,25 +29,25 @@ class Slot:
     def held(self) -> bool:
         return self._lock.held
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Try to take the slot and read its record."""
-        if not self._lock.take():
+        if not self._lock.try_acquire():
             return False
-        self.record = registry.read(self.number)
+        self.record = registry.read_record(self.number)
         return True
 
     def write(self, record: Record) -> None:
-        registry.write(record)
+        registry.write_record(record)
         self.record = record
 
     def empty(self, why: str) -> bool:
         """End the slot's browser. Returns False, and quarantines the slot, if the end is not proven."""
         if self.record is None:
             return True
-        if not shutdown.end(self.record, why):
+        if not shutdown.end_browser(self.record, why):
             self.write(replace(self.record, state=QUARANTINED, reason=why))
             return False
-        registry.forget(self.number)
+        registry.delete_record(self.number)
         self.record = None
         return True
 
@@ -56,10 +56,10 @@ class Slot:
 
 
 @contextmanager
-def unused(number: int) -> Iterator[Slot | None]:
+def lock_unused_slot(number: int) -> Iterator[Slot | None]:
     """Lock the slot for a moment; None if another process has it."""
     slot = Slot(number)
-    if not slot.take():
+    if not slot.try_acquire():
         yield None
         return
     try:
@@ -75,21 +75,21 @@ def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
     longest ago. The slot is locked and holds the shop's own browser or none. Raises `OSError`, for example on a full
     disk.
     """
-    if own := own_records(profile_id):
-        return next((slot for record in own if (slot := _own(record.slot, profile_id))), None)
+    if own := records_of_profile(profile_id):
+        return next((slot for record in own if (slot := _try_own_slot(record.slot, profile_id))), None)
     if not may_start:
         return None
-    return next((slot for number in _places() if (slot := _emptied(number))), None)
+    return next((slot for number in _slots_by_preference() if (slot := _try_empty_slot(number))), None)
 
 
-def own_records(profile_id: str) -> list[Record]:
+def records_of_profile(profile_id: str) -> list[Record]:
     """Return the records that name this profile; at most one."""
-    known = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    known = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     return [record for record in known if record and record.profile == profile_id]
 
 
-def _places() -> list[int]:
-    known = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
+def _slots_by_preference() -> list[int]:
+    known = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS)
     usable = range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1)
     browsers = [record for slot, record in known.items() if record and slot in usable]
     empty = [slot for slot, record in known.items() if record is None and slot in usable]
@@ -98,9 +98,9 @@ def _places() -> list[int]:
     return [*empty, *busy, *(record.slot for record in idle)]
 
 
-def _own(number: int, profile_id: str) -> Slot | None:
+def _try_own_slot(number: int, profile_id: str) -> Slot | None:
     slot = Slot(number)
-    if not slot.take():
+    if not slot.try_acquire():
         return None
     if slot.record and slot.record.profile == profile_id and slot.record.state != QUARANTINED:
         return slot
@@ -108,9 +108,9 @@ def _own(number: int, profile_id: str) -> Slot | None:
     return None
 
 
-def _emptied(number: int) -> Slot | None:
+def _try_empty_slot(number: int) -> Slot | None:
     slot = Slot(number)
-    if not slot.take():
+    if not slot.try_acquire():
         return None
     try:
         if (slot.record is None or slot.record.state != QUARANTINED) and slot.empty("evicted"):

@@ -20,14 +20,14 @@ def main(log: str, plan: str, command: list[str]) -> None:
     error_out, error_in = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
-        _become(command, json.loads(plan), log, error_in)
+        _exec_browser(command, json.loads(plan), log, error_in)
     os.close(error_in)
     with os.fdopen(error_out, encoding="utf-8") as errors:
         error = errors.read()
     sys.stdout.write(json.dumps({"error": error} if error else {"pid": pid}) + "\n")
 
 
-def _become(command: list[str], plan: dict[str, object], log: str, error_in: int) -> None:
+def _exec_browser(command: list[str], plan: dict[str, object], log: str, error_in: int) -> None:
     try:
         os.setsid()
         os.umask(0o077)
@@ -36,7 +36,7 @@ def _become(command: list[str], plan: dict[str, object], log: str, error_in: int
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for target, source in enumerate((nothing, output, output)):
             os.dup2(source, target)
-        confine.enter(plan)
+        confine.confine_process(plan)
         os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
     except OSError as error:
         os.write(error_in, str(error).encode())

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 
 from rpa_tasks.configuration import validation
-from rpa_tasks.jobs.wakeups import ring_for_shops
+from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from rpa_tasks.outcomes import DEFAULT_DELAYS
 from scheduling.configuration.file.base import Change, Stamp
@@ -50,14 +50,14 @@ class Pausable(RowSection):
         super().store(change, stamp)
         if change.before.get("paused") and not change.values.get("paused", True):
             shops = list(self.shops_of(change.row).values_list("pk", flat=True))
-            transaction.on_commit(lambda: ring_for_shops(shops), robust=True)
+            transaction.on_commit(lambda: wake_for_shops(shops), robust=True)
 
     def shops_of(self, row: Any) -> Any:
         """Return the shops that a pause of this row stops."""
         raise NotImplementedError
 
 
-def note_waiting(changes: list[Change], draft: Draft, column: str) -> None:
+def note_waiting_jobs(changes: list[Change], draft: Draft, column: str) -> None:
     """Add a note about jobs of retired rows, which the next pass cancels."""
     for change in changes:
         if change.verb == "retired":
@@ -88,7 +88,7 @@ class Platforms(Pausable):
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         found = super().changes(given, draft)
-        note_waiting(found, draft, "shop__platform")
+        note_waiting_jobs(found, draft, "shop__platform")
         return found
 
     def shops_of(self, row: Any) -> Any:
@@ -125,7 +125,7 @@ class Flows(RowSection):
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         found = super().changes(given, draft)
-        note_waiting(found, draft, "flow")
+        note_waiting_jobs(found, draft, "flow")
         return found
 
 
@@ -146,7 +146,7 @@ class Shops(Pausable):
     )
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
-        taken = dict(draft.once("browser profiles", lambda: validation.profiles(draft.rows(self.name))))
+        taken = dict(draft.once("browser profiles", lambda: validation.map_profiles_to_shops(draft.rows(self.name))))
         own = self.row_of((values.get("platform"), values.get("shop_id")), draft)
         if own is not None:
             taken.pop(own.profile, None)
@@ -164,7 +164,7 @@ class Shops(Pausable):
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         found = super().changes(given, draft)
-        note_waiting(found, draft, "shop")
+        note_waiting_jobs(found, draft, "shop")
         return found
 
     def shops_of(self, row: Any) -> Any:

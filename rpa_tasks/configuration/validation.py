@@ -13,12 +13,12 @@ from typing import Any
 
 import jsonschema_rs
 
-from rpa_tasks.jobs.publish import unstorable
+from rpa_tasks.jobs.publish import unstorable_reason
 from rpa_tasks.models import DedupeBy, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.markers import MARKERS
 from scheduling.durations import format_duration
-from scheduling.errors import Findings, is_number
+from scheduling.errors import ErrorCollector, is_number
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
 MAX_RETRY_DELAY = timedelta(days=7)
@@ -30,7 +30,7 @@ MAX_VARIABLES = 50
 #: Variables that the runner sets; the flow's value would be replaced.
 OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
 #: With these a command could sign in as any user and read the secrets of every channel.
-KEPT_BACK = {
+FORBIDDEN_VARIABLES = {
     "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_GATEWAY_REDIS_URL",
     "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH",
 }  # fmt: skip
@@ -42,17 +42,17 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 def check_platform(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     _check_name(values, found, longest=100)
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     found.number(values, "breaker_threshold", 1, 100)
-    found.settle()
+    found.raise_if_any()
 
 
 def check_flow(values: Mapping[str, Any]) -> None:
     """Check a flow, without the program on this machine: see `missing_program`."""
-    found = Findings()
+    found = ErrorCollector()
     found.key(values, "task_type")
     if "command" in values:
         for problem in check_words(values["command"]):
@@ -69,7 +69,7 @@ def check_flow(values: Mapping[str, Any]) -> None:
     _check_schema(values.get("payload_schema", {}), found)
     _check_retry_delays(values.get("retry_delays", []), found)
     _check_environment(values, found)
-    found.settle()
+    found.raise_if_any()
 
 
 def missing_program(values: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def missing_program(values: Mapping[str, Any]) -> str:
     return check_program(values["command"][0], values.get("path", []))
 
 
-def _check_path(values: Mapping[str, Any], found: Findings) -> None:
+def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.texts(values, "path", longest=1_000)
     folders = values.get("path", [])
     if not isinstance(folders, list):
@@ -94,7 +94,7 @@ def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None
 
     A profile has the cookies of its shop, so another shop may never get it.
     """
-    found = Findings()
+    found = ErrorCollector()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
             "shop_id", "must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
@@ -108,7 +108,7 @@ def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None
     elif (name := profile_of(values)) in (taken or {}):
         found.add("profile_id", f"browser profile “{name}” belongs to {(taken or {})[name]}; set another one")
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
-    found.settle()
+    found.raise_if_any()
 
 
 def profile_of(values: Mapping[str, Any]) -> str:
@@ -119,17 +119,17 @@ def profile_of(values: Mapping[str, Any]) -> str:
     return f"{values['platform']}-{values['shop_id']}" if known else ""
 
 
-def profiles(shops: Iterable[Shop]) -> dict[str, str]:
+def map_profiles_to_shops(shops: Iterable[Shop]) -> dict[str, str]:
     """Map each browser profile to its shop. The shops come with their platforms."""
     return {shop.profile: f"{shop.platform.key}/{shop.shop_id}" for shop in shops}
 
 
-def _check_name(values: Mapping[str, Any], found: Findings, *, longest: int) -> None:
+def _check_name(values: Mapping[str, Any], found: ErrorCollector, *, longest: int) -> None:
     if len(values.get("name", "")) > longest:
         found.add("name", f"must not be longer than {longest} characters")
 
 
-def _check_exit_codes(table: Any, found: Findings) -> None:
+def _check_exit_codes(table: Any, found: ErrorCollector) -> None:
     if not isinstance(table, dict):
         found.add("exit_codes", f"must be a mapping of {', '.join(EXIT_CLASSES)} to lists of exit codes")
         return
@@ -151,11 +151,11 @@ def _is_exit_code(code: Any) -> bool:
     return isinstance(code, int) and not isinstance(code, bool) and 1 <= code <= 255
 
 
-def _check_schema(schema: Any, found: Findings) -> None:
+def _check_schema(schema: Any, found: ErrorCollector) -> None:
     if not isinstance(schema, dict):
         found.add("payload_schema", "must be a mapping: a JSON schema")
         return
-    if problem := unstorable(schema):
+    if problem := unstorable_reason(schema):
         found.add("payload_schema", problem[:200])
         return
     if len(repr(schema)) > MAX_SCHEMA:
@@ -171,14 +171,14 @@ def _check_schema(schema: Any, found: Findings) -> None:
         found.add("payload_schema", str(error)[:200])
 
 
-def _check_retry_delays(delays: Any, found: Findings) -> None:
+def _check_retry_delays(delays: Any, found: ErrorCollector) -> None:
     if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
         found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
     elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
         found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
 
 
-def _check_environment(values: Mapping[str, Any], found: Findings) -> None:
+def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.texts(values, "environment", longest=100)
     names = values.get("environment", [])
     if not isinstance(names, list):
@@ -190,5 +190,5 @@ def _check_environment(values: Mapping[str, Any], found: Findings) -> None:
             found.add("environment", f"“{name}” is not the name of an environment variable")
         elif name in OWN_VARIABLES:
             found.add("environment", f"{name} is set for every run anyway")
-        elif name in KEPT_BACK:
+        elif name in FORBIDDEN_VARIABLES:
             found.add("environment", f"{name} is never given to a command")

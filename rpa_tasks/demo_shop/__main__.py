@@ -10,7 +10,7 @@ from rpa_tasks.demo_shop.server import Server
 
 
 def main(words: list[str]) -> int:
-    order = _parser().parse_args(words)
+    order = _build_shop_parser().parse_args(words)
     try:
         server = Server(Market(orders=order.orders, messages=order.messages), order.port)
     except OSError as error:
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_shop_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.demo_shop", description="A marketplace to try flows on.")
     parser.add_argument("--port", type=int, default=8765, help="0: a free one (default: 8765)")
     parser.add_argument("--orders", type=int, default=45, help="orders a shop begins with (default: 45)")

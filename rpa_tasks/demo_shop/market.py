@@ -24,7 +24,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class MarketOrder:
     order_no: str
     buyer: str
     product: str
@@ -44,25 +44,25 @@ class Message:
 
 
 @dataclass(slots=True)
-class Shop:
+class MarketShop:
     shop_id: str
     change: int
-    orders: dict[str, Order] = field(default_factory=dict)
+    orders: dict[str, MarketOrder] = field(default_factory=dict)
     messages: dict[str, Message] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)  #: of the accepted replies
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  #: repeated replies by message
 
-    def newest_first(self) -> list[Order]:
+    def newest_first(self) -> list[MarketOrder]:
         return sorted(self.orders.values(), key=lambda order: -order.change)
 
     def unanswered_first(self) -> list[Message]:
         return sorted(self.messages.values(), key=lambda message: bool(message.replies))
 
-    def add_order(self) -> Order:
+    def add_order(self) -> MarketOrder:
         number = len(self.orders)
         self.change += 1
-        order = Order(
+        order = MarketOrder(
             order_no=f"{self.shop_id}-{10001 + number}",
             buyer=BUYERS[number % len(BUYERS)],
             product=PRODUCTS[number % len(PRODUCTS)],
@@ -85,7 +85,7 @@ class Shop:
         self.messages[message.message_id] = message
         return message
 
-    def ship(self, order_nos: list[str]) -> list[Order]:
+    def ship(self, order_nos: list[str]) -> list[MarketOrder]:
         """Ship the listed orders that wait for it; without a list, all of them."""
         shipped = []
         for order in list(self.orders.values()):
@@ -127,14 +127,14 @@ class Market:
         self._orders, self._messages = orders, messages
         # After a restart the site must not look older than the data that was read from it before.
         self._first_change = int(time.time()) if first_change is None else first_change
-        self._shops: dict[str, Shop] = {}
+        self._shops: dict[str, MarketShop] = {}
         self._sessions: dict[str, str] = {}
 
-    def shop(self, shop_id: str) -> Shop:
+    def shop(self, shop_id: str) -> MarketShop:
         if shop_id not in self._shops:
-            shop = self._shops[shop_id] = Shop(shop_id, self._first_change)
-            _repeat(shop.add_order, self._orders)
-            _repeat(shop.add_message, self._messages)
+            shop = self._shops[shop_id] = MarketShop(shop_id, self._first_change)
+            _call_repeatedly(shop.add_order, self._orders)
+            _call_repeatedly(shop.add_message, self._messages)
         return self._shops[shop_id]
 
     def log_in(self, shop_id: str) -> str:
@@ -147,7 +147,7 @@ class Market:
     def log_out(self, session: str) -> None:
         self._sessions.pop(session, None)
 
-    def logged_in(self, session: str) -> Shop | None:
+    def logged_in(self, session: str) -> MarketShop | None:
         shop_id = self._sessions.get(session)
         return self._shops[shop_id] if shop_id else None
 
@@ -165,6 +165,6 @@ class Market:
         }
 
 
-def _repeat(act: Callable[[], object], times: int) -> None:
+def _call_repeatedly(act: Callable[[], object], times: int) -> None:
     for _ in range(times):
         act()

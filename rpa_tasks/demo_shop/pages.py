@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from rpa_tasks.demo_shop.market import Message, Order, Shop
+from rpa_tasks.demo_shop.market import MarketOrder, MarketShop, Message
 
 STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
-def login(problem: str = "") -> str:
+def login_page(problem: str = "") -> str:
     warning = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
-    return _page(
+    return _render_page(
         "Log in",
         f"""
         <main class="narrow card">
@@ -30,9 +30,9 @@ def login(problem: str = "") -> str:
     )
 
 
-def orders(shop: Shop, shown: Sequence[Order], *, page: int, pages: int) -> str:
-    rows = "".join(_order(order) for order in shown)
-    return _page(
+def orders_page(shop: MarketShop, shown: Sequence[MarketOrder], *, page: int, pages: int) -> str:
+    rows = "".join(_order_row(order) for order in shown)
+    return _render_page(
         "Orders",
         f"""
         <main>
@@ -52,37 +52,37 @@ def orders(shop: Shop, shown: Sequence[Order], *, page: int, pages: int) -> str:
     )
 
 
-def messages(shop: Shop) -> str:
-    return _page(
+def messages_page(shop: MarketShop) -> str:
+    return _render_page(
         "Messages",
         f"""
         <main>
           <h1>Messages</h1>
           <p class="quiet">{sum(not each.replies for each in shop.messages.values())} wait for an answer</p>
-          {"".join(_message(each) for each in shop.unanswered_first())}
+          {"".join(_message_item(each) for each in shop.unanswered_first())}
         </main>
         """,
         shop,
     )
 
 
-def refused(shop: Shop) -> str:
-    return _notice("Answered already", "This very answer was accepted before. Nothing was sent again.", shop)
+def refused_page(shop: MarketShop) -> str:
+    return _notice_page("Answered already", "This very answer was accepted before. Nothing was sent again.", shop)
 
 
-def captcha() -> str:
-    return _notice("Are you a robot?", "Too much happened from your address. Come back later.", kind="captcha")
+def captcha_page() -> str:
+    return _notice_page("Are you a robot?", "Too much happened from your address. Come back later.", kind="captcha")
 
 
-def missing() -> str:
-    return _notice("Not found", "There is nothing here.")
+def missing_page() -> str:
+    return _notice_page("Not found", "There is nothing here.")
 
 
-def bad(problem: str) -> str:
-    return _notice("That was not understood", problem)
+def bad_request_page(problem: str) -> str:
+    return _notice_page("That was not understood", problem)
 
 
-def _order(order: Order) -> str:
+def _order_row(order: MarketOrder) -> str:
     status = order.status.replace(" ", "-")
     return f"""
     <tr data-order="{escape(order.order_no)}" data-version="{order.version}" data-change="{order.change}"
@@ -93,7 +93,7 @@ def _order(order: Order) -> str:
     </tr>"""
 
 
-def _message(message: Message) -> str:
+def _message_item(message: Message) -> str:
     said = "".join(f'<p class="reply">{escape(reply)}</p>' for reply in message.replies)
     key = escape(message.message_id)
     form = f"""
@@ -117,12 +117,12 @@ def _pager(page: int, pages: int) -> str:
     return f'<nav class="pager">{newer}<span class="quiet">Page {page} of {pages}</span>{older}</nav>'
 
 
-def _notice(title: str, text: str, shop: Shop | None = None, *, kind: str = "notice") -> str:
+def _notice_page(title: str, text: str, shop: MarketShop | None = None, *, kind: str = "notice") -> str:
     body = f'<main class="narrow card" id="{kind}"><h1>{escape(title)}</h1><p>{escape(text)}</p></main>'
-    return _page(title, body, shop)
+    return _render_page(title, body, shop)
 
 
-def _page(title: str, body: str, shop: Shop | None = None) -> str:
+def _render_page(title: str, body: str, shop: MarketShop | None = None) -> str:
     menu = ""
     if shop:
         menu = f"""

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from rpa_tasks.demo_shop.market import Market
-from rpa_tasks.demo_shop.site import COOKIE, Answer, Request, answer
+from rpa_tasks.demo_shop.site import COOKIE, SiteRequest, SiteResponse, handle_request
 
 HOST = "127.0.0.1"
 FORM_LIMIT = 65_536
@@ -46,12 +46,12 @@ class _Handler(BaseHTTPRequestHandler):
             length = -1
         if not 0 <= length <= FORM_LIMIT:
             self.close_connection = True
-            self._send(Answer("", HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
+            self._send(SiteResponse("", HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
             return
         form = self.rfile.read(length).decode(errors="replace")
         address = urlsplit(self.path)
         fields = dict(parse_qsl(address.query, keep_blank_values=True)) | dict(parse_qsl(form, keep_blank_values=True))
-        self._send(answer(self.server.market, Request(self.command, address.path, fields, self._session())))
+        self._send(handle_request(self.server.market, SiteRequest(self.command, address.path, fields, self._session())))
 
     def _session(self) -> str:
         try:
@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
             return ""
         return cookies[COOKIE].value if COOKIE in cookies else ""
 
-    def _send(self, given: Answer) -> None:
+    def _send(self, given: SiteResponse) -> None:
         body = given.body.encode()
         self.send_response(given.status)
         self.send_header("Content-Type", given.kind)

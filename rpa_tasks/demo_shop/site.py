@@ -1,6 +1,7 @@
 """Request handlers of the demo marketplace.
 
-`answer` runs in many threads. It holds the market's lock during the work, but not during the delay of a slow page.
+`handle_request` runs in many threads. It holds the market's lock during the work, but not during the delay of a slow
+page.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from rpa_tasks.demo_shop import pages
-from rpa_tasks.demo_shop.market import Market, Message, Shop
+from rpa_tasks.demo_shop.market import Market, MarketShop, Message
 
 PER_PAGE = 20
 COOKIE = "demo_market_session"
 SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 TEXT_LIMIT = 1000
-SLOWEST = 60.0
+MAX_DELAY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SiteRequest:
     method: str
     path: str
     fields: Mapping[str, str]  #: of the URL and of the form
@@ -32,166 +33,168 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SiteResponse:
     body: str
     status: int = HTTPStatus.OK
     kind: str = "text/html; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Refused(Exception):
+class InvalidRequest(Exception):
     """The request is invalid; the message has the reason."""
 
 
-def answer(market: Market, request: Request) -> Answer:
+def handle_request(market: Market, request: SiteRequest) -> SiteResponse:
     try:
         if tool := TOOLS.get((request.method, request.path)):
             with market.lock:
                 return tool(market, request)
         time.sleep(market.slow)
         with market.lock:
-            return _page(market, request)
-    except Refused as refusal:
-        return Answer(pages.bad(str(refusal)), HTTPStatus.BAD_REQUEST)
+            return _serve_page(market, request)
+    except InvalidRequest as refusal:
+        return SiteResponse(pages.bad_request_page(str(refusal)), HTTPStatus.BAD_REQUEST)
 
 
-def _page(market: Market, request: Request) -> Answer:
+def _serve_page(market: Market, request: SiteRequest) -> SiteResponse:
     shop = market.logged_in(request.session)
     if market.captcha:
         if shop:
             shop.counts["turned_away"] += 1
-        return Answer(pages.captcha(), HTTPStatus.TOO_MANY_REQUESTS)
+        return SiteResponse(pages.captcha_page(), HTTPStatus.TOO_MANY_REQUESTS)
     match request.method, request.path:
         case "GET", "/login":
-            return Answer(pages.login())
+            return SiteResponse(pages.login_page())
         case "POST", "/login":
-            return _log_in(market, request)
+            return _handle_login(market, request)
     if (page := PAGES.get((request.method, request.path))) is None:
-        return Answer(pages.missing(), HTTPStatus.NOT_FOUND)
-    return page(market, shop, request) if shop else _go("/login")
+        return SiteResponse(pages.missing_page(), HTTPStatus.NOT_FOUND)
+    return page(market, shop, request) if shop else _redirect("/login")
 
 
-def _log_in(market: Market, request: Request) -> Answer:
+def _handle_login(market: Market, request: SiteRequest) -> SiteResponse:
     shop_id = request.fields.get("shop", "")
     if not SHOP_ID.fullmatch(shop_id):
-        return Answer(pages.login("A shop id has letters, digits, “-”, “_” and “.”."), HTTPStatus.BAD_REQUEST)
-    return _go("/orders", f"{COOKIE}={market.log_in(shop_id)}; Path=/; Max-Age=2592000; HttpOnly; SameSite=Lax")
+        return SiteResponse(
+            pages.login_page("A shop id has letters, digits, “-”, “_” and “.”."), HTTPStatus.BAD_REQUEST
+        )
+    return _redirect("/orders", f"{COOKIE}={market.log_in(shop_id)}; Path=/; Max-Age=2592000; HttpOnly; SameSite=Lax")
 
 
-def _log_out(market: Market, shop: Shop, request: Request) -> Answer:
+def _handle_logout(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
     market.log_out(request.session)
-    return _go("/login", f"{COOKIE}=; Path=/; Max-Age=0")
+    return _redirect("/login", f"{COOKIE}=; Path=/; Max-Age=0")
 
 
-def _home(market: Market, shop: Shop, request: Request) -> Answer:
-    return _go("/orders")
+def _show_home(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
+    return _redirect("/orders")
 
 
-def _orders(market: Market, shop: Shop, request: Request) -> Answer:
+def _show_orders(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
     shop.counts["order_pages"] += 1
     last = max(1, -(-len(shop.orders) // PER_PAGE))
-    page = min(max(1, int(_number(request, "page", 1))), last)
+    page = min(max(1, int(_parse_number(request, "page", 1))), last)
     shown = shop.newest_first()[(page - 1) * PER_PAGE : page * PER_PAGE]
-    return Answer(pages.orders(shop, shown, page=page, pages=last))
+    return SiteResponse(pages.orders_page(shop, shown, page=page, pages=last))
 
 
-def _messages(market: Market, shop: Shop, request: Request) -> Answer:
+def _show_messages(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
     shop.counts["message_pages"] += 1
-    return Answer(pages.messages(shop))
+    return SiteResponse(pages.messages_page(shop))
 
 
-def _reply(market: Market, shop: Shop, request: Request) -> Answer:
+def _handle_reply(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
     """Store a reply. Idempotent: a token is accepted once."""
-    message = _message(shop, request)
+    message = _find_message(shop, request)
     text = request.fields.get("text", "").strip()
     if not 0 < len(text) <= TEXT_LIMIT:
-        raise Refused(f"An answer has 1 to {TEXT_LIMIT} characters.")
+        raise InvalidRequest(f"An answer has 1 to {TEXT_LIMIT} characters.")
     if not shop.reply(message, text, request.fields.get("token", "")):
-        return Answer(pages.refused(shop), HTTPStatus.CONFLICT)
-    return _go("/messages")
+        return SiteResponse(pages.refused_page(shop), HTTPStatus.CONFLICT)
+    return _redirect("/messages")
 
 
 # --- what tests and demonstrations turn -------------------------------------------------------------------------------
 
 
-def _effects(market: Market, request: Request) -> Answer:
-    return _json(market.effects())
+def _show_effects(market: Market, request: SiteRequest) -> SiteResponse:
+    return _json_response(market.effects())
 
 
-def _switch(market: Market, request: Request) -> Answer:
+def _set_switches(market: Market, request: SiteRequest) -> SiteResponse:
     """Set switches: `captcha=0|1`, `slow=<seconds per page>`, `expire_sessions=1` (with `shop=` only of that shop)."""
     if unknown := set(request.fields) - {"captcha", "slow", "expire_sessions", "shop"}:
-        raise Refused(f"There is no switch {', '.join(sorted(unknown))}.")
-    market.captcha = bool(_number(request, "captcha", market.captcha))
-    market.slow = min(max(0.0, _number(request, "slow", market.slow)), SLOWEST)
-    if _number(request, "expire_sessions", 0):
+        raise InvalidRequest(f"There is no switch {', '.join(sorted(unknown))}.")
+    market.captcha = bool(_parse_number(request, "captcha", market.captcha))
+    market.slow = min(max(0.0, _parse_number(request, "slow", market.slow)), MAX_DELAY_SECONDS)
+    if _parse_number(request, "expire_sessions", 0):
         market.expire_sessions(request.fields.get("shop", ""))
-    return _json(market.switches())
+    return _json_response(market.switches())
 
 
-def _ship(market: Market, request: Request) -> Answer:
-    shipped = _shop(market, request).ship(
+def _ship_orders(market: Market, request: SiteRequest) -> SiteResponse:
+    shipped = _find_shop(market, request).ship(
         request.fields.get("order", "").split(",") if "order" in request.fields else []
     )
-    return _json({"shipped": [order.order_no for order in shipped]})
+    return _json_response({"shipped": [order.order_no for order in shipped]})
 
 
-def _new_order(market: Market, request: Request) -> Answer:
-    return _json({"order": _shop(market, request).add_order().order_no})
+def _create_order(market: Market, request: SiteRequest) -> SiteResponse:
+    return _json_response({"order": _find_shop(market, request).add_order().order_no})
 
 
-def _new_message(market: Market, request: Request) -> Answer:
-    message = _shop(market, request).add_message(request.fields.get("text", "")[:TEXT_LIMIT])
-    return _json({"message": message.message_id, "user": message.user_id})
+def _create_message(market: Market, request: SiteRequest) -> SiteResponse:
+    message = _find_shop(market, request).add_message(request.fields.get("text", "")[:TEXT_LIMIT])
+    return _json_response({"message": message.message_id, "user": message.user_id})
 
 
 # --- reading the request ----------------------------------------------------------------------------------------------
 
 
-def _shop(market: Market, request: Request) -> Shop:
+def _find_shop(market: Market, request: SiteRequest) -> MarketShop:
     shop_id = request.fields.get("shop", "")
     if not SHOP_ID.fullmatch(shop_id):
-        raise Refused("Say which shop: ?shop=s1")
+        raise InvalidRequest("Say which shop: ?shop=s1")
     return market.shop(shop_id)
 
 
-def _message(shop: Shop, request: Request) -> Message:
+def _find_message(shop: MarketShop, request: SiteRequest) -> Message:
     if (message := shop.messages.get(request.fields.get("message", ""))) is None:
-        raise Refused("There is no such message.")
+        raise InvalidRequest("There is no such message.")
     return message
 
 
-def _number(request: Request, name: str, otherwise: float) -> float:
+def _parse_number(request: SiteRequest, name: str, otherwise: float) -> float:
     try:
         number = float(request.fields.get(name, otherwise))
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise Refused(f"{name} must be a number.")
+        raise InvalidRequest(f"{name} must be a number.")
     return number
 
 
-def _json(value: object) -> Answer:
-    return Answer(json.dumps(value, ensure_ascii=False, indent=2) + "\n", kind="application/json")
+def _json_response(value: object) -> SiteResponse:
+    return SiteResponse(json.dumps(value, ensure_ascii=False, indent=2) + "\n", kind="application/json")
 
 
-def _go(path: str, cookie: str = "") -> Answer:
+def _redirect(path: str, cookie: str = "") -> SiteResponse:
     headers = {"Location": path} | ({"Set-Cookie": cookie} if cookie else {})
-    return Answer("", HTTPStatus.SEE_OTHER, headers=headers)
+    return SiteResponse("", HTTPStatus.SEE_OTHER, headers=headers)
 
 
-PAGES: dict[tuple[str, str], Callable[[Market, Shop, Request], Answer]] = {
-    ("GET", "/"): _home,
-    ("GET", "/orders"): _orders,
-    ("GET", "/messages"): _messages,
-    ("POST", "/messages/reply"): _reply,
-    ("POST", "/logout"): _log_out,
+PAGES: dict[tuple[str, str], Callable[[Market, MarketShop, SiteRequest], SiteResponse]] = {
+    ("GET", "/"): _show_home,
+    ("GET", "/orders"): _show_orders,
+    ("GET", "/messages"): _show_messages,
+    ("POST", "/messages/reply"): _handle_reply,
+    ("POST", "/logout"): _handle_logout,
 }
-TOOLS: dict[tuple[str, str], Callable[[Market, Request], Answer]] = {
-    ("GET", "/effects.json"): _effects,
-    ("GET", "/switch"): _switch,
-    ("POST", "/switch"): _switch,
-    ("POST", "/admin/ship"): _ship,
-    ("POST", "/admin/order"): _new_order,
-    ("POST", "/admin/message"): _new_message,
+TOOLS: dict[tuple[str, str], Callable[[Market, SiteRequest], SiteResponse]] = {
+    ("GET", "/effects.json"): _show_effects,
+    ("GET", "/switch"): _set_switches,
+    ("POST", "/switch"): _set_switches,
+    ("POST", "/admin/ship"): _ship_orders,
+    ("POST", "/admin/order"): _create_order,
+    ("POST", "/admin/message"): _create_message,
 }

@@ -9,31 +9,31 @@ from rpa_tasks.flow_sdk.errors import Misused
 
 
 def main(words: list[str]) -> int:
-    order = _parser().parse_args(words)
+    order = _build_flow_parser().parse_args(words)
     if order.what == "run":
-        return cli.run(order.flow, order.param, order.timeout)
+        return cli.run_flow(order.flow, order.param, order.timeout)
     try:
-        return {"new": _new, "try": _try, "list": _list}[order.what](order)
+        return {"new": _create_flow, "try": _try_flow, "list": _print_flows}[order.what](order)
     except Misused as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
 
 
-def _list(order: argparse.Namespace) -> int:
-    for name, description, path in discovery.known():
+def _print_flows(order: argparse.Namespace) -> int:
+    for name, description, path in discovery.list_flows():
         sys.stdout.write(f"{name:<28} {description}  ({path})\n")
     return 0
 
 
-def _new(order: argparse.Namespace) -> int:
+def _create_flow(order: argparse.Namespace) -> int:
     path = cli.write_starter(order.name, order.to)
     sys.stdout.write(f"Wrote {path}\n")
-    if not cli.is_found(path):
-        sys.stdout.write(f"It is found after: {cli.hint(path)}\n")
+    if not cli.is_on_search_path(path):
+        sys.stdout.write(f"It is found after: {cli.search_path_command(path)}\n")
     return 0
 
 
-def _try(order: argparse.Namespace) -> int:
+def _try_flow(order: argparse.Namespace) -> int:
     from rpa_tasks.flow_sdk import cli  # its imports would delay each run of the workers
 
     return cli.try_flow(
@@ -53,17 +53,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(Misused.exit_code, f"{self.prog}: {message}\n")
 
 
-def _seconds(word: str) -> float:
+def _parse_seconds(word: str) -> float:
     seconds = float(word)
     if not 0 < seconds <= 86_400:
         raise ValueError
     return seconds
 
 
-_seconds.__name__ = "number of seconds between 0 and 86400"
+_parse_seconds.__name__ = "number of seconds between 0 and 86400"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_flow_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m rpa_tasks.flow_sdk", description="Runs flows: Python files with a run(flow).")
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="one run, as the workers start it")
@@ -75,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     attempt.add_argument("--show", action="store_true", help="open a window, and leave it open at the end")
     for each in (run, attempt):
         each.add_argument("--flow", required=True, help="its file's name without .py")
-        each.add_argument("--timeout", type=_seconds, default=600.0, help="seconds (default: 600)")
+        each.add_argument("--timeout", type=_parse_seconds, default=600.0, help="seconds (default: 600)")
     new = commands.add_parser("new", help="write the file that a new flow begins with")
     new.add_argument("name")
-    new.add_argument("--to", type=Path, help=f"the directory (default: the first of {discovery.VARIABLE})")
+    new.add_argument("--to", type=Path, help=f"the directory (default: the first of {discovery.FLOWS_VARIABLE})")
     commands.add_parser("list", help="the flows that can be found")
     return parser
 

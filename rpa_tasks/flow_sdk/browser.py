@@ -44,7 +44,7 @@ FLAGS = (
 
 
 @contextmanager
-def opened(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
+def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
     """Start a Chromium, yield its debug port, and close it at the end. Without a profile it has no logins.
 
     Raises: `Misused` if there is no Chromium or it does not start.
@@ -53,7 +53,7 @@ def opened(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "DevToolsActivePort").unlink(missing_ok=True)
-        words = [_find(), *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
+        words = [_find_browser_program(), *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
         if os.geteuid() == 0:
             words.append("--no-sandbox")  # otherwise it refuses to run as root
         process = subprocess.Popen(  # noqa: S603  (our own words)
@@ -62,13 +62,13 @@ def opened(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
         )  # fmt: skip
         port_file = folder / "DevToolsActivePort"
         try:
-            yield _address(process, port_file)[0]
+            yield _read_debug_address(process, port_file)[0]
         finally:
             _ask_to_close(port_file)
-            _end(process)
+            _end_process(process)
 
 
-def _find() -> str:
+def _find_browser_program() -> str:
     wanted = os.environ.get("RPA_CHROMIUM_PATH")
     for name in [wanted] if wanted else NAMES:
         if found := shutil.which(name):
@@ -76,7 +76,7 @@ def _find() -> str:
     raise Misused(f"Chromium was not found ({wanted or ', '.join(NAMES)}). RPA_CHROMIUM_PATH says where it is.")
 
 
-def _address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
+def _read_debug_address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
     """Return port and path of its debugging socket."""
     ends_at = time.monotonic() + START_TIMEOUT
     while time.monotonic() < ends_at and process.poll() is None:
@@ -96,7 +96,7 @@ def _ask_to_close(file: Path) -> None:
             socket.recv(timeout=CLOSE_TIMEOUT)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Wait for its end, then kill its process group: children of it may hang."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(CLOSE_TIMEOUT)
@@ -107,7 +107,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 HOST = "127.0.0.1"
 CONNECT_TIMEOUT = 45.0  #: seconds; a Chromium that waits for a processor answers late
-PATIENCE = 30.0  #: seconds for one step on the page, unless the flow sets another limit
+DEFAULT_PAGE_TIMEOUT = 30.0  #: seconds for one step on the page, unless the flow sets another limit
 CLOSING_TIMEOUT = 2.0  #: seconds
 
 
@@ -159,7 +159,7 @@ class Tab:
         context = browser.contexts[0]
         page = context.new_page()
         self._follow(page)
-        page.set_default_timeout(min(PATIENCE, self._timeout) * 1000)
+        page.set_default_timeout(min(DEFAULT_PAGE_TIMEOUT, self._timeout) * 1000)
         session = context.new_cdp_session(page)
         self._id = session.send("Target.getTargetInfo")["targetInfo"]["targetId"]
         session.detach()

@@ -11,54 +11,54 @@ import traceback
 from pathlib import Path
 
 from rpa_tasks.flow_sdk import discovery
-from rpa_tasks.flow_sdk.browser import Tab, opened
-from rpa_tasks.flow_sdk.discovery import NAME, VARIABLE, directories
+from rpa_tasks.flow_sdk.browser import Tab, open_browser
+from rpa_tasks.flow_sdk.discovery import FLOW_NAME, FLOWS_VARIABLE, flow_directories
 from rpa_tasks.flow_sdk.errors import TERMINATED, BusinessError, FlowError, Misused, Transient
 from rpa_tasks.flow_sdk.flow import Flow, read_param
 from rpa_tasks.flow_sdk.stopping import Stop
 from rpa_tasks.flow_sdk.wire import Wire
 
 
-def run(name: str, param: str, timeout: float) -> int:
+def run_flow(name: str, param: str, timeout: float) -> int:
     """Run a flow and return the exit status."""
     try:
         fields = read_param(param)
-        discovery.find(name)
+        discovery.find_flow(name)
     except FlowError as error:
-        return _complain(error)
+        return _print_error(error)
     tab, wire = Tab(fields.pop("debug_port"), timeout), Wire()
     stop = Stop(tab, wire, timeout)
-    code = _carry_out(name, Flow(**fields, timeout=timeout, tab=tab, wire=wire))
+    code = _execute_flow(name, Flow(**fields, timeout=timeout, tab=tab, wire=wire))
     stop.expect_end(code)
     # After an error the page stays open as evidence. The owner of the browser cleans up.
-    _leave(tab, keep=code != 0)
+    _leave_tab(tab, keep=code != 0)
     return code
 
 
-def _carry_out(name: str, flow: Flow) -> int:
+def _execute_flow(name: str, flow: Flow) -> int:
     """Run the flow and print its result at once: after the effect no later error may hide the result."""
     try:
-        result = discovery.load(name)(flow)
+        result = discovery.load_flow(name)(flow)
         if result is not None and not isinstance(result, dict):
             raise BusinessError(f"run() must return a dict or None, not {type(result).__name__}.")
         if result is not None:
             flow.wire.result(result)
     except FlowError as error:
-        return _complain(error)
+        return _print_error(error)
     except Exception:
         traceback.print_exc()
         return Transient.exit_code
     return 0
 
 
-def _leave(tab: Tab, *, keep: bool) -> None:
+def _leave_tab(tab: Tab, *, keep: bool) -> None:
     try:
         tab.leave(keep=keep)
     except Exception as error:  # the browser may have died; the flow's result is already printed
         sys.stderr.write(f"The tab could not be closed: {error}\n")
 
 
-def _complain(error: FlowError) -> int:
+def _print_error(error: FlowError) -> int:
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     return error.exit_code
 
@@ -75,10 +75,10 @@ def try_flow(name: str, *, shop: str, payload: str, timeout: float, profile: Pat
     if not isinstance(given, dict):
         raise Misused("--payload must be a JSON object.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that leaving the block closes the browser
-    with opened(profile, show=show) as port:
+    with open_browser(profile, show=show) as port:
         param = json.dumps({"shop_id": shop, "debug_port": port, "payload": given})
         words = ["--flow", name, "--param", param, "--timeout", str(timeout)]
-        status = _run([sys.executable, "-m", "rpa_tasks.flow_sdk", "run", *words])
+        status = _run_process([sys.executable, "-m", "rpa_tasks.flow_sdk", "run", *words])
         if show and sys.stdin.isatty():
             sys.stderr.write(f"Exit status {status}. Enter closes the browser. ")
             sys.stderr.flush()
@@ -86,7 +86,7 @@ def try_flow(name: str, *, shop: str, payload: str, timeout: float, profile: Pat
     return status
 
 
-def _run(words: list[str]) -> int:
+def _run_process(words: list[str]) -> int:
     with subprocess.Popen(words) as process:  # noqa: S603  (our own module)
         try:
             return process.wait()
@@ -104,9 +104,9 @@ def write_starter(name: str, folder: Path | None = None) -> Path:
 
     Raises: `Misused` if the name is invalid or taken, or the file cannot be written.
     """
-    if not NAME.fullmatch(name):
+    if not FLOW_NAME.fullmatch(name):
         raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
-    folder = folder or directories()[0]
+    folder = folder or flow_directories()[0]
     path = folder / f"{name}.py"
     text = STARTER.read_text(encoding="utf-8").replace("NAME", name)
     try:
@@ -120,11 +120,11 @@ def write_starter(name: str, folder: Path | None = None) -> Path:
     return path
 
 
-def is_found(path: Path) -> bool:
-    """Return whether the file is on the search path of `run`."""
-    return any(path.parent.resolve() == folder.resolve() for folder in directories())
+def is_on_search_path(path: Path) -> bool:
+    """Return whether the file is on the search path of `run_flow`."""
+    return any(path.parent.resolve() == folder.resolve() for folder in flow_directories())
 
 
-def hint(path: Path) -> str:
+def search_path_command(path: Path) -> str:
     """Return the command that adds the file's directory to the search path."""
-    return f"export {VARIABLE}={os.path.abspath(path.parent)}"
+    return f"export {FLOWS_VARIABLE}={os.path.abspath(path.parent)}"

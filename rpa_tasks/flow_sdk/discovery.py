@@ -14,34 +14,36 @@ from typing import Any
 
 from rpa_tasks.flow_sdk.errors import Misused
 
-VARIABLE = "AFTERTOUCH_RPA_FLOWS"
-OURS = Path(__file__).resolve().parent.parent / "flows"
+FLOWS_VARIABLE = "AFTERTOUCH_RPA_FLOWS"
+BUILTIN_FLOWS = Path(__file__).resolve().parent.parent / "flows"
 #: `<platform>_<task type>`; a path does not match.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
+FLOW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 
-Run = Callable[[Any], object]
+RunFunction = Callable[[Any], object]
 
 
-def directories() -> list[Path]:
+def flow_directories() -> list[Path]:
     """Return the search path: your directories precede ours, so that your flow can replace one of ours."""
-    named = [Path(word).expanduser().absolute() for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
-    return [*named, OURS]
+    named = [
+        Path(word).expanduser().absolute() for word in os.environ.get(FLOWS_VARIABLE, "").split(os.pathsep) if word
+    ]
+    return [*named, BUILTIN_FLOWS]
 
 
-def find(name: str) -> Path:
+def find_flow(name: str) -> Path:
     """Return the file of a flow. Raises `Misused` with the searched directories if there is none."""
-    if not NAME.fullmatch(name):
+    if not FLOW_NAME.fullmatch(name):
         raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
-    for folder in directories():
+    for folder in flow_directories():
         if (path := folder / f"{name}.py").is_file():
             return path
-    looked = ", ".join(str(folder) for folder in directories())
-    raise Misused(f"There is no flow {name}. Looked for {name}.py in {looked}. More directories: {VARIABLE}.")
+    looked = ", ".join(str(folder) for folder in flow_directories())
+    raise Misused(f"There is no flow {name}. Looked for {name}.py in {looked}. More directories: {FLOWS_VARIABLE}.")
 
 
-def load(name: str) -> Run:
+def load_flow(name: str) -> RunFunction:
     """Import a flow and return its `run`. Raises `Misused` if the import fails or there is no `run`."""
-    path = find(name)
+    path = find_flow(name)
     # Last, so that a flow can import files beside it but hides no module of the library by its name.
     sys.path.append(str(path.parent))
     module_name = "rpa_flow_" + re.sub(r"\W", "_", name)
@@ -59,17 +61,17 @@ def load(name: str) -> Run:
     return run  # type: ignore[no-any-return]
 
 
-def known() -> list[tuple[str, str, Path]]:
+def list_flows() -> list[tuple[str, str, Path]]:
     """Return name, first line of the description, and file of every flow that can be found."""
     found: dict[str, tuple[str, str, Path]] = {}
-    for folder in directories():
+    for folder in flow_directories():
         for path in sorted(folder.glob("*.py")):
-            if NAME.fullmatch(path.stem) and path.stem not in found:
-                found[path.stem] = (path.stem, _description(path), path)
+            if FLOW_NAME.fullmatch(path.stem) and path.stem not in found:
+                found[path.stem] = (path.stem, _first_line_of(path), path)
     return sorted(found.values())
 
 
-def _description(path: Path) -> str:
+def _first_line_of(path: Path) -> str:
     try:
         text = ast.get_docstring(ast.parse(path.read_bytes()))
     except (SyntaxError, ValueError) as error:

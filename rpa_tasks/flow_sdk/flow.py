@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 #: By name: accepted types, their description, and the default.
-FIELDS: Mapping[str, tuple[type | tuple[type, ...], str, Any]] = {
+PARAM_FIELDS: Mapping[str, tuple[type | tuple[type, ...], str, Any]] = {
     "shop_id": (str, "a string", None),
     "platform": (str, "a string", ""),
     "profile_id": (str, "a string", ""),
@@ -80,14 +80,14 @@ def read_param(text: str) -> dict[str, Any]:
         raise Misused(f"--param is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise Misused("--param must be a JSON object.")
-    read = {name: _field(given, name) for name in FIELDS}
+    read = {name: _checked_field(given, name) for name in PARAM_FIELDS}
     if read["debug_port"] is not None and not 0 < read["debug_port"] <= HIGHEST_PORT:
         raise Misused("--param: debug_port must be between 1 and 65535.")
     return read
 
 
-def _field(given: Mapping[str, Any], name: str) -> Any:
-    fitting, wanted, otherwise = FIELDS[name]
+def _checked_field(given: Mapping[str, Any], name: str) -> Any:
+    fitting, wanted, otherwise = PARAM_FIELDS[name]
     if name not in given:
         if name == "shop_id":
             raise Misused("--param: shop_id is missing.")

@@ -20,11 +20,11 @@ from rpa_tasks.flow_sdk.wire import Wire
 #: Seconds after the timeout until a run ends itself, if no other process does.
 OVERTIME = 5.0
 #: A SIGTERM less than this many seconds before the timeout counts as the timeout: the sender's clock started earlier.
-NEARLY = 3.0
+TIMEOUT_TOLERANCE = 3.0
 #: Seconds for an orderly exit after the end of the flow.
-LEAVING = 5.0
+CLEANUP_SECONDS = 5.0
 
-CODES = {signal.SIGTERM: TERMINATED, signal.SIGINT: INTERRUPTED, signal.SIGALRM: TIMED_OUT}
+EXIT_CODES = {signal.SIGTERM: TERMINATED, signal.SIGINT: INTERRUPTED, signal.SIGALRM: TIMED_OUT}
 
 
 class Stop:
@@ -34,35 +34,35 @@ class Stop:
         self._tab, self._wire = tab, wire
         self._timeout_at = time.monotonic() + timeout
         self._code: int | None = None
-        for number in CODES:
-            signal.signal(number, self._hear)
+        for number in EXIT_CODES:
+            signal.signal(number, self._handle_signal)
         signal.setitimer(signal.ITIMER_REAL, timeout + OVERTIME)
 
     def expect_end(self, code: int) -> None:
         """Fix the exit status after the end of the flow, whatever happens during the cleanup."""
         self._code = code
-        signal.setitimer(signal.ITIMER_REAL, LEAVING)
+        signal.setitimer(signal.ITIMER_REAL, CLEANUP_SECONDS)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self._wire.telling:
             self._wire.put_off = number
         else:
             self._end(number)
 
     def _end(self, number: int) -> NoReturn:
-        for each in CODES:
+        for each in EXIT_CODES:
             signal.signal(each, signal.SIG_IGN)
         code = self._code
         if code is None:
             # The effect took place and was reported: a later signal does not change that.
-            code = 0 if self._wire.told_result else CODES[signal.Signals(number)]
-            os.write(2, self._last_words(number).encode())
+            code = 0 if self._wire.told_result else EXIT_CODES[signal.Signals(number)]
+            os.write(2, self._last_message(number).encode())
             # At the timeout the page shows what it was waiting for, and stays open as evidence.
-            if time.monotonic() < self._timeout_at - NEARLY:
+            if time.monotonic() < self._timeout_at - TIMEOUT_TOLERANCE:
                 self._tab.close_from_outside()
         os._exit(code)
 
-    def _last_words(self, number: int) -> str:
+    def _last_message(self, number: int) -> str:
         if number == signal.SIGALRM:
             return "The flow's time is over.\n"
         return f"The flow was stopped by {signal.Signals(number).name}.\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rpa_tasks.demo_shop.visiting import is_inside, look_at, visit
+from rpa_tasks.demo_shop.visiting import check_response, is_logged_in, visit
 from rpa_tasks.flow_sdk import BusinessError, Flow, SessionExpired
 
 OPEN = "[data-message][data-answered='0']"
@@ -30,12 +30,12 @@ def run(flow: Flow) -> dict[str, Any]:
     waiting: list[str] = visit(flow, "/messages").eval_on_selector_all(OPEN, IDS, only)
     answered = 0
     for number, message_id in enumerate(waiting, start=1):
-        answered += _answer(flow, message_id, reply)
+        answered += _answer_message(flow, message_id, reply)
         flow.progress(number / len(waiting), f"{number} of {len(waiting)}")
     return {"answered": answered, "already": len(waiting) - answered}
 
 
-def _answer(flow: Flow, message_id: str, reply: str) -> bool:
+def _answer_message(flow: Flow, message_id: str, reply: str) -> bool:
     """Answer one message on the page of messages, and return to that page. False: another client or run was faster."""
     page = flow.page
     message = page.locator(f"{OPEN}[data-message='{message_id}']")
@@ -47,11 +47,11 @@ def _answer(flow: Flow, message_id: str, reply: str) -> bool:
         raise BusinessError(f"The form takes no answer of {len(reply)} characters.")  # it truncated it silently
     with page.expect_navigation() as navigation:
         message.get_by_role("button", name="Reply").click()
-    look_at(navigation.value)
+    check_response(navigation.value)
     status = navigation.value.status if navigation.value else 0
     if status == REFUSED:
         raise BusinessError("The site refuses this answer.")
-    if not is_inside(flow):
+    if not is_logged_in(flow):
         raise SessionExpired(f"{flow.shop_id} was logged out before its answer arrived.")
     if status == ANSWERED_ALREADY:
         visit(flow, "/messages")

@@ -47,7 +47,7 @@ LIMITS = """
 """
 
 
-class Order(NamedTuple):
+class OrderRow(NamedTuple):
     order_no: str
     version: int
     change: int
@@ -57,21 +57,21 @@ class Order(NamedTuple):
 
 
 def run(flow: Flow) -> dict[str, Any]:
-    with _claimed(flow) as (_, position):  # from here on no run with a lower lease number writes
+    with _lock_watermark(flow) as (_, position):  # from here on no run with a lower lease number writes
         pass
-    orders = _read_since(flow, position)
+    orders = _read_orders_since(flow, position)
     flow.progress(0.8, f"{len(orders)} orders read")
-    return _store(flow, orders)
+    return _store_orders(flow, orders)
 
 
-def _read_since(flow: Flow, position: int) -> list[Order]:
+def _read_orders_since(flow: Flow, position: int) -> list[OrderRow]:
     """Return the orders that changed after `position`, each in its highest version: the pages may show one twice."""
-    found: dict[str, Order] = {}
+    found: dict[str, OrderRow] = {}
     page_number = 0
     while True:
         page_number += 1
         page = visit(flow, f"/orders?page={page_number}")
-        shown = [_order(row) for row in page.eval_on_selector_all("tr[data-order]", ROWS)]
+        shown = [_parse_order(row) for row in page.eval_on_selector_all("tr[data-order]", ROWS)]
         for order in shown:
             known = found.get(order.order_no)
             if order.change > position and (known is None or order.version > known.version):
@@ -81,18 +81,18 @@ def _read_since(flow: Flow, position: int) -> list[Order]:
             return list(found.values())
 
 
-def _order(row: dict[str, str]) -> Order:
+def _parse_order(row: dict[str, str]) -> OrderRow:
     try:
-        return Order(
+        return OrderRow(
             row["order"], int(row["version"]), int(row["change"]), row["status"], row["buyer"], Decimal(row["amount"])
         )
     except (KeyError, ValueError, ArithmeticError) as error:
         raise BusinessError(f"The order list does not look as it used to: {error!r}") from error
 
 
-def _store(flow: Flow, orders: list[Order]) -> dict[str, Any]:
+def _store_orders(flow: Flow, orders: list[OrderRow]) -> dict[str, Any]:
     """Store orders and watermark in one transaction, so that a crash cannot separate them."""
-    with _claimed(flow) as (connection, position):
+    with _lock_watermark(flow) as (connection, position):
         written = connection.execute(
             UPSERT,
             {
@@ -110,7 +110,7 @@ def _store(flow: Flow, orders: list[Order]) -> dict[str, Any]:
 
 
 @contextmanager
-def _claimed(flow: Flow) -> Iterator[tuple[psycopg.Connection[Any], int]]:
+def _lock_watermark(flow: Flow) -> Iterator[tuple[psycopg.Connection[Any], int]]:
     """Open a transaction that holds the shop's row, and yield it with the last position.
 
     Raises: `BusinessError` if a later run has written.

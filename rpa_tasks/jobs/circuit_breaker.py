@@ -14,21 +14,21 @@ from django.db.models import Q
 from rpa_tasks.models import Breaker
 from scheduling import sql
 
-FIRST_REST = timedelta(minutes=5)
-LONGEST_REST = timedelta(hours=1)
+FIRST_OPEN_TIME = timedelta(minutes=5)
+LONGEST_OPEN_TIME = timedelta(hours=1)
 #: Outcomes which show that the platform answers normally.
 HEALTHY = ("succeeded", "business", "session")
 
 
-def note(platform_id: int, outcome: str, task_id: UUID) -> bool:
+def record_outcome(platform_id: int, outcome: str, task_id: UUID) -> bool:
     """Record the outcome of a run. Returns True if the breaker is open: the job then keeps its retries."""
     if outcome in HEALTHY:
         # A run that started before the breaker opened does not show the present state. Only the trial run closes it.
         close(platform_id, unless_open_for=task_id)
         return False
     if outcome == "platform":
-        return _count(platform_id, task_id)
-    release_probe(task_id)
+        return _count_error(platform_id, task_id)
+    release_trial(task_id)
     return False
 
 
@@ -43,12 +43,12 @@ def close(platform_id: int, *, unless_open_for: UUID | None = None) -> bool:
     return bool(troubled.update(errors=0, open_until=None, opened_at=None, openings=0, probe=None))
 
 
-def release_probe(task_id: UUID) -> None:
+def release_trial(task_id: UUID) -> None:
     """Let another run become the trial. Use it where the trial ended without a verdict on the platform."""
     Breaker.objects.filter(probe=task_id).update(probe=None)
 
 
-def _count(platform_id: int, task_id: UUID) -> bool:
+def _count_error(platform_id: int, task_id: UUID) -> bool:
     """Count an error of the platform and return whether the breaker is open.
 
     Each opening doubles the open time. An error of a run that started before the opening does not extend it.
@@ -73,6 +73,6 @@ def _count(platform_id: int, task_id: UUID) -> bool:
         FROM judged WHERE b.platform_id = judged.platform_id
         RETURNING b.open_until IS NOT NULL
         """,
-        {"platform": platform_id, "task": task_id, "first": FIRST_REST, "longest": LONGEST_REST},
+        {"platform": platform_id, "task": task_id, "first": FIRST_OPEN_TIME, "longest": LONGEST_OPEN_TIME},
     )
     return bool(rests)

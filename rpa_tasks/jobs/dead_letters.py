@@ -11,12 +11,12 @@ from django.db import IntegrityError, transaction
 
 from rpa_tasks.models import Job, Run
 from scheduling.errors import Conflict
-from scheduling.ledger.dead_letters import fingerprint
+from scheduling.ledger.dead_letters import failure_fingerprint
 from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Republisher
 
 
-def bury(task_id: UUID) -> None:
+def record_failed_job(task_id: UUID) -> None:
     """Create the failed task of a job that has ended as `failed` or `unknown`, with all its runs. Idempotent."""
     job = Job.objects.select_related("shop__platform", "flow").get(pk=str(task_id))
     runs = list(job.runs.all())
@@ -42,16 +42,16 @@ def bury(task_id: UUID) -> None:
                     "touch": str(job.touch_key) if job.touch_key else None,
                     "planned_at": job.planned_at.isoformat(),
                 },
-                attempts=[_attempt(run) for run in runs],
+                attempts=[_serialize_attempt(run) for run in runs],
                 channel=f"{platform}/{task_type}"[:64],
-                fingerprint=fingerprint("rpa_job", platform, task_type, job.reason, _last_line(detail)),
+                fingerprint=failure_fingerprint("rpa_job", platform, task_type, job.reason, _last_line(detail)),
             )
         ],
         ignore_conflicts=True,
     )
 
 
-def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
+def republish_job(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
     """Create a new job for the same shop and flow with the unchanged payload.
 
     Raises: `Conflict` if a job with the same key is waiting; that job also covers this request.
@@ -82,7 +82,7 @@ def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) ->
         raise Conflict(f"A job of the same shop and task type waits already: {waiting or 'see the list'}.") from None
 
 
-def in_order(task_ids: Sequence[UUID]) -> list[UUID]:
+def sort_in_lock_order(task_ids: Sequence[UUID]) -> list[UUID]:
     """Sort jobs by shop, as bulk publishes do.
 
     An insert waits for a concurrent insert of the same key. One common order prevents a deadlock of two transactions.
@@ -91,10 +91,10 @@ def in_order(task_ids: Sequence[UUID]) -> list[UUID]:
     return list(Job.objects.filter(pk__in=task_ids).order_by(*keys).values_list("pk", flat=True))
 
 
-REPUBLISHER = Republisher(republish, in_order)
+REPUBLISHER = Republisher(republish_job, sort_in_lock_order)
 
 
-def _attempt(run: Run) -> dict[str, Any]:
+def _serialize_attempt(run: Run) -> dict[str, Any]:
     return {
         "number": run.number,
         "started_at": run.started_at.isoformat(),

@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 LIMIT = 500
 
 
-def keep_moving() -> None:
+def run_repair_passes() -> None:
     """Run the repair passes. An error in one pass does not prevent the next."""
-    for step in (rescue, call_off_retired, wake):
+    for step in (rescue_expired_runs, cancel_retired_jobs, wake_queues):
         try:
             step()
         except Exception:
@@ -36,15 +36,15 @@ def keep_moving() -> None:
             close_old_connections()
 
 
-def hand_over_due() -> int:
+def dispatch_due_jobs() -> int:
     """Publish a wake-up message for each job that is due within the horizon, and return their number."""
-    hints = jobs.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
+    hints = jobs.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
     if hints:
-        wakeups.announce(hints)
+        wakeups.publish_wakeups(hints)
     return len(hints)
 
 
-def wake() -> dict[str, int]:
+def wake_queues() -> dict[str, int]:
     """Publish wake-up messages to queues that have startable work and no message.
 
     This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
@@ -57,44 +57,44 @@ def wake() -> dict[str, int]:
         except (OperationalError, OSError) as error:
             log.warning("broker_unreachable", error=str(error))
             return woken
-        woken[queue] = wakeups.publish_tokens_to(queue, lanes)
+        woken[queue] = wakeups.publish_wakeups_to(queue, lanes)
     return woken
 
 
-def rescue() -> int:
+def rescue_expired_runs() -> int:
     """Settle runs whose lease has expired, and return their number.
 
     A run whose command had not started waits again. A started run of an idempotent flow is retried with the same key.
     Any other started run ends as `unknown` and needs a decision by an operator.
     """
     with transaction.atomic():
-        lapsed = jobs.lapsed_runs(limit=LIMIT)
+        lapsed = jobs.expired_runs(limit=LIMIT)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
-        rescued = sum(_rescue(claim, began, at) for claim, began in lapsed)
+        rescued = sum(_rescue_run(claim, began, at) for claim, began in lapsed)
     if lapsed:
         log.warning("rpa_runs_rescued", count=rescued)
     return rescued
 
 
-def _rescue(claim: Claim, began: bool, at: datetime) -> bool:
+def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
     """Rescue one run in its own savepoint, so that its error does not affect the others."""
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = _rescued(row, began, at)
+            settlement = _rescue_settlement(row, began, at)
             jobs.settle({claim: settlement})
             if began:
-                _note_lost(row, at)
-            circuit_breaker.release_probe(claim.task_id)
+                _record_lost_run(row, at)
+            circuit_breaker.release_trial(claim.task_id)
             if settlement.state in ("failed", "unknown"):
-                dead_letters.bury(claim.task_id)
+                dead_letters.record_failed_job(claim.task_id)
     except DatabaseError:
         log.exception("run_not_rescued", task_id=str(claim.task_id))
         return False
     return True
 
 
-def _rescued(row: Job, began: bool, at: datetime) -> Settlement:
+def _rescue_settlement(row: Job, began: bool, at: datetime) -> Settlement:
     if row.cancel_requested_at and (not began or row.flow.idempotent):
         return Settlement("cancelled", "cancelled")
     if not began:
@@ -105,7 +105,7 @@ def _rescued(row: Job, began: bool, at: datetime) -> Settlement:
     return Settlement("scheduled", "worker_lost", due_at=at + delay)
 
 
-def _note_lost(row: Job, at: datetime) -> None:
+def _record_lost_run(row: Job, at: datetime) -> None:
     assert row.sending_at is not None
     last = row.runs.aggregate(last=Max("number"))["last"] or 0
     Run.objects.create(
@@ -115,7 +115,7 @@ def _note_lost(row: Job, at: datetime) -> None:
     Job.objects.filter(pk=row.pk).update(failures=row.failures + 1)
 
 
-def call_off_retired() -> int:
+def cancel_retired_jobs() -> int:
     """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`."""
     retired = Q(shop__retired_at__isnull=False) | Q(flow__retired_at__isnull=False)
     waiting = Job.objects.filter(retired | Q(shop__platform__retired_at__isnull=False)).filter(

@@ -81,7 +81,7 @@ LANES = _LANES.format(
     bound=", ".join(_BOUND.format(place=tier + 1) for tier in TIERS),
 )
 _ANYWHERE = "queue.name"
-_AT_HOME = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
+_AT_PREFERRED_NODE = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
 #: Select the tier of one lane whose oldest job has the lane's rank. Among several it is the one that waits longest.
 CHOICE = " UNION ALL ".join(
     f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
@@ -110,7 +110,7 @@ class JobLedger(Ledger):
         while True:
             with transaction.atomic():
                 pick = self._pick(queues, node, lease, ageing)
-                if pick is None or not pick.probes or _becomes_probe(pick):
+                if pick is None or not pick.probes or _claim_half_open_trial(pick):
                     return pick
                 transaction.set_rollback(True)
 
@@ -146,7 +146,7 @@ class JobLedger(Ledger):
             SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
             FROM head LEFT JOIN claimed USING (task_id)
             """,
-            {"queues": list(queues), "node": node, "lease": lease} | _figures(ageing),
+            {"queues": list(queues), "node": node, "lease": lease} | _lane_parameters(ageing),
         )
         if not found:
             return None
@@ -155,9 +155,9 @@ class JobLedger(Ledger):
             return self._pick(queues, node, lease, ageing)
         return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
 
-    def settle_down(self, pick: Pick, *, node: str) -> None:
+    def pin_to_node(self, pick: Pick, *, node: str) -> None:
         """Pin the shop to this node, which has its browser profile. No effect if the claim has lost the lane."""
-        sql.count(
+        sql.execute(
             """
             UPDATE rpa_tasks_lane SET home = %(node)s
             WHERE shop_id = %(shop)s AND task_id = %(task)s AND lease_no = %(lease_no)s AND home <> %(node)s
@@ -171,8 +171,8 @@ class JobLedger(Ledger):
         A lane that waits for its preferred node counts for that node's queue. It counts for the shared queue with its
         jobs that need no browser.
         """
-        anywhere = self._startable(_ANYWHERE, {"node": ""} | _figures(ageing))
-        return anywhere | self._startable(_AT_HOME, {"node": None} | _figures(ageing))
+        anywhere = self._startable(_ANYWHERE, {"node": ""} | _lane_parameters(ageing))
+        return anywhere | self._startable(_AT_PREFERRED_NODE, {"node": None} | _lane_parameters(ageing))
 
     def _startable(self, queue: str, parameters: dict[str, object]) -> dict[str, int]:
         found = sql.rows(
@@ -233,7 +233,7 @@ class JobLedger(Ledger):
             settled = super().settle(settlements)
             if settled:
                 valid = {claim.task_id: end for claim, end in settlements.items() if claim.task_id in settled}
-                sql.count(
+                sql.execute(
                     """
                     UPDATE rpa_tasks_lane AS lane
                     SET task_id = NULL,
@@ -250,10 +250,10 @@ class JobLedger(Ledger):
         return settled
 
 
-def _becomes_probe(pick: Pick) -> bool:
+def _claim_half_open_trial(pick: Pick) -> bool:
     """Make this run the trial of a half-open platform. Returns False if another run is the trial."""
     return (
-        sql.count(
+        sql.execute(
             "UPDATE rpa_tasks_breaker SET probe = %(task_id)s WHERE platform_id = %(platform)s AND probe IS NULL",
             {"task_id": pick.claim.task_id, "platform": pick.platform_id},
         )
@@ -261,7 +261,7 @@ def _becomes_probe(pick: Pick) -> bool:
     )
 
 
-def _figures(ageing: timedelta) -> dict[str, object]:
+def _lane_parameters(ageing: timedelta) -> dict[str, object]:
     return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
 
 

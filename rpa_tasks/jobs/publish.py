@@ -24,13 +24,13 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.wakeups import doorbell
+from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor import command
 from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger.transitions import HINT_LEASE, Hint
+from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
 from scheduling.models import Priority
 
 #: U+0000 as JSON writes it, but not an escaped backslash followed by `u0000`.
@@ -39,15 +39,15 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 def as_stored(value: Any) -> Any:
     """Return the value as `jsonb` returns it: numbers have no exponent, so 1e300 has 301 digits."""
-    return json.loads(json.dumps(value, ensure_ascii=False), parse_float=_plain)
+    return json.loads(json.dumps(value, ensure_ascii=False), parse_float=_parse_number_text)
 
 
-def _plain(text: str) -> int | float:
+def _parse_number_text(text: str) -> int | float:
     number = Decimal(text)
     return int(number) if "e" in text and number == number.to_integral_value() else float(text)
 
 
-def unstorable(value: Any) -> str:
+def unstorable_reason(value: Any) -> str:
     """Return why PostgreSQL cannot store this value, or ""."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -60,8 +60,8 @@ def unstorable(value: Any) -> str:
 MAX_DELAY = timedelta(days=90)
 MAX_PAYLOAD = 65_536  #: bytes of JSON; one argument of a command line is limited to 128 KiB
 #: Prefixes of stored keys that no request may use: the digest of a payload, and the key of a job that never merges.
-OWN_KEYS = "@"
-PAYLOAD_KEY, TASK_KEY = f"{OWN_KEYS}payload:", f"{OWN_KEYS}task:"
+RESERVED_KEY_PREFIX = "@"
+PAYLOAD_KEY, TASK_KEY = f"{RESERVED_KEY_PREFIX}payload:", f"{RESERVED_KEY_PREFIX}task:"
 ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
 
 
@@ -86,7 +86,7 @@ RETURNING task_id, shop_id, state, due_at
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PublishRequest:
     """What a producer asks for."""
 
     platform: str
@@ -109,7 +109,7 @@ class Receipt:
     state: str
 
 
-class Refused(AftertouchError):
+class BacklogFull(AftertouchError):
     """Too many jobs of a shop or platform are waiting."""
 
     def __init__(self, scope: str, limit: int) -> None:
@@ -119,28 +119,28 @@ class Refused(AftertouchError):
         self.retry_after = 60  #: seconds
 
 
-def publish(request: Request) -> Receipt:
+def publish_job(request: PublishRequest) -> Receipt:
     """Store the job and wake a node after the commit. Idempotent for a `touch_key`.
 
-    Raises: `InvalidInput` with the field; `Refused` if too many jobs are waiting.
+    Raises: `InvalidInput` with the field; `BacklogFull` if too many jobs are waiting.
     """
-    shop, flow = _find(request)
-    _check(request, flow)
-    if not unstorable(request.payload):
+    shop, flow = _find_shop_and_flow(request)
+    _check_request(request, flow)
+    if not unstorable_reason(request.payload):
         request = replace(request, payload=as_stored(request.payload))
     unfit = payload_errors(request.payload, flow)
     with transaction.atomic():
         # A request that keeps the waiting job's payload need not bring a valid one.
-        merged = _merge(request, shop, flow) if unfit and request.keeps_payload else None
+        merged = _merge_into_waiting(request, shop, flow) if unfit and request.keeps_payload else None
         if unfit and merged is None:
             raise InvalidInput(*unfit)
-        receipt, hint = merged or _store(request, shop, flow)
+        receipt, hint = merged or _store_job(request, shop, flow)
     if hint:
-        transaction.on_commit(lambda: doorbell.ring([hint]))
+        transaction.on_commit(lambda: wakeup_publisher.submit([hint]))
     return receipt
 
 
-def cancel(task_id: UUID, *, by: str) -> str:
+def request_cancel(task_id: UUID, *, by: str) -> str:
     """Cancel a job. Returns "cancelled" if it was waiting; "cancel_requested" if it runs, and its node stops it in
     seconds.
 
@@ -158,12 +158,12 @@ def cancel(task_id: UUID, *, by: str) -> str:
     raise Conflict(f"The job is {row.state} already.")
 
 
-def _find(request: Request) -> tuple[Shop, Flow]:
+def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
     shop = (
         Shop.objects.select_related("platform").filter(platform__key=request.platform, shop_id=request.shop_id).first()
     )
     if shop is None or shop.retired_at or shop.platform.retired_at:
-        field = "platform" if shop is None and not _platform_lives(request.platform) else "shop_id"
+        field = "platform" if shop is None and not _platform_is_active(request.platform) else "shop_id"
         raise InvalidInput.of(field, f"there is no {field.removesuffix('_id')} “{getattr(request, field)}”")
     flow = Flow.objects.filter(platform=shop.platform, task_type=request.task_type, retired_at=None).first()
     if flow is None:
@@ -171,11 +171,11 @@ def _find(request: Request) -> tuple[Shop, Flow]:
     return shop, flow
 
 
-def _platform_lives(key: str) -> bool:
+def _platform_is_active(key: str) -> bool:
     return Platform.objects.filter(key=key, retired_at=None).exists()
 
 
-def _check(request: Request, flow: Flow) -> None:
+def _check_request(request: PublishRequest, flow: Flow) -> None:
     errors = []
     if request.priority not in Priority.values:
         errors.append(FieldError("priority", "high, normal or low"))
@@ -184,9 +184,9 @@ def _check(request: Request, flow: Flow) -> None:
     key = request.dedupe_key or ""
     if len(key) > 200:
         errors.append(FieldError("dedupe_key", "at most 200 characters"))
-    if key.startswith(OWN_KEYS):
-        errors.append(FieldError("dedupe_key", f"must not start with “{OWN_KEYS}”"))
-    if unstorable(key):
+    if key.startswith(RESERVED_KEY_PREFIX):
+        errors.append(FieldError("dedupe_key", f"must not start with “{RESERVED_KEY_PREFIX}”"))
+    if unstorable_reason(key):
         errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
     if errors:
         raise InvalidInput(*errors)
@@ -197,18 +197,18 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
 
     At most 20 errors. A message quotes the payload, so it is cut to 300 characters.
     """
-    if problem := unstorable(payload) or _too_long(as_stored(payload), flow):
+    if problem := unstorable_reason(payload) or _payload_too_long(as_stored(payload), flow):
         return [FieldError("payload", problem)]
     if not flow.payload_schema:
         return []
-    found = _validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
+    found = _payload_validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
     return [
         FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message[:MESSAGE_SHOWN])
         for error in islice(found, ERRORS_SHOWN)
     ]
 
 
-def _too_long(payload: Mapping[str, Any], flow: Flow) -> str:
+def _payload_too_long(payload: Mapping[str, Any], flow: Flow) -> str:
     """Return why no command line can hold this payload, or "".
 
     The payload is measured in its executed form, with the longest ids that a shop can have.
@@ -229,7 +229,7 @@ def _too_long(payload: Mapping[str, Any], flow: Flow) -> str:
     return ""
 
 
-def key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
+def flow_key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
     """Return the key under which the flow merges jobs that have none of their own. None: the flow merges nothing.
 
     `payload` has the stored form (`as_stored`).
@@ -248,33 +248,33 @@ def key_of_payload(payload: Mapping[str, Any]) -> str:
 
 
 @cache
-def _validator(schema: str) -> Any:
+def _payload_validator(schema: str) -> Any:
     """Compile a JSON schema, cached. It never fetches a remote reference."""
     return jsonschema_rs.validator_for(schema, offline=True)
 
 
-def _store(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None]:
+def _store_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None]:
     while True:
         if request.touch_key:
             known = Job.objects.filter(touch_key=request.touch_key).values_list("task_id", "state").first()
             if known:
                 return Receipt(known[0], True, known[1]), None
-        if waiting := _merge(request, shop, flow):
+        if waiting := _merge_into_waiting(request, shop, flow):
             return waiting
-        _refuse_excess(shop)
-        if inserted := _insert(request, shop, flow):
+        _check_backlog(shop)
+        if inserted := _insert_job(request, shop, flow):
             return inserted
         # A concurrent request published the same key, and a node may run that job already: repeat.
 
 
-def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
+def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
     """Merge the request into the waiting job of its key. Returns None if no job is waiting.
 
     The job takes the latest payload, the highest priority and the earliest time. This also advances a pending retry.
     An earlier attempt may have had its effect with another payload. The job then gets a new delivery key. With the old
     key a receiver would reject the new payload as a repetition.
     """
-    parameters = _parameters(request, shop, flow)
+    parameters = _insert_parameters(request, shop, flow)
     if parameters["key"] is None:
         return None
     found = sql.rows(
@@ -314,14 +314,14 @@ def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
         return None
     # A job that is neither earlier nor more urgent than before needs no second message.
     task_id, state, due_at, priority, better = found[0]
-    hint = Hint(task_id, due_at, priority, shop.pk) if better else None
+    hint = WakeUp(task_id, due_at, priority, shop.pk) if better else None
     return Receipt(task_id, True, state), hint
 
 
-def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
+def _insert_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
     """Insert the job. Returns None if a concurrent request stored one of this key."""
     task_id = new_id()
-    parameters = _parameters(request, shop, flow)
+    parameters = _insert_parameters(request, shop, flow)
     if parameters["key"] is None:
         parameters["key"] = f"{TASK_KEY}{task_id}"
     found = sql.rows(
@@ -331,26 +331,26 @@ def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | N
                    %(delay)s::interval <= %(horizon)s AS soon
         ) {INSERT_JOBS}
         """,
-        parameters | {"id": task_id, "lease": HINT_LEASE},
+        parameters | {"id": task_id, "lease": WAKEUP_LEASE},
     )
     if not found:
         return None
     _, _, state, due_at = found[0]
-    hint = Hint(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
+    hint = WakeUp(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
     return Receipt(task_id, False, state), hint
 
 
-def _key(request: Request, flow: Flow) -> str | None:
+def _dedupe_key(request: PublishRequest, flow: Flow) -> str | None:
     if request.touch_key:
         return f"touch:{request.touch_key}"
-    return key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
+    return flow_key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
 
 
-def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
+def _insert_parameters(request: PublishRequest, shop: Shop, flow: Flow) -> dict[str, Any]:
     return {
         "shop": shop.pk,
         "flow": flow.pk,
-        "key": _key(request, flow),
+        "key": _dedupe_key(request, flow),
         "payload": json.dumps(request.payload),
         "priority": request.priority,
         "delay": request.delay,
@@ -360,8 +360,8 @@ def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
     }
 
 
-def _refuse_excess(shop: Shop) -> None:
-    """Raise `Refused` if a backlog limit is reached. Concurrent requests may exceed it slightly."""
+def _check_backlog(shop: Shop) -> None:
+    """Raise `BacklogFull` if a backlog limit is reached. Concurrent requests may exceed it slightly."""
     waiting = """
         SELECT count(*) FROM (
             SELECT FROM rpa_tasks_job AS job {join}
@@ -382,4 +382,4 @@ def _refuse_excess(shop: Shop) -> None:
     for scope, limit, statement, pk in scopes:
         ((count,),) = sql.rows(statement, {"id": pk, "limit": limit})
         if count >= limit:
-            raise Refused(scope, limit)
+            raise BacklogFull(scope, limit)

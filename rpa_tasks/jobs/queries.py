@@ -31,7 +31,7 @@ def jobs_page(
     """
     found = Job.objects.select_related("shop__platform", "flow").defer("payload", "result")
     if platform or shop:
-        found = found.filter(shop_id__in=list(_shops(platform, shop).values_list("pk", flat=True)))
+        found = found.filter(shop_id__in=list(_select_shops(platform, shop).values_list("pk", flat=True)))
     if task_type:
         found = found.filter(flow_id__in=list(Flow.objects.filter(task_type=task_type).values_list("pk", flat=True)))
     if state:
@@ -41,19 +41,19 @@ def jobs_page(
     return list(found.order_by("-pk")[:limit])
 
 
-def job(task_id: UUID) -> Job | None:
+def find_job(task_id: UUID) -> Job | None:
     """Return a job with its shop, platform, flow and runs."""
     found = Job.objects.select_related("shop__platform", "flow").prefetch_related("runs")
     return found.filter(pk=task_id).first()
 
 
-def retried_as(task_ids: Iterable[UUID]) -> dict[UUID, UUID]:
+def map_to_retries(task_ids: Iterable[UUID]) -> dict[UUID, UUID]:
     """Map each task id to the task that was published as its retry."""
     again = Job.objects.filter(retry_of__in=list(task_ids)).values_list("retry_of", "task_id")
     return {old: new for old, new in again if old}
 
 
-def _shops(platform: str, shop: str) -> QuerySet[Shop]:
+def _select_shops(platform: str, shop: str) -> QuerySet[Shop]:
     found = Shop.objects.all()
     if platform:
         found = found.filter(platform__key=platform)
@@ -77,7 +77,7 @@ class ShopState:
 
 def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: int = 50) -> list[ShopState]:
     """Return active shops by primary key, starting behind the primary key `after`."""
-    found = _shops(platform, "").filter(retired_at=None, platform__retired_at=None, pk__gt=after)
+    found = _select_shops(platform, "").filter(retired_at=None, platform__retired_at=None, pk__gt=after)
     if login:
         found = found.filter(login_state=login)
     return shop_states(found.order_by("pk")[:limit])
@@ -86,16 +86,16 @@ def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: in
 def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     """Return the state of each shop. Uses two queries for any number of shops."""
     rows = list(shops.select_related("platform__breaker", "lane"))
-    waiting = _waiting(rows)
-    return [_state(row, waiting[row.pk]) for row in rows]
+    waiting = _count_waiting(rows)
+    return [_shop_state(row, waiting[row.pk]) for row in rows]
 
 
-def _waiting(rows: Sequence[Shop]) -> Counter[int]:
+def _count_waiting(rows: Sequence[Shop]) -> Counter[int]:
     counted = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING).values_list("shop_id")
     return Counter(dict(counted.annotate(Count("pk")).order_by()))
 
 
-def _state(shop: Shop, waiting: int) -> ShopState:
+def _shop_state(shop: Shop, waiting: int) -> ShopState:
     lane, breaker = getattr(shop, "lane", None), getattr(shop.platform, "breaker", None)
     return ShopState(
         shop=shop,
@@ -107,6 +107,6 @@ def _state(shop: Shop, waiting: int) -> ShopState:
     )
 
 
-def waiting_of_platform(platform_pk: int) -> int:
+def count_platform_backlog(platform_pk: int) -> int:
     """Count the waiting jobs that count against the platform's backlog limit."""
     return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, parked="").count()

@@ -9,30 +9,30 @@ from django.conf import settings
 
 from rpa_tasks.models import Job, ScheduledRound
 from scheduling import sql
-from scheduling.operations.retention import Kind
+from scheduling.operations.retention import RetentionTable
 
 
-def _kept() -> timedelta:
+def _retention_time() -> timedelta:
     return timedelta(days=settings.AFTERTOUCH_RPA_RETENTION_DAYS)
 
 
-def _delete(batch: list[UUID], before: datetime) -> int:
+def _delete_jobs(batch: list[UUID], before: datetime) -> int:
     over = [row[0] for row in sql.rows(_LOCK, {"ids": batch, "before": before})]
     if not over:
         return 0
     for statement in (_DELETE_EVIDENCE, _DELETE_RUNS):
-        sql.count(statement, {"ids": over})
-    return sql.count(_DELETE_JOBS, {"ids": over})
+        sql.execute(statement, {"ids": over})
+    return sql.execute(_DELETE_JOBS, {"ids": over})
 
 
-JOBS = Kind(Job._meta.db_table, "task_id", _kept, _delete)
+JOBS = RetentionTable(Job._meta.db_table, "task_id", _retention_time, _delete_jobs)
 
 
 def _delete_rounds(batch: list[UUID], before: datetime) -> int:
-    return sql.count(_DELETE_ROUNDS, {"ids": batch, "before": before})
+    return sql.execute(_DELETE_ROUNDS, {"ids": batch, "before": before})
 
 
-ROUNDS = Kind(ScheduledRound._meta.db_table, "id", _kept, _delete_rounds)
+ROUNDS = RetentionTable(ScheduledRound._meta.db_table, "id", _retention_time, _delete_rounds)
 
 _DELETE_ROUNDS = """
 DELETE FROM rpa_tasks_scheduledround WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s

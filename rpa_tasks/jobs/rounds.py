@@ -16,51 +16,53 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs.publish import INSERT_JOBS, as_stored, key_of, key_of_payload
-from rpa_tasks.jobs.wakeups import doorbell
+from rpa_tasks.jobs.publish import INSERT_JOBS, as_stored, flow_key_of, key_of_payload
+from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow
 from scheduling import sql
 from scheduling.ids import new_id
-from scheduling.ledger.transitions import HINT_LEASE, Hint
+from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
 
 BATCH = 500
 SOURCE = "schedule"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class BulkPublishCounts:
     """Counts of shops: job published, job already waiting, refused because of a backlog limit."""
 
     published: int = 0
     waiting: int = 0
     refused: int = 0
 
-    def __add__(self, other: Round) -> Round:
-        return Round(self.published + other.published, self.waiting + other.waiting, self.refused + other.refused)
+    def __add__(self, other: BulkPublishCounts) -> BulkPublishCounts:
+        return BulkPublishCounts(
+            self.published + other.published, self.waiting + other.waiting, self.refused + other.refused
+        )
 
 
 #: Called in the transaction of each batch with the batch's last shop and counts. An exception from it rolls the batch
 #: back and ends the bulk publish.
-Note = Callable[[int, Round], None]
+ProgressCallback = Callable[[int, BulkPublishCounts], None]
 
 
-def publish_round(
+def publish_bulk(
     flow: Flow,
     places: Mapping[int, timedelta],
     *,
     payload: Mapping[str, Any],
     priority: int,
-    note: Note | None = None,
-) -> Round:
+    note: ProgressCallback | None = None,
+) -> BulkPublishCounts:
     """Publish a job of `flow` for each shop (primary key) after its delay. Safe to repeat and to run concurrently.
 
     A shop with a waiting job keeps that job unchanged. Shops that were refused are left to the next round. Counting
     and inserting are separate transactions. Otherwise two rounds could deadlock: one holds waiting jobs while it waits
     for the insert of the other.
     """
-    told, left = Round(), iter(sorted(places.items()))
+    told, left = BulkPublishCounts(), iter(sorted(places.items()))
     payload = as_stored(payload)
-    key = key_of(flow, payload)
+    key = flow_key_of(flow, payload)
     if key is None:  # the flow merges nothing, but a round skips a shop where a job with its payload is waiting
         key = key_of_payload(payload)
     common = {
@@ -68,15 +70,17 @@ def publish_round(
         "key": key,
     }  # fmt: skip
     while batch := dict(islice(left, BATCH)):
-        told += _publish(batch, common, note)
+        told += _publish_batch(batch, common, note)
     return told
 
 
-def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: Note | None) -> Round:
+def _publish_batch(
+    places: Mapping[int, timedelta], common: Mapping[str, Any], note: ProgressCallback | None
+) -> BulkPublishCounts:
     with transaction.atomic(durable=True):
         waiting = {
             row[0]
-            for row in sql.rows(_NOTE_WAITING, {"shops": list(places), "flow": common["flow"], "key": common["key"]})
+            for row in sql.rows(_COUNT_REQUESTS, {"shops": list(places), "flow": common["flow"], "key": common["key"]})
         }
     free = {shop: delay for shop, delay in places.items() if shop not in waiting}
     given = {
@@ -84,26 +88,26 @@ def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: N
         "ids": [new_id() for _ in free],
         "delays": list(free.values()),
         "horizon": settings.AFTERTOUCH_HORIZON,
-        "lease": HINT_LEASE,
+        "lease": WAKEUP_LEASE,
         "source": SOURCE,
         "touch": None,
     }
     with transaction.atomic(durable=True):
         tried = sql.rows(_INSERT, {**common, **given}) if free else []
         made_count = sum(row[1] is not None for row in tried)
-        done = Round(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
+        done = BulkPublishCounts(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
         if note:
             note(max(places), done)
     made = [row for row in tried if row[1] is not None]  # for the others a concurrent request published a job
     hints = [
-        Hint(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
+        WakeUp(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
     ]
-    doorbell.ring(hints)
+    wakeup_publisher.submit(hints)
     return done
 
 
 # A row that another transaction has locked is skipped: its count of requests is only informative.
-_NOTE_WAITING = """
+_COUNT_REQUESTS = """
 WITH standing AS MATERIALIZED (
     SELECT task_id, shop_id FROM rpa_tasks_job
     WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s

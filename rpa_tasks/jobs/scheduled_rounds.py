@@ -21,20 +21,20 @@ import structlog
 from django.db import close_old_connections, transaction
 
 from rpa_tasks.jobs import schedules
-from rpa_tasks.jobs.rounds import Round
+from rpa_tasks.jobs.rounds import BulkPublishCounts
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger.dead_letters import bury_message
+from scheduling.ledger.dead_letters import record_unreadable_message
 
 log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=60)  #: of a claim; each batch of jobs renews it
 TRIES = 5  #: consecutive failed claims without a stored batch before a failed task is created
-LONGEST = 3.0  #: seconds after which a pass claims no further round
-INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError)
+MAX_PUBLISH_SECONDS = 3.0  #: seconds after which a pass claims no further round
+INFRASTRUCTURE_ERRORS = (*sql.UNAVAILABLE_ERRORS, redis.ConnectionError, redis.TimeoutError)
 #: SQLSTATEs of time limits on statements and transactions. The round itself may cause them, so they count as tries.
-TOO_SLOW = {"57014", "25P03"}
+TIMEOUT_SQLSTATES = {"57014", "25P03"}
 
 #: Rounds whose claim ended with an infrastructure error but still counts as a try.
 _uncounted: list[UUID] = []
@@ -45,7 +45,7 @@ class LeaseLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedRound:
     id: UUID
     lease_no: int
     schedule: str
@@ -56,69 +56,71 @@ class Claimed:
     tries: int  #: claims since `position` last advanced, this one included
 
 
-def store(schedule_id: int, schedule: str, due_at: datetime, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def store_round(
+    schedule_id: int, schedule: str, due_at: datetime, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
     """Store the round that is due at `due_at`. Idempotent; returns False if it is already stored."""
     given = {
         "id": new_id(), "schedule_id": schedule_id, "schedule": schedule[:200], "due_at": due_at,
         "args": json.dumps(args), "kwargs": json.dumps(kwargs),
     }  # fmt: skip
-    return sql.count(_STORE, given) == 1
+    return sql.execute(_STORE, given) == 1
 
 
-def run_waiting() -> int:
+def publish_waiting_rounds() -> int:
     """Publish the jobs of rounds that wait or whose worker vanished. Returns the number of rounds that ended.
 
-    Raises: one of `INFRASTRUCTURE` if PostgreSQL or Redis is unavailable. The round's lease brings it back.
+    Raises: one of `INFRASTRUCTURE_ERRORS` if PostgreSQL or Redis is unavailable. The round's lease brings it back.
     """
     _subtract_uncounted()
-    ends_at, ended = monotonic() + LONGEST, 0
-    while monotonic() < ends_at and (claimed := _claim()):
-        ended += _run(claimed)
+    ends_at, ended = monotonic() + MAX_PUBLISH_SECONDS, 0
+    while monotonic() < ends_at and (claimed := _claim_round()):
+        ended += _publish_claimed(claimed)
     return ended
 
 
-def _claim() -> Claimed | None:
+def _claim_round() -> ClaimedRound | None:
     found = sql.rows(_CLAIM, {"lease": LEASE})
-    return Claimed(*found[0]) if found else None
+    return ClaimedRound(*found[0]) if found else None
 
 
-def _run(claimed: Claimed) -> bool:
+def _publish_claimed(claimed: ClaimedRound) -> bool:
     """Publish one claimed round. Returns False if it must be tried again."""
     if claimed.tries > TRIES:
-        _fail(claimed, "its worker vanished each time")
+        _fail_round(claimed, "its worker vanished each time")
         return True
 
     tries = claimed.tries
 
-    def note(position: int, done: Round) -> None:
+    def note(position: int, done: BulkPublishCounts) -> None:
         nonlocal tries
         given = {"id": claimed.id, "lease_no": claimed.lease_no, "position": position, "lease": LEASE}
         counts = {"published": done.published, "waiting": done.waiting, "refused": done.refused}
-        if not sql.count(_NOTE, given | counts):
+        if not sql.execute(_NOTE, given | counts):
             raise LeaseLost
         tries = 0
 
     try:
-        order = schedules.by_name(claimed.args, claimed.kwargs)
-        schedules.publish_for_shops(order, after=claimed.position, note=note)
+        order = schedules.keyword_arguments(claimed.args, claimed.kwargs)
+        schedules.publish_schedule(order, after=claimed.position, note=note)
     except LeaseLost:
         log.warning("round_lease_lost", id=str(claimed.id))
         return False
-    except INFRASTRUCTURE as error:
-        if getattr(error.__cause__, "sqlstate", None) not in TOO_SLOW:
+    except INFRASTRUCTURE_ERRORS as error:
+        if getattr(error.__cause__, "sqlstate", None) not in TIMEOUT_SQLSTATES:
             _uncounted.append(claimed.id)
             close_old_connections()
-            with suppress(*sql.AWAY):
+            with suppress(*sql.UNAVAILABLE_ERRORS):
                 _subtract_uncounted()
         raise
     except Exception as error:
         if isinstance(error, InvalidInput) or tries >= TRIES:
-            _fail(claimed, f"{type(error).__name__}: {error}")
+            _fail_round(claimed, f"{type(error).__name__}: {error}")
             return True
         log.exception("round_failed", id=str(claimed.id), tries=tries)
-        sql.count(_POSTPONE, {"id": claimed.id, "lease_no": claimed.lease_no})
+        sql.execute(_POSTPONE, {"id": claimed.id, "lease_no": claimed.lease_no})
         return False
-    sql.count(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "done"})
+    sql.execute(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "done"})
     return True
 
 
@@ -128,19 +130,19 @@ def _subtract_uncounted() -> None:
     Raises: one of `sql.AWAY` if PostgreSQL is unavailable.
     """
     while _uncounted:
-        sql.count(_SUBTRACT, {"id": _uncounted[-1]})
+        sql.execute(_SUBTRACT, {"id": _uncounted[-1]})
         _uncounted.pop()
 
 
-def _fail(claimed: Claimed, detail: str) -> None:
+def _fail_round(claimed: ClaimedRound, detail: str) -> None:
     body = {
         "task": "rpa_tasks.publish_for_shops", "schedule": claimed.schedule, "due_at": claimed.due_at.isoformat(),
         "args": claimed.args, "kwargs": claimed.kwargs,
     }  # fmt: skip
     log.error("round_given_up", id=str(claimed.id), schedule=claimed.schedule, error=detail)
     with transaction.atomic():
-        if sql.count(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "failed"}):
-            bury_message("task_error", body, detail=detail, queue="ticks")
+        if sql.execute(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "failed"}):
+            record_unreadable_message("task_error", body, detail=detail, queue="ticks")
 
 
 _STORE = """

@@ -18,22 +18,22 @@ from typing import Any
 import structlog
 
 from rpa_tasks.jobs import publish
-from rpa_tasks.jobs.rounds import Note, Round, publish_round
+from rpa_tasks.jobs.rounds import BulkPublishCounts, ProgressCallback, publish_bulk
 from rpa_tasks.models import Flow, Platform, Shop
-from scheduling.errors import Findings, InvalidInput
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import Priority
-from scheduling.policy.specs import bucket
+from scheduling.policy.specs import hash_to_percent
 
 log = structlog.get_logger(__name__)
 
-ALL = "all"
+ALL_SHOPS = "all"
 MOST_SHOPS = 5_000
 MAX_SPREAD = 86_400  #: seconds
 PRIORITIES = {each.name.lower(): each.value for each in Priority}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ScheduleArguments:
     """The arguments of one periodic task."""
 
     platform: str
@@ -44,61 +44,63 @@ class Order:
     spread_seconds: float = 0
 
 
-def publish_for_shops(given: Mapping[str, Any], *, after: int = 0, note: Note | None = None) -> Round:
-    """Publish for each shop whose primary key is greater than `after`; `note` as in `publish_round`.
+def publish_schedule(
+    given: Mapping[str, Any], *, after: int = 0, note: ProgressCallback | None = None
+) -> BulkPublishCounts:
+    """Publish for each shop whose primary key is greater than `after`; `note` as in `publish_bulk`.
 
     Raises: `InvalidInput` with the argument, before the first job is published.
     """
-    order = read(given)
+    order = parse_arguments(given)
     flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
-    shops = _living(order.platform)
+    shops = _active_shops(order.platform)
     if order.shops is not None:
         shops = shops.filter(shop_id__in=order.shops)
     places = {
-        pk: place(order.platform, shop_id, order.task_type, order.spread_seconds)
+        pk: spread_delay(order.platform, shop_id, order.task_type, order.spread_seconds)
         for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
     }
-    told = publish_round(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
+    told = publish_bulk(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
     write = log.warning if told.refused else log.info
     write("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
     return told
 
 
-def read(given: Mapping[str, Any]) -> Order:
+def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:
     """Parse and check the arguments of a periodic task.
 
     Raises: `InvalidInput` with all errors, including an unknown platform, task type or shop.
     """
     _check_shape(given)
-    shops = given.get("shops", ALL)
-    order = Order(**{**given, "shops": None if shops == ALL else tuple(shops)})
+    shops = given.get("shops", ALL_SHOPS)
+    order = ScheduleArguments(**{**given, "shops": None if shops == ALL_SHOPS else tuple(shops)})
     _check_references(order)
     return order
 
 
 def _check_shape(given: Mapping[str, Any]) -> None:
-    found = Findings()
-    known = [each.name for each in fields(Order)]
+    found = ErrorCollector()
+    known = [each.name for each in fields(ScheduleArguments)]
     for name in given.keys() - set(known):
         found.add(str(name), f"is not known here; known are {', '.join(known)}")
     for name in ("platform", "task_type"):
         if not isinstance(given.get(name), str) or not given[name]:
             found.add(name, "is missing" if given.get(name) in (None, "") else "must be text")
-    priority, shops = given.get("priority", "normal"), given.get("shops", ALL)
+    priority, shops = given.get("priority", "normal"), given.get("shops", ALL_SHOPS)
     if not isinstance(priority, str) or priority not in PRIORITIES:
         found.add("priority", f"must be one of {', '.join(PRIORITIES)}")
     if not isinstance(given.get("payload", {}), dict):
         found.add("payload", "must be a mapping")
     found.number(given, "spread_seconds", 0, MAX_SPREAD)
-    if shops != ALL:
+    if shops != ALL_SHOPS:
         found.texts({"shops": shops}, "shops", longest=64)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
             found.add("shops", f"“all”, or 1 to {MOST_SHOPS} shop ids")
-    found.settle()
+    found.raise_if_any()
 
 
-def _check_references(order: Order) -> None:
-    found = Findings()
+def _check_references(order: ScheduleArguments) -> None:
+    found = ErrorCollector()
     platform = Platform.objects.filter(key=order.platform, retired_at=None).first()
     if platform is None:
         raise InvalidInput.of("platform", f"there is no platform “{order.platform}”")
@@ -108,26 +110,26 @@ def _check_references(order: Order) -> None:
     else:
         found.errors += publish.payload_errors(order.payload or {}, flow)
     if order.shops is not None:
-        living = set(_living(order.platform).filter(shop_id__in=order.shops).values_list("shop_id", flat=True))
+        living = set(_active_shops(order.platform).filter(shop_id__in=order.shops).values_list("shop_id", flat=True))
         for shop_id in order.shops:
             if shop_id not in living:
                 found.add("shops", f"there is no shop “{shop_id}”")
-    found.settle()
+    found.raise_if_any()
 
 
-def _living(platform: str) -> Any:
+def _active_shops(platform: str) -> Any:
     return Shop.objects.filter(platform__key=platform, retired_at=None).order_by("pk")
 
 
-def place(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:
+def spread_delay(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:
     """Return the delay of this shop within the spread, in whole milliseconds. It is the same in each round and
     process.
     """
-    share = bucket(f"schedule:{platform}:{task_type}", shop_id) / 100
+    share = hash_to_percent(f"schedule:{platform}:{task_type}", shop_id) / 100
     return timedelta(milliseconds=int(share * spread_seconds * 1000))
 
 
-def by_name(given: Any, order: Any) -> Mapping[str, Any]:
+def keyword_arguments(given: Any, order: Any) -> Mapping[str, Any]:
     """Return the keyword arguments. Raises `InvalidInput` if there are positional ones."""
     if given:
         raise InvalidInput.of("args", "must be empty; name every argument")
@@ -138,4 +140,4 @@ def by_name(given: Any, order: Any) -> Mapping[str, Any]:
 
 def check_arguments(args: Any, kwargs: Any) -> None:
     """Check the arguments before the admin form stores a periodic task. Raises `InvalidInput`."""
-    read(by_name(args, kwargs))
+    parse_arguments(keyword_arguments(args, kwargs))

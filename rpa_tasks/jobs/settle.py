@@ -26,13 +26,13 @@ from scheduling.ledger.transitions import Claim, Settlement
 
 log = structlog.get_logger(__name__)
 
-HOLD = {"browser_wait": timedelta(seconds=5), "profile_busy": timedelta(seconds=5)}
-LONG_HOLD = timedelta(seconds=30)  #: for causes that need longer: a full disk, a process that does not end
-PLATFORM_PATIENCE = timedelta(seconds=30)
+DEFER_BY_REASON = {"browser_wait": timedelta(seconds=5), "profile_busy": timedelta(seconds=5)}
+LONG_DEFER = timedelta(seconds=30)  #: for causes that need longer: a full disk, a process that does not end
+PLATFORM_DEFER = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunResult:
     """Everything known about a run at its end."""
 
     verdict: Verdict
@@ -44,7 +44,7 @@ class Ended:
     evidence: Mapping[str, bytes] = field(default_factory=dict)  #: by `Evidence.Kind`
 
 
-def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
+def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
     """Settle the run. Returns False without any change if the claim is stale."""
     outcome = ended.verdict.outcome
     with transaction.atomic():
@@ -52,21 +52,21 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
         if fresh.state != "running" or fresh.lease_no != claim.lease_no:
             log.warning("stale_run_dropped", task_id=str(job.pk), lease_no=claim.lease_no, outcome=outcome)
             return False
-        rests = circuit_breaker.note(job.shop.platform_id, outcome, job.pk)
+        rests = circuit_breaker.record_outcome(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
-        settlement, burns = _settlement(fresh, job, ended.verdict, rests, at)
-        _keep(fresh, settlement, burns, ended, at)
+        settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
+        _record_run(fresh, settlement, burns, ended, at)
         if outcome == "session":
-            _need_login(job.shop)
+            _require_login(job.shop)
         jobs.settle({claim: settlement})
         if settlement.state in ("failed", "unknown"):
-            dead_letters.bury(job.pk)
-    metrics.measure(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
+            dead_letters.record_failed_job(job.pk)
+    metrics.record_ended_run(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
     log.info("run_ended", task_id=str(job.pk), outcome=outcome, reason=ended.verdict.reason, state=settlement.state)
     return True
 
 
-def _settlement(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: datetime) -> tuple[Settlement, bool]:
+def _settlement_of(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: datetime) -> tuple[Settlement, bool]:
     """Return the settlement of the job and whether this end counts as a failure."""
 
     def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
@@ -82,18 +82,18 @@ def _settlement(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: datetim
     if outcome == "business":
         return to("failed"), True
     if outcome == "held":
-        return to("scheduled", due_at=at + HOLD.get(verdict.reason, LONG_HOLD)), False
+        return to("scheduled", due_at=at + DEFER_BY_REASON.get(verdict.reason, LONG_DEFER)), False
     if outcome == "session":
         return to("scheduled", due_at=at, reason="login_needed"), False
     if outcome == "platform" and rests:
-        return to("scheduled", due_at=at + PLATFORM_PATIENCE), False
+        return to("scheduled", due_at=at + PLATFORM_DEFER), False
     delay = retry_delay(fresh.failures + 1, job.flow.retry_delays, random.random)
     return (to("failed") if delay is None else to("scheduled", due_at=at + delay)), True
 
 
-def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: datetime) -> None:
+def _record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult, at: datetime) -> None:
     last = fresh.runs.order_by("-id").first()
-    if last and ended.verdict.outcome == last.outcome == Run.Outcome.HELD and last.reason == ended.verdict.reason:
+    if last and ended.verdict.outcome == last.outcome == Run.Outcome.DEFERRED and last.reason == ended.verdict.reason:
         # A job may be deferred every few seconds for days. One run row records the whole period.
         Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
         return
@@ -119,7 +119,7 @@ def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: dat
     Job.objects.filter(pk=fresh.pk).update(**changes)
 
 
-def _need_login(shop: Shop) -> None:
+def _require_login(shop: Shop) -> None:
     """Stop the shop until an operator has logged in. Only the first of several runs logs the event."""
     if Shop.objects.filter(pk=shop.pk, login_state=LoginState.OK).update(
         login_state=LoginState.NEEDED, login_lost_at=Now()

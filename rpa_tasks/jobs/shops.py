@@ -15,44 +15,44 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from rpa_tasks.jobs import circuit_breaker
-from rpa_tasks.jobs.wakeups import ring_for_shops
+from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import Lane, LoginState, Platform, Shop
 from scheduling.errors import InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
 
 
-def logged_in(shop_pk: int, *, by: str) -> bool:
+def record_login(shop_pk: int, *, by: str) -> bool:
     """Record that an operator has logged the shop in, and resume its jobs. Returns False if no login was needed."""
     changes = {"login_state": LoginState.OK, "login_lost_at": None}
-    return _change(Shop, shop_pk, Q(login_state=LoginState.NEEDED), changes, "logged in", by, wakes=True)
+    return _change_row(Shop, shop_pk, Q(login_state=LoginState.NEEDED), changes, "logged in", by, wakes=True)
 
 
-def pause(shop_pk: int, *, by: str) -> bool:
+def pause_shop(shop_pk: int, *, by: str) -> bool:
     """Start no further job of this shop; running jobs continue. Returns False if it is already paused."""
-    return _change(Shop, shop_pk, Q(paused=False), {"paused": True}, "paused", by)
+    return _change_row(Shop, shop_pk, Q(paused=False), {"paused": True}, "paused", by)
 
 
-def resume(shop_pk: int, *, by: str) -> bool:
-    return _change(Shop, shop_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
+def resume_shop(shop_pk: int, *, by: str) -> bool:
+    return _change_row(Shop, shop_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
 
 
-def leave_home(shop_pk: int, *, by: str) -> bool:
+def unpin_shop(shop_pk: int, *, by: str) -> bool:
     """Unpin the shop, so that any node may serve it with a new profile. Returns False if it is not pinned or is
     running.
     """
     if not Shop.objects.filter(pk=shop_pk).exists():
         raise NotFound(f"There is no shop {shop_pk}.")
-    return bool(release([shop_pk], by=by).released)
+    return bool(unpin_shops([shop_pk], by=by).released)
 
 
 @dataclass(frozen=True, slots=True)
-class Rebalanced:
+class UnpinCounts:
     released: int  #: shops that any node may serve now
     running: int  #: running shops, which keep their preferred node
 
 
-def rebalance(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node: str = "") -> Rebalanced:
+def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node: str = "") -> UnpinCounts:
     """Unpin many shops, so that nodes with free slots take them. Idempotent.
 
     Platform, its shop ids and preferred node narrow the selection together.
@@ -71,10 +71,10 @@ def rebalance(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node
         shops = shops.filter(shop_id__in=shop_ids)
     if node:
         shops = shops.filter(lane__home=node)
-    return release(list(shops.values_list("pk", flat=True)), by=by)
+    return unpin_shops(list(shops.values_list("pk", flat=True)), by=by)
 
 
-def release(shop_pks: Sequence[int], *, by: str) -> Rebalanced:
+def unpin_shops(shop_pks: Sequence[int], *, by: str) -> UnpinCounts:
     """Unpin these shops, except those that are running."""
     with transaction.atomic():
         lanes = Lane.objects.filter(shop__in=shop_pks).exclude(home="").order_by("shop_id")
@@ -83,16 +83,16 @@ def release(shop_pks: Sequence[int], *, by: str) -> Rebalanced:
         Lane.objects.filter(shop__in=free).update(home="")
         if free:
             log.info("shops_released", count=len(free), by=by)
-            _wake(Shop.objects.filter(pk__in=free))
-    return Rebalanced(len(free), len(locked) - len(free))
+            _wake_after_commit(Shop.objects.filter(pk__in=free))
+    return UnpinCounts(len(free), len(locked) - len(free))
 
 
 def pause_platform(platform_pk: int, *, by: str) -> bool:
-    return _change(Platform, platform_pk, Q(paused=False), {"paused": True}, "paused", by)
+    return _change_row(Platform, platform_pk, Q(paused=False), {"paused": True}, "paused", by)
 
 
 def resume_platform(platform_pk: int, *, by: str) -> bool:
-    return _change(Platform, platform_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
+    return _change_row(Platform, platform_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
 
 
 def close_breaker(platform_pk: int, *, by: str) -> bool:
@@ -103,11 +103,11 @@ def close_breaker(platform_pk: int, *, by: str) -> bool:
         closed = circuit_breaker.close(platform_pk)
         if closed:
             log.info("breaker_closed_by_hand", id=platform_pk, by=by)
-            _wake(Shop.objects.filter(platform_id=platform_pk))
+            _wake_after_commit(Shop.objects.filter(platform_id=platform_pk))
     return closed
 
 
-def _change(
+def _change_row(
     model: type[Shop] | type[Platform],
     pk: int,
     guard: Q,
@@ -128,11 +128,11 @@ def _change(
         model.history.bulk_history_create([rows.get()], update=True, default_change_reason=f"{what} by {by}"[:100])
         log.info(f"{noun}_{what.replace(' ', '_')}", id=pk, by=by)
         if wakes:
-            _wake(Shop.objects.filter(pk=pk) if model is Shop else Shop.objects.filter(platform_id=pk))
+            _wake_after_commit(Shop.objects.filter(pk=pk) if model is Shop else Shop.objects.filter(platform_id=pk))
     return True
 
 
-def _wake(shops: Any) -> None:
+def _wake_after_commit(shops: Any) -> None:
     """Wake nodes for these shops after the commit. A lost wake-up message costs seconds, so its error is ignored."""
     pks = list(shops.filter(retired_at=None).values_list("pk", flat=True))
-    transaction.on_commit(lambda: ring_for_shops(pks), robust=True)
+    transaction.on_commit(lambda: wake_for_shops(pks), robust=True)

@@ -18,16 +18,16 @@ from celery import current_app
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Shop
 from scheduling import sql
-from scheduling.dispatch.broker_health import alarm
-from scheduling.dispatch.dispatcher import Doorbell
-from scheduling.dispatch.publisher import published_now
-from scheduling.ledger.transitions import Hint
+from scheduling.dispatch.broker_health import broker_alarm
+from scheduling.dispatch.dispatcher import BackgroundPublisher
+from scheduling.dispatch.publisher import publication_headers
+from scheduling.ledger.transitions import WakeUp
 
 log = structlog.get_logger(__name__)
 
-WAKE = "rpa_tasks.run"
-UNKNOWN_ROOM = 50  #: messages that may wait in a queue without a known running node
-TOKEN_LIFE = 60.0  #: seconds after it is due; `dispatch.wake` publishes another if work can still start
+WAKE_UP_TASK = "rpa_tasks.run"
+UNKNOWN_CAPACITY = 50  #: messages that may wait in a queue without a known running node
+MESSAGE_LIFE = 60.0  #: seconds after it is due; `dispatch.wake` publishes another if work can still start
 
 
 def queue_of(shop: Shop, priority: int) -> str:
@@ -39,7 +39,7 @@ def queue_of(shop: Shop, priority: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class WakeUpMessage:
     """One wake-up message: its queue, topic and due time."""
 
     queue: str
@@ -48,46 +48,46 @@ class Token:
     due_at: datetime | None = None  #: None: now
 
 
-def announce(hints: Sequence[Hint]) -> None:
+def publish_wakeups(hints: Sequence[WakeUp]) -> None:
     """Publish a wake-up message for each job at its due time, limited by the free slots of nodes.
 
     Raises nothing: the next pass over the lanes replaces a lost message.
     """
     jobs = Job.objects.select_related("shop__platform", "shop__lane", "flow").defer("payload", "result")
     found = jobs.in_bulk([hint.task_id for hint in hints])
-    nodes = capacity()
+    nodes = node_capacities()
     now = sql.now()
     tokens = []
     for hint in hints:
         if job := found.get(hint.task_id):
-            queue = _queue_for(job, hint.priority, nodes)
+            queue = _queue_of_job(job, hint.priority, nodes)
             tokens.append(
-                Token(queue, job.shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
+                WakeUpMessage(queue, job.shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
             )
-    publish_tokens(tokens, nodes)
+    publish_within_capacity(tokens, nodes)
 
 
-def _queue_for(job: Job, priority: int, nodes: Mapping[str, Capacity]) -> str:
+def _queue_of_job(job: Job, priority: int, nodes: Mapping[str, NodeCapacity]) -> str:
     """Return the queue of a job: the preferred node's if it needs a browser, otherwise the shared one.
 
     A platform that does not wait for the preferred node uses its queue only while that node has a free slot.
     """
     shared, home = queue_of(job.shop, priority), job.shop.lane.home
-    own = home_queue(home, shared)
+    own = node_queue(home, shared)
     if not job.flow.needs_browser or home not in nodes or own not in nodes[home].queues:
         return shared
     return own if job.shop.platform.waits_for_home or nodes[home].idle else shared
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class NodeCapacity:
     """A running node: the queues it consumes and how many more jobs it could start now."""
 
     queues: frozenset[str]
     idle: int
 
 
-def capacity() -> dict[str, Capacity]:
+def node_capacities() -> dict[str, NodeCapacity]:
     """Return running nodes by name with their free slots.
 
     A message to a full node is useless, because its worker looks for the next job when a run ends. Both sides look
@@ -104,16 +104,16 @@ def capacity() -> dict[str, Capacity]:
         """,
         {"lease": NODE_SILENT},
     )
-    return {name: Capacity(frozenset(queues), max(0, idle)) for name, queues, idle in found}
+    return {name: NodeCapacity(frozenset(queues), max(0, idle)) for name, queues, idle in found}
 
 
-def room(queue: str, nodes: Mapping[str, Capacity]) -> int:
-    """Return how many messages of this queue can start work. `UNKNOWN_ROOM` if no running node consumes it."""
+def queue_capacity(queue: str, nodes: Mapping[str, NodeCapacity]) -> int:
+    """Return how many messages of this queue can start work. `UNKNOWN_CAPACITY` if no running node consumes it."""
     idle = [node.idle for node in nodes.values() if queue in node.queues]
-    return sum(idle) if idle else UNKNOWN_ROOM
+    return sum(idle) if idle else UNKNOWN_CAPACITY
 
 
-def home_queue(node: str, queue: str) -> str:
+def node_queue(node: str, queue: str) -> str:
     """Name the queue that only this node consumes, next to the shared `queue`.
 
     There is one for each shared queue: a worker of the node that does not serve that queue could not use the message.
@@ -121,7 +121,7 @@ def home_queue(node: str, queue: str) -> str:
     return f"n.{node}.{queue}"
 
 
-def further_queues() -> list[str]:
+def list_extra_queues() -> list[str]:
     """List queues besides the shared ones: dedicated queues of shops and platforms, and queues of running nodes."""
     found = sql.rows(
         """
@@ -142,59 +142,61 @@ def further_queues() -> list[str]:
     return [name for (name,) in found]
 
 
-def publish_tokens(tokens: Iterable[Token], nodes: Mapping[str, Capacity]) -> None:
+def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str, NodeCapacity]) -> None:
     """Publish the messages for which nodes have free slots.
 
-    On Redis the queue's length reduces that number. RabbitMQ drops a message that was not consumed for `TOKEN_LIFE`.
+    On Redis the queue's length reduces that number. RabbitMQ drops a message that was not consumed for `MESSAGE_LIFE`.
     The worker's clock does not matter.
     """
-    if alarm.is_on():
+    if broker_alarm.is_on():
         log.warning("tokens_lost", error="the broker takes no messages")
         return
-    by_queue: dict[str, list[Token]] = {}
+    by_queue: dict[str, list[WakeUpMessage]] = {}
     for token in tokens:
         by_queue.setdefault(token.queue, []).append(token)
-    wanted = {queue: each[: room(queue, nodes)] for queue, each in by_queue.items()}
+    wanted = {queue: each[: queue_capacity(queue, nodes)] for queue, each in by_queue.items()}
     if not any(wanted.values()):
         return
     try:
         with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
             for queue, each in wanted.items():
-                for token in each[: max(0, room(queue, nodes) - _length(producer, queue))]:
-                    _publish(token, producer)
+                for token in each[: max(0, queue_capacity(queue, nodes) - _queue_length(producer, queue))]:
+                    _send_message(token, producer)
     except Exception as error:
         log.warning("tokens_lost", error=str(error))
 
 
-def _publish(token: Token, producer: Any) -> None:
-    address = _address(token.queue, token.platform, token.priority)
-    life = TOKEN_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
-    headers = published_now()
-    current_app.send_task(WAKE, eta=token.due_at, producer=producer, headers=headers, expiration=life, **address)
+def _send_message(token: WakeUpMessage, producer: Any) -> None:
+    address = _routing_options(token.queue, token.platform, token.priority)
+    life = MESSAGE_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
+    headers = publication_headers()
+    current_app.send_task(
+        WAKE_UP_TASK, eta=token.due_at, producer=producer, headers=headers, expiration=life, **address
+    )
 
 
-def _length(producer: Any, queue: str) -> int:
+def _queue_length(producer: Any, queue: str) -> int:
     """Return the number of messages in a queue; 0 if the broker would have to declare the queue for that."""
     channel = producer.channel
     return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
 
 
-def publish_tokens_to(queue: str, count: int) -> int:
+def publish_wakeups_to(queue: str, count: int) -> int:
     """Publish 1 to `count` messages to a queue, limited by the free slots of nodes. Returns their number."""
     priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
-    nodes = capacity()
-    count = max(1, min(count, room(queue, nodes)))
-    publish_tokens([Token(queue, "any", priority)] * count, {} if count == 1 else nodes)
+    nodes = node_capacities()
+    count = max(1, min(count, queue_capacity(queue, nodes)))
+    publish_within_capacity([WakeUpMessage(queue, "any", priority)] * count, {} if count == 1 else nodes)
     return count
 
 
-def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:
+def _routing_options(queue: str, platform: str, priority: int) -> dict[str, Any]:
     if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
         return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}
     return {"queue": queue}
 
 
-def ring_for_shops(shop_pks: Iterable[int]) -> None:
+def wake_for_shops(shop_pks: Iterable[int]) -> None:
     """Publish a wake-up message for each of these shops that has due work."""
     found = sql.rows(
         """
@@ -209,7 +211,9 @@ def ring_for_shops(shop_pks: Iterable[int]) -> None:
         """,
         {"shops": list(shop_pks)},
     )
-    doorbell.ring([Hint(task_id, due_at, priority, shop_id) for shop_id, task_id, due_at, priority in found])
+    wakeup_publisher.submit(
+        [WakeUp(task_id, due_at, priority, shop_id) for shop_id, task_id, due_at, priority in found]
+    )
 
 
-doorbell = Doorbell(announce)
+wakeup_publisher = BackgroundPublisher(publish_wakeups)

@@ -25,7 +25,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import recycling, registry
 from rpa_tasks.browsers.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState
-from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, marked, sweep
+from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
 from rpa_tasks.worker import node
 from scheduling import sql
 
@@ -38,16 +38,16 @@ LOGS_AT_ONCE = 500  #: log files or directories read in one pass
 RUN_LOG_KEPT = timedelta(days=1)  #: since its last write; the process that settles a run deletes its log
 BROWSER_LOG = 1_000_000  #: bytes of a browser's standard error before the log is truncated
 
-Run = tuple[UUID, int]  #: task id and lease number
+RunId = tuple[UUID, int]  #: task id and lease number
 
 
-class Chores:
+class Housekeeping:
     def __init__(self, queues: list[str]) -> None:
         self.queues = queues
         self.started_at: datetime = now()
-        self._orphaned_since: dict[Run, float] = {}
+        self._orphaned_since: dict[RunId, float] = {}
         self._tidied_at: float | None = None
-        self._left_runs = LeftRuns()
+        self._left_runs = LeftoverRuns()
         self._old_logs = OldLogs()
         self._old_profiles = OldProfiles()
 
@@ -63,7 +63,7 @@ class Chores:
             self._old_profiles.delete_one,
         ]
 
-    def can_be_done(self) -> bool:
+    def is_database_available(self) -> bool:
         """Return whether PostgreSQL is available."""
         try:
             close_old_connections()
@@ -80,10 +80,10 @@ class Chores:
             defaults={
                 "seen_at": Now(),
                 "started_at": self.started_at,
-                "slots": node.slots(),
+                "slots": node.count_slots(),
                 # The queues of all workers of the node, because only one of their maintainers is active.
-                "queues": list(dict.fromkeys([*self.queues, *node.carried()])),
-                "browsers": recycling.describe(),
+                "queues": list(dict.fromkeys([*self.queues, *node.served_queues()])),
+                "browsers": recycling.describe_slots(),
             },
         )
 
@@ -93,30 +93,30 @@ class Chores:
         For killed supervisor processes see `rpa_tasks.supervisor.orphans`.
         """
         found = _marked_runs()
-        orphans = found - _running(found)
+        orphans = found - _running_runs(found)
         at = time.monotonic()
         self._orphaned_since = {run: self._orphaned_since.get(run, at) for run in orphans}
         doomed = {run for run, since in self._orphaned_since.items() if at - since >= ORPHANED_FOR}
         if doomed:
             log.warning("orphans_ended", runs=[f"{task_id}/{lease_no}" for task_id, lease_no in doomed])
-            sweep(lambda marks: _run_of(marks) in doomed)
+            end_marked_processes(lambda marks: _run_of_marks(marks) in doomed)
 
     def tidy(self) -> None:
         if self._tidied_at is not None and time.monotonic() - self._tidied_at < TIDY_EVERY:
             return
         if delete_old_evidence() < BATCH:  # otherwise the next pass deletes more
-            forget_old_nodes()
+            delete_old_nodes()
             self._tidied_at = time.monotonic()
 
 
-def forget_old_nodes() -> None:
+def delete_old_nodes() -> None:
     """Delete nodes without a recent report. A node that comes back reports itself again."""
     ExecutionNode.objects.filter(seen_at__lt=Now() - KEPT_FOR).delete()
 
 
 def delete_old_evidence() -> int:
     """Delete one batch of old evidence and return its size. Rows that another node is deleting are skipped."""
-    return sql.count(
+    return sql.execute(
         """
         DELETE FROM rpa_tasks_evidence WHERE id = ANY(ARRAY(
             SELECT id FROM rpa_tasks_evidence WHERE created_at < statement_timestamp() - %(kept)s
@@ -127,11 +127,11 @@ def delete_old_evidence() -> int:
     )
 
 
-class LeftRuns:
+class LeftoverRuns:
     """Scan of working directories, with parameter files, of runs whose worker was killed."""
 
     def __init__(self) -> None:
-        self._walk = _entries(registry.runs())
+        self._walk = _scan_directory(registry.runs_dir())
         self._left: list[str] = []
 
     def delete_some(self) -> None:
@@ -140,78 +140,78 @@ class LeftRuns:
         if not self._left:
             entries = list(islice(self._walk, LOGS_AT_ONCE))
             if len(entries) < LOGS_AT_ONCE:
-                self._walk = _entries(registry.runs())  # the next pass starts again
-            self._left = [entry.name for entry in _of_runs_that_are_over(entries)]
+                self._walk = _scan_directory(registry.runs_dir())  # the next pass starts again
+            self._left = [entry.name for entry in _entries_of_ended_runs(entries)]
         while self._left and (within := ends_at - time.monotonic()) > 0:
-            isolation.delete_directory(registry.runs() / self._left.pop(), within)
+            isolation.delete_directory(registry.runs_dir() / self._left.pop(), within)
 
 
 class OldLogs:
     """Scan of the log folder in bounded steps: killed workers may leave very many files."""
 
     def __init__(self) -> None:
-        self._walk = _entries(registry.logs())
+        self._walk = _scan_directory(registry.browser_logs_dir())
 
     def delete_some(self) -> int:
         """Delete logs of finished runs, truncate or delete those of browsers. Returns the number of files read."""
         entries = list(islice(self._walk, LOGS_AT_ONCE))
         if len(entries) < LOGS_AT_ONCE:
-            self._walk = _entries(registry.logs())  # the next pass starts again
+            self._walk = _scan_directory(registry.browser_logs_dir())  # the next pass starts again
         left: list[os.DirEntry[str]] = []
         for entry in entries:
             with suppress(OSError):
                 if entry.name.startswith("browser-"):
-                    _limit(entry)
-                elif _silent_for(entry) > RUN_LOG_KEPT:
+                    _limit_browser_log(entry)
+                elif _age_of_entry(entry) > RUN_LOG_KEPT:
                     left.append(entry)
-        for entry in _of_runs_that_are_over(left):
+        for entry in _entries_of_ended_runs(left):
             with suppress(OSError):
                 os.unlink(entry)
         return len(entries)
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         yield from entries
 
 
-def _limit(entry: os.DirEntry[str]) -> None:
+def _limit_browser_log(entry: os.DirEntry[str]) -> None:
     """Delete an old log of a browser, or truncate a long one."""
-    if _silent_for(entry) > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
+    if _age_of_entry(entry) > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
         os.unlink(entry)
     elif entry.stat().st_size > BROWSER_LOG:
         os.truncate(entry, 0)
 
 
-def _silent_for(entry: os.DirEntry[str]) -> timedelta:
+def _age_of_entry(entry: os.DirEntry[str]) -> timedelta:
     return timedelta(seconds=time.time() - entry.stat().st_mtime)
 
 
-def _of_runs_that_are_over(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+def _entries_of_ended_runs(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     """Keep entries whose run has ended. The log's age is not enough: a run may print nothing for days."""
     runs = {entry: _run_of_entry(entry.name) for entry in entries}
-    running = _running({run for run in runs.values() if run})
+    running = _running_runs({run for run in runs.values() if run})
     return [entry for entry, run in runs.items() if run not in running]
 
 
-def _run_of_entry(name: str) -> Run | None:
+def _run_of_entry(name: str) -> RunId | None:
     """Parse the name `<task>-<lease number>` of a working directory; a log has `.log` behind it."""
     task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
-    return _run_of({TASK_ID: task_id, LEASE_NO: lease_no})
+    return _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
 
 
-def _marked_runs() -> set[Run]:
+def _marked_runs() -> set[RunId]:
     """Return the runs that have processes on this node."""
-    return {run for _, marks in marked() if (run := _run_of(marks))}
+    return {run for _, marks in marked_processes() if (run := _run_of_marks(marks))}
 
 
-def _run_of(marks: Mapping[str, str]) -> Run | None:
+def _run_of_marks(marks: Mapping[str, str]) -> RunId | None:
     try:
         return UUID(marks[TASK_ID]), int(marks[LEASE_NO])
     except (KeyError, ValueError):
         return None
 
 
-def _running(runs: set[Run]) -> set[Run]:
+def _running_runs(runs: set[RunId]) -> set[RunId]:
     jobs = Job.objects.filter(state=JobState.RUNNING, task_id__in={task_id for task_id, _ in runs})
     return set(jobs.values_list("task_id", "lease_no")) if runs else set()

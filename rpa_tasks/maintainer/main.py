@@ -20,31 +20,31 @@ import structlog
 
 from rpa_tasks.browsers import health, recycling, registry, warmth
 from rpa_tasks.browsers.registry import Lock
-from rpa_tasks.supervisor.orphans import end_unguarded
+from rpa_tasks.supervisor.orphans import end_unsupervised
 
 log = structlog.get_logger(__name__)
 
-PASS = 5.0  #: seconds between passes
-LOOK = 1.0  #: seconds between checks of the worker
-FAREWELL = 120.0  #: seconds to wait for runs that outlive their worker; the next maintainer ends the rest
+PASS_INTERVAL = 5.0  #: seconds between passes
+POLL_INTERVAL = 1.0  #: seconds between checks of the worker
+EXIT_TIME_LIMIT = 120.0  #: seconds to wait for runs that outlive their worker; the next maintainer ends the rest
 
 
 def main(words: list[str]) -> None:
-    order = _parser().parse_args(words)
+    order = _build_maintainer_parser().parse_args(words)
     queues = [name for name in order.queues.split(",") if name]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     django.setup()
-    worker = Worker(order.parent)
-    lock = Lock(registry.browsers() / "maintainer.lock")
-    while not lock.take():
-        if worker.is_gone(within=LOOK):
+    worker = ParentWorker(order.parent)
+    lock = Lock(registry.browsers_dir() / "maintainer.lock")
+    while not lock.try_acquire():
+        if worker.is_gone(within=POLL_INTERVAL):
             return
     log.info("maintainer_started", queues=queues)
-    maintain(worker, queues)
-    say_farewell(lock)
+    run_passes(worker, queues)
+    end_unused_at_exit(lock)
 
 
-class Worker:
+class ParentWorker:
     """The parent process. Its pipe closes when it ends.
 
     The parent's pid is checked as well: a child of the worker may have inherited the other end of the pipe.
@@ -58,7 +58,7 @@ class Worker:
         """Wait at most `within` seconds for the end of the worker. Returns whether it has ended."""
         ends_at = time.monotonic() + within
         while not self._gone:
-            left = max(0.0, min(LOOK, ends_at - time.monotonic()))
+            left = max(0.0, min(POLL_INTERVAL, ends_at - time.monotonic()))
             if select.select([sys.stdin], [], [], left)[0]:
                 self._gone = not os.read(sys.stdin.fileno(), 1024)
             if os.getppid() != self._parent:
@@ -68,13 +68,13 @@ class Worker:
         return self._gone
 
 
-def maintain(worker: Worker, queues: list[str]) -> None:
+def run_passes(worker: ParentWorker, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
-    threading.Thread(target=_do_chores, args=(queues,), daemon=True).start()
-    threading.Thread(target=_watch_over_runs, daemon=True).start()
+    threading.Thread(target=_run_housekeeping, args=(queues,), daemon=True).start()
+    threading.Thread(target=_end_unsupervised_runs, daemon=True).start()
     steps = browser_steps()
-    while not worker.is_gone(within=PASS):
-        take_steps(steps)
+    while not worker.is_gone(within=PASS_INTERVAL):
+        run_steps(steps)
 
 
 def browser_steps() -> list[Callable[[], object]]:
@@ -83,14 +83,14 @@ def browser_steps() -> list[Callable[[], object]]:
         recycling.end_abandoned,
         recycling.end_unrecorded,
         recycling.free_quarantined,
-        recycling.end_worn,
+        recycling.recycle_old,
         health.check_idle,
         recycling.end_surplus,
-        warmth.Warmth().keep,
+        warmth.Prewarmer().prewarm,
     ]
 
 
-def take_steps(steps: list[Callable[[], object]]) -> None:
+def run_steps(steps: list[Callable[[], object]]) -> None:
     """Run all steps. An error in one step does not prevent the next."""
     for step in steps:
         try:
@@ -99,37 +99,37 @@ def take_steps(steps: list[Callable[[], object]]) -> None:
             log.exception("step_failed", step=getattr(step, "__qualname__", repr(step)), error=str(error))
 
 
-def say_farewell(lock: Lock) -> None:
+def end_unused_at_exit(lock: Lock) -> None:
     """End unused browsers and unsupervised runs. Runs may outlive their worker for a moment.
 
     Stops after 120 s, or as soon as another maintainer takes the lock.
     """
-    ends_at = time.monotonic() + FAREWELL
-    while recycling.end_unused() + end_unguarded() and time.monotonic() < ends_at:
+    ends_at = time.monotonic() + EXIT_TIME_LIMIT
+    while recycling.end_unused() + end_unsupervised() and time.monotonic() < ends_at:
         lock.release()
-        time.sleep(LOOK)
-        if not lock.take():
+        time.sleep(POLL_INTERVAL)
+        if not lock.try_acquire():
             return
     log.info("maintainer_ended")
 
 
-def _watch_over_runs() -> None:
+def _end_unsupervised_runs() -> None:
     while True:
-        take_steps([end_unguarded])
-        time.sleep(PASS)
+        run_steps([end_unsupervised])
+        time.sleep(PASS_INTERVAL)
 
 
-def _do_chores(queues: list[str]) -> None:
-    from rpa_tasks.maintainer.housekeeping import Chores  # its models need `django.setup`
+def _run_housekeeping(queues: list[str]) -> None:
+    from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
 
-    chores = Chores(queues)
+    chores = Housekeeping(queues)
     while True:
-        if chores.can_be_done():
-            take_steps(chores.steps)
-        time.sleep(PASS)
+        if chores.is_database_available():
+            run_steps(chores.steps)
+        time.sleep(PASS_INTERVAL)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_maintainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.maintainer.main")
     parser.add_argument("--queues", default="", help="what the worker consumes, separated by commas")
     parser.add_argument("--parent", type=int, default=0, help="the pid of the worker")

@@ -24,14 +24,14 @@ STOP_WITHIN = 30.0  #: seconds to end the browsers
 _supervision: Supervision | None = None
 
 
-def start(queues: Sequence[str] = (), processes: int = 0) -> None:
+def start_maintainer(queues: Sequence[str] = (), processes: int = 0) -> None:
     """Keep a maintainer running. Idempotent."""
     global _supervision
     if _supervision is None:
         _supervision = Supervision(queues, processes)
 
 
-def stop() -> None:
+def stop_maintainer() -> None:
     """Stop the maintainer, which ends unused browsers, and wait for it."""
     global _supervision
     supervision, _supervision = _supervision, None
@@ -87,7 +87,7 @@ class Supervision:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         try:
-            node.note(self._queues, self._processes)
+            node.record_worker(self._queues, self._processes)
         except OSError as error:  # the disk is full, and the maintainer is what frees space
             log.warning("queues_not_noted", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]

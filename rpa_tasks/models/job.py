@@ -86,7 +86,7 @@ class Run(models.Model):
         BUSINESS = "business", _("Failed for good")
         SESSION = "session", _("Login needed")
         PLATFORM = "platform", _("Blocked by the platform")
-        HELD = "held", _("Did not start")  #: no browser in time, or the node was stopping
+        DEFERRED = "held", _("Did not start")  #: no browser in time, or the node was stopping
         CANCELLED = "cancelled", _("Cancelled")
         UNKNOWN = "unknown", _("Unknown")
 

@@ -36,7 +36,7 @@ def adopt_orphans(adopt: bool = True) -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def start(order: dict[str, Any], outputs: tuple[int, int]) -> int:
+def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     """Start the command and return its pid, after a successful exec. With a `prefix` it is the pid of the prefix's
     program.
 
@@ -44,7 +44,7 @@ def start(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     """
     argv, env, cwd = order["argv"], order["env"], order["cwd"]
     if order["prefix"]:
-        _look_for(argv[0], env, cwd)
+        _check_program(argv[0], env, cwd)
     guard = os.getpid()
     told, tells = os.pipe()
     try:
@@ -52,28 +52,28 @@ def start(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     except OSError as error:
         raise NotStarted("fork_failed", error.strerror) from None
     if pid == 0:
-        _become([*order["prefix"], *argv], env, cwd, order["confine"], outputs, guard, tells)
+        _exec_command([*order["prefix"], *argv], env, cwd, order["confine"], outputs, guard, tells)
     os.close(tells)
     failure = os.read(told, 32)
     os.close(told)
     if failure:
         os.waitpid(pid, 0)
         step, code = failure.split()
-        raise NotStarted(*_explain(step, int(code), argv[0], cwd))
+        raise NotStarted(*_describe_start_error(step, int(code), argv[0], cwd))
     return pid
 
 
-def _look_for(program: str, env: dict[str, str], cwd: str) -> None:
+def _check_program(program: str, env: dict[str, str], cwd: str) -> None:
     """Check program and directory in advance: the prefix's program would report a missing one only as an exit code."""
     if not os.path.isdir(cwd):
-        raise NotStarted(*_explain(b"chdir", errno.ENOENT, program, cwd))
+        raise NotStarted(*_describe_start_error(b"chdir", errno.ENOENT, program, cwd))
     folders = [cwd] if os.path.dirname(program) else env.get("PATH", os.defpath).split(os.pathsep)
     found = [path for folder in folders if os.path.lexists(path := os.path.join(folder, program))]
     if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
-        raise NotStarted(*_explain(b"exec", errno.EACCES if found else errno.ENOENT, program, cwd))
+        raise NotStarted(*_describe_start_error(b"exec", errno.EACCES if found else errno.ENOENT, program, cwd))
 
 
-def _explain(step: bytes, code: int, program: str, cwd: str) -> tuple[str, str]:
+def _describe_start_error(step: bytes, code: int, program: str, cwd: str) -> tuple[str, str]:
     if step == b"chdir":
         return "directory_missing", f"{os.strerror(code)}: {cwd}"
     if step == b"confine":
@@ -81,7 +81,7 @@ def _explain(step: bytes, code: int, program: str, cwd: str) -> tuple[str, str]:
     return REASONS.get(code, "exec_failed"), f"{os.strerror(code)}: {program}"
 
 
-def _become(
+def _exec_command(
     argv: list[str],
     env: dict[str, str],
     cwd: str,
@@ -94,14 +94,14 @@ def _become(
     try:
         os.setsid()
         step = b"confine"
-        confine.enter(plan)
+        confine.confine_process(plan)
         step = b"setup"
         # A change of the uid clears this setting, so it comes after it.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != guard:
             os._exit(127)  # the supervisor died before the kernel had this setting
-        _plug(outputs)
-        _forget_signals()
+        _connect_streams(outputs)
+        _reset_signals()
         step = b"chdir"
         os.chdir(cwd)
         step = b"exec"
@@ -112,14 +112,14 @@ def _become(
         os._exit(127)
 
 
-def _plug(outputs: tuple[int, int]) -> None:
+def _connect_streams(outputs: tuple[int, int]) -> None:
     """Connect standard input, output and error. All other descriptors are closed by exec."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(outputs[0], 1)
     os.dup2(outputs[1], 2)
 
 
-def _forget_signals() -> None:
+def _reset_signals() -> None:
     """Reset all signal handlers. Ignored signals stay ignored across exec, and SIGTERM must have its effect."""
     signal.set_wakeup_fd(-1)
     for number in range(1, signal.NSIG):

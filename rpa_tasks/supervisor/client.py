@@ -24,24 +24,34 @@ from typing import Any, NamedTuple, Self
 
 import structlog
 
-from rpa_tasks.outcomes import Ended, Ending
+from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.child import adopt_orphans
-from rpa_tasks.supervisor.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, sweep
-from rpa_tasks.supervisor.orphans import is_guard
+from rpa_tasks.supervisor.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, end_marked_processes
+from rpa_tasks.supervisor.orphans import is_supervisor
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS
 
-__all__ = ["LEASE_NO", "TASK_ID", "Event", "Guarded", "Order", "Progress", "Result", "Started", "sweep"]
+__all__ = [
+    "LEASE_NO",
+    "TASK_ID",
+    "Event",
+    "FlowResult",
+    "Progress",
+    "RunSpec",
+    "Started",
+    "SupervisedCommand",
+    "end_marked_processes",
+]
 
 log = structlog.get_logger(__name__)
 
 SCRIPT = Path(__file__).with_name("main.py")
 #: Seconds beyond its expected end after which a supervisor process counts as lost.
-PATIENCE = 30.0
+OVERDUE_AFTER = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunSpec:
     """One run of one command. Fields that may be secret are not in its `repr`."""
 
     argv: Sequence[str] = field(repr=False)
@@ -92,39 +102,39 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FlowResult:
     value: dict[str, Any]
 
 
-Event = Started | Progress | Result | Ending
+Event = Started | Progress | FlowResult | CommandResult
 
 
-class Guarded:
+class SupervisedCommand:
     """A command under a supervisor process. The constructor starts it.
 
-    A command that cannot be started raises nothing: its `Ending` has the reason.
+    A command that cannot be started raises nothing: its `CommandResult` has the reason.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: RunSpec) -> None:
         self._order = order
         self._pid: int | None = None
         self._adopted_pids: set[int] = set()
         self._result: dict[str, Any] | None = None
-        self._ending: Ending | None = None
+        self._ending: CommandResult | None = None
         self._events: deque[Event] = deque()
         self._rest = b""
         self._in = self._out = -1
-        self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
+        self._overdue_at = time.monotonic() + order.timeout + order.hard_after + OVERDUE_AFTER
         line = order.line()
         # If the supervisor process is killed, its adopted processes become ours instead of init's.
         adopt_orphans()
         try:
-            self._process = _start_guard(order.confine.get("ruleset", -1))
+            self._process = _start_supervisor(order.confine.get("ruleset", -1))
         except OSError as error:
             log.exception("guard_not_started")
-            self._ending = Ending(Ended.NOT_STARTED, error="guard_not_started", tail=str(error))
+            self._ending = CommandResult(ExitCause.NOT_STARTED, error="guard_not_started", tail=str(error))
             return
-        guard = processes.look(self._process.pid)
+        guard = processes.read_process(self._process.pid)
         self._began = guard.started if guard else 0
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -140,8 +150,8 @@ class Guarded:
     def next_event(self, timeout: float) -> Event | None:
         """Return the next event, or None after `timeout` seconds.
 
-        `Ending` is the last event and is returned again by each later call. All processes of the command have ended
-        then, except the number in `survivors`.
+        `CommandResult` is the last event and is returned again by each later call. All processes of the command have
+        ended then, except the number in `survivors`.
         """
         until = time.monotonic() + timeout
         while not self._events:
@@ -161,13 +171,14 @@ class Guarded:
         self._write(json.dumps({"extend_until": until}).encode() + b"\n")
 
     def stop(self, why: str) -> None:
-        """Request the end of the command, with "cancelled" or "node_stopping". The `Ending` follows. The first reason
-        counts.
+        """Request the end of the command, with "cancelled" or "node_stopping".
+
+        The `CommandResult` follows. The first reason counts.
         """
-        self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + PATIENCE)
+        self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + OVERDUE_AFTER)
         self._write(json.dumps({"stop": why}).encode() + b"\n")
 
-    def close(self) -> Ending:
+    def close(self) -> CommandResult:
         """End the command if it runs, and wait for it: at most the grace and a little more."""
         if self._ending is None:
             self.stop("runner_lost")
@@ -196,14 +207,14 @@ class Guarded:
         poll.register(self._out, select.POLLIN)
         if not poll.poll(min(timeout, 1.0) * 1000):
             if time.monotonic() >= self._overdue_at:
-                self._bury("overdue")
+                self._end_unsupervised("overdue")
             return
         data = os.read(self._out, 65_536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._note(json.loads(line))
         if not data and self._ending is None:
-            self._bury("vanished")
+            self._end_unsupervised("vanished")
 
     def _note(self, event: dict[str, Any]) -> None:
         if "started" in event:
@@ -213,29 +224,29 @@ class Guarded:
             self._events.append(Progress(event["progress"], event["message"]))
         elif "result" in event:
             self._result = event["result"]
-            self._events.append(Result(event["result"]))
+            self._events.append(FlowResult(event["result"]))
         else:
-            self._end(Ended(event.pop("ended")), **event)
+            self._end(ExitCause(event.pop("ended")), **event)
 
-    def _end(self, ended: Ended, **details: Any) -> None:
+    def _end(self, ended: ExitCause, **details: Any) -> None:
         adopt_orphans(False)
-        self._ending = Ending(ended, result=self._result, started=self._pid is not None, **details)
+        self._ending = CommandResult(ended, result=self._result, started=self._pid is not None, **details)
         self._events.append(self._ending)
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._let_go()
+        self._close_pipes()
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
         self._in = self._out = -1
 
-    def _bury(self, how: str) -> None:
+    def _end_unsupervised(self, how: str) -> None:
         """End a run whose supervisor process is lost or overdue.
 
         The kernel kills the command with its supervisor process. Its descendants must be ended here.
@@ -243,18 +254,20 @@ class Guarded:
         self._process.kill()
         self._process.wait()
         log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
-        left = processes.end(self._family, SWEEP_GRACE)
+        left = processes.end_processes(self._family, SWEEP_GRACE)
         self._reap_adopted()
-        self._end(Ended.GUARD_LOST, survivors=len(left), tail=_last_of(Path(self._order.log_path)))
+        self._end(ExitCause.SUPERVISOR_LOST, survivors=len(left), tail=_tail_of_run_log(Path(self._order.log_path)))
 
     def _family(self) -> list[processes.Process]:
         marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
 
         def belongs(process: processes.Process) -> bool:
-            return self._pid in (process.session, process.group) or processes.carries(process, marks)
+            return self._pid in (process.session, process.group) or processes.carries_marks(process, marks)
 
-        living = list(processes.everyone())
-        adopted = [descendant for each in self._adopted(living) for descendant in (each, *_below(each, living))]
+        living = list(processes.all_processes())
+        adopted = [
+            descendant for each in self._adopted(living) for descendant in (each, *_descendants_of(each, living))
+        ]
         found = [process for process in living if belongs(process)]
         return list({process.pid: process for process in (*found, *adopted)}.values())
 
@@ -264,7 +277,7 @@ class Guarded:
         Other supervisor processes do not count.
         """
         mine = [each for each in living if each.parent == os.getpid() and each.pid != self._process.pid]
-        found = [each for each in mine if each.started >= self._began and not is_guard(each.pid)]
+        found = [each for each in mine if each.started >= self._began and not is_supervisor(each.pid)]
         self._adopted_pids.update(each.pid for each in found)
         return found
 
@@ -275,13 +288,13 @@ class Guarded:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def _below(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
+def _descendants_of(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
     """Return all descendants of this process."""
     children = [each for each in living if each.parent == above.pid]
-    return [*children, *(each for child in children for each in _below(child, living))]
+    return [*children, *(each for child in children for each in _descendants_of(child, living))]
 
 
-def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
+def _start_supervisor(ruleset: int) -> subprocess.Popen[bytes]:
     """Start it without our terminal and environment, so that it carries no markers of another run."""
     return subprocess.Popen(  # noqa: S603  (our own script)
         [sys.executable, "-I", "-S", str(SCRIPT)],
@@ -290,7 +303,7 @@ def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def _last_of(path: Path) -> str:
+def _tail_of_run_log(path: Path) -> str:
     """Return the end of the log of a run whose supervisor process is lost."""
     try:
         with path.open("rb") as file:

@@ -31,7 +31,7 @@ LONGEST_PATH = 4_096  #: bytes
 MOST_FOLDERS = 20
 #: Directories searched for programs, next to that of our Python. A flow that needs more has PATH among its variables.
 PATH = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
-TELLING_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+SECRET_NAME_PARTS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
 #: `{"a": 1}`, `{}` and `${HOME}` do not match.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
@@ -122,13 +122,13 @@ def environment_for(
     markers = {
         TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
     }  # fmt: skip
-    return minimal | _allowed(names) | markers
+    return minimal | _allowed_variables(names) | markers
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
     """Return values that no log may show: those of variables with secret names, and passwords in URLs."""
-    telling = {value for name, value in environment.items() if any(word in name.upper() for word in TELLING_NAMES)}
-    passwords = {_password_in(value) for value in environment.values()}
+    telling = {value for name, value in environment.items() if any(word in name.upper() for word in SECRET_NAME_PARTS)}
+    passwords = {_url_password(value) for value in environment.values()}
     return sorted((telling | passwords | {unquote(password) for password in passwords}) - {""})
 
 
@@ -214,16 +214,16 @@ def code_words(command: Sequence[str]) -> set[int]:
     Any word may be the interpreter, so `env bash -c …` and `busybox sh -c …` are found. The words after the code are
     its arguments: data, unless another interpreter is among them.
     """
-    return {place for start, word in enumerate(command) for place in _code_from(command, start, word)}
+    return {place for start, word in enumerate(command) for place in _find_code(command, start, word)}
 
 
-def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
-    program = _program(word)
+def _find_code(command: Sequence[str], start: int, word: str) -> Iterator[int]:
+    program = _program_name(word)
     for each in INTERPRETERS:
         if re.fullmatch(each.program, program) and (
-            start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program(command[0]))
+            start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program_name(command[0]))
         ):
-            yield from _code_of(each, command, start + 1)
+            yield from _interpreter_code(each, command, start + 1)
     if re.search(r"\s", word):  # several words in one, as `env -S` accepts them
         with suppress(ValueError):
             inner = shlex.split(word)
@@ -231,18 +231,18 @@ def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
                 yield start
 
 
-def _program(word: str) -> str:
-    return os.path.basename(_unquoted(word))
+def _program_name(word: str) -> str:
+    return os.path.basename(_strip_quotes(word))
 
 
-def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
+def _interpreter_code(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
     """Return the code after the interpreter, and the options that announce it, as they may contain it."""
     if interpreter.whole:
         yield from range(place, len(command))
         return
     runs, ended = interpreter.operand, False
     while place < len(command):
-        word = _unquoted(command[place])
+        word = _strip_quotes(command[place])
         name = word.partition("=")[0]
         is_option = word.startswith(("-", "+")) or word in interpreter.names
         if not is_option or (ended and not interpreter.anywhere):
@@ -277,7 +277,7 @@ def _announces_code(interpreter: Interpreter, word: str, name: str) -> bool:
     return dashes == "-" and bool(set(word.partition("{")[0][1:]) & set(interpreter.letters))
 
 
-def _unquoted(word: str) -> str:
+def _strip_quotes(word: str) -> str:
     return re.sub(r"[\\'\"]", "", word).strip()
 
 
@@ -291,7 +291,7 @@ def check_program(word: str, path: Sequence[str] = ()) -> str:
     return f"{program} was not found"
 
 
-def _allowed(names: Sequence[str]) -> dict[str, str]:
+def _allowed_variables(names: Sequence[str]) -> dict[str, str]:
     values = {name: os.environ[name] for name in names if name in os.environ}
     if "DATABASE_URL" in names:
         values["DATABASE_URL"] = _database_url()
@@ -308,7 +308,7 @@ def _database_url() -> str:
     return f"postgresql://{sign_in}{host}{port}/{name}"
 
 
-def _password_in(value: str) -> str:
+def _url_password(value: str) -> str:
     try:
         return urlsplit(value).password or "" if "://" in value else ""
     except ValueError:

@@ -1,12 +1,12 @@
 """Confine the program that this process will exec: another uid, a private mount namespace, few TCP ports.
 
-It runs between fork and exec and needs only the standard library. `enter` takes a plan, a JSON object with optional
-keys:
+It runs between fork and exec and needs only the standard library. `confine_process` takes a plan, a JSON object with
+optional keys:
 
     uid         become this uid and gid, without groups or capabilities; root only
     mounts      [directory, what] pairs, outermost first, in a private mount namespace; root only. What is HIDE (an
                 empty directory covers it), READ or WRITE (it is bound if a directory above it is hidden)
-    ruleset     descriptor of a Landlock ruleset (`ruleset`), which limits TCP connections
+    ruleset     descriptor of a Landlock ruleset (`create_ruleset`), which limits TCP connections
     seal        refuse the system calls that reach a TCP port around Landlock
 """
 
@@ -43,7 +43,7 @@ class _NetPort(ctypes.Structure):
     _fields_ = [("access", ctypes.c_uint64), ("port", ctypes.c_uint64)]
 
 
-def enter(plan: dict[str, Any]) -> None:
+def confine_process(plan: dict[str, Any]) -> None:
     """Restrict this process permanently. Raises `OSError`; the caller must not exec in that case."""
     if "uid" in plan:
         _mount_all(plan.get("mounts", []))
@@ -51,12 +51,12 @@ def enter(plan: dict[str, Any]) -> None:
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
     if plan:
-        _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        _check_call(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if plan.get("ruleset", -1) >= 0:
-        _check(_libc.syscall(RESTRICT_SELF, plan["ruleset"], 0), "landlock")
+        _check_call(_libc.syscall(RESTRICT_SELF, plan["ruleset"], 0), "landlock")
         os.close(plan["ruleset"])
     if plan.get("seal"):
-        _refuse_ways_around()
+        _block_bypass_calls()
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def enter(plan: dict[str, Any]) -> None:
 
 def _mount_all(mounts: Sequence[Sequence[str]]) -> None:
     """Mount the plan. The sources of binds are opened first, because they may lie below a hidden directory."""
-    _check(_libc.unshare(CLONE_NEWNS), "unshare")
+    _check_call(_libc.unshare(CLONE_NEWNS), "unshare")
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path, what in mounts if what != HIDE}
     mask = os.umask(0o022)  # the other uid needs access through the directories created here
@@ -78,16 +78,16 @@ def _mount_all(mounts: Sequence[Sequence[str]]) -> None:
             mode = "1777" if os.stat(path).st_mode & 0o1000 else "0755"
             _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode}")
     os.umask(mask)
-    if _kernel() >= OWN_PROC_SINCE:  # an earlier kernel would hide processes from the whole machine
+    if _kernel_version() >= OWN_PROC_SINCE:  # an earlier kernel would hide processes from the whole machine
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     words = [word.encode() if word is not None else None for word in (source, target, kind, options)]
-    _check(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
+    _check_call(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
-def _kernel() -> tuple[int, int]:
+def _kernel_version() -> tuple[int, int]:
     major, minor = os.uname().release.split(".")[:2]
     return int(major), int("".join(character for character in minor if character.isdigit()) or 0)
 
@@ -95,7 +95,7 @@ def _kernel() -> tuple[int, int]:
 # --- TCP ports ----------------------------------------------------------------------------------------------------
 
 
-def ruleset(ports: Iterable[int]) -> int:
+def create_ruleset(ports: Iterable[int]) -> int:
     """Create a Landlock ruleset that allows TCP connections to these ports only.
 
     Returns its descriptor, which the caller closes; -1 if the kernel has no such rule (before 6.7).
@@ -103,16 +103,16 @@ def ruleset(ports: Iterable[int]) -> int:
     if _libc.syscall(CREATE_RULESET, None, 0, 1) < 4:
         return -1
     handled = (ctypes.c_uint64 * 2)(0, CONNECT_TCP)
-    descriptor: int = _check(_libc.syscall(CREATE_RULESET, handled, ctypes.sizeof(handled), 0), "landlock")
+    descriptor: int = _check_call(_libc.syscall(CREATE_RULESET, handled, ctypes.sizeof(handled), 0), "landlock")
     rule = _NetPort(CONNECT_TCP, 0)
     address, syscall = ctypes.byref(rule), _libc.syscall
     for port in ports:
         rule.port = port
-        _check(syscall(ADD_RULE, descriptor, RULE_NET_PORT, address, 0), "landlock")
+        _check_call(syscall(ADD_RULE, descriptor, RULE_NET_PORT, address, 0), "landlock")
     return descriptor
 
 
-def _refuse_ways_around() -> None:
+def _block_bypass_calls() -> None:
     """Refuse the system calls that bypass Landlock's check of connect(2) on TCP sockets.
 
     MPTCP and SMC fall back to TCP. Fast Open connects in a send. io_uring makes system calls that no filter sees. An
@@ -147,18 +147,18 @@ def _refuse_ways_around() -> None:
     code = b"".join(struct.pack("=HBBI", operation, yes, no, value) for operation, yes, no, value in program)
     kept = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("=H6xQ", len(program), ctypes.addressof(kept))
-    _check(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(header), 0, 0), "seccomp")
+    _check_call(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(header), 0, 0), "seccomp")
 
 
-def refuse_inspection() -> None:
+def block_inspection() -> None:
     """Prevent processes of the same uid from reading this one's environment or memory and from tracing it.
 
     Forked children inherit this, exec resets it. The process leaves no core dump.
     """
-    _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+    _check_call(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
 
 
-def _check(result: int, what: str) -> int:
+def _check_call(result: int, what: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)} ({what})")
@@ -167,7 +167,7 @@ def _check(result: int, what: str) -> int:
 
 def main(plan: str, command: list[str]) -> None:
     """Confine and exec a command: `python -I -S confine.py PLAN COMMAND…`."""
-    enter(json.loads(plan))
+    confine_process(json.loads(plan))
     os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
 
 

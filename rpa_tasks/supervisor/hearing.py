@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from rpa_tasks.supervisor.kept_log import KeptLog
-from rpa_tasks.supervisor.output import Lines, Mask, Tail, progress_in, understood
+from rpa_tasks.supervisor.kept_log import RotatingLog
+from rpa_tasks.supervisor.output import Lines, Mask, Tail, parse_message, progress_in
 from rpa_tasks.supervisor.protocol import Outbox
 
 TYPE_CHECKING = False
@@ -17,11 +17,11 @@ CHUNK = 65_536
 DRAINED_CHUNKS = 64
 
 
-class Hearing:
+class OutputReader:
     """The two streams of a command, merged line by line in the order of reading."""
 
     def __init__(self, order: dict[str, Any], outbox: Outbox) -> None:
-        self.log = KeptLog(order["log_path"], order["log_limit"])
+        self.log = RotatingLog(order["log_path"], order["log_limit"])
         self.tail = Tail()
         self.error = ""  # why its result was rejected
         self._mask = Mask(order["mask"])
@@ -30,7 +30,7 @@ class Hearing:
         self._spoken_on = -1
         self._told_result = False
 
-    def attend(self, output: int, errors: int) -> None:
+    def attach(self, output: int, errors: int) -> None:
         """Start reading both streams. Only standard output may contain messages to the runner."""
         self._spoken_on = output
         for descriptor in (output, errors):
@@ -40,7 +40,7 @@ class Hearing:
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._streams
 
-    def hear(self, descriptor: int) -> bool:
+    def read_available(self, descriptor: int) -> bool:
         """Read once. Returns False if there was nothing to read; closes and removes a stream at its end."""
         try:
             data = os.read(descriptor, CHUNK)
@@ -57,7 +57,7 @@ class Hearing:
         """Read the rest of the pipes, including lines without a final newline."""
         for descriptor in list(self._streams):
             for _ in range(DRAINED_CHUNKS):
-                if not self.hear(descriptor):
+                if not self.read_available(descriptor):
                     break
             if descriptor in self._streams:
                 self._note(descriptor, *self._streams[descriptor].finish())
@@ -69,27 +69,27 @@ class Hearing:
         if descriptor != self._spoken_on:
             return
         if lost_result:
-            self._complain("result_too_long")
+            self._report_error("result_too_long")
         for line in spoken:
             try:
-                self._listen(line)
+                self._forward_messages(line)
             except Exception:  # no output of a command may end the supervisor process
                 self._not_readable(line)
 
-    def _listen(self, line: bytes) -> None:
-        value = understood(line, self._mask)
+    def _forward_messages(self, line: bytes) -> None:
+        value = parse_message(line, self._mask)
         if value is None or ("result" in value and not isinstance(value["result"], dict)):
             self._not_readable(line)
         elif "result" in value and not self._told_result:
             self._told_result, self.error = True, ""
-            self._outbox.tell({"result": value["result"]})
+            self._outbox.send_event({"result": value["result"]})
         elif progress := progress_in(value):
             self._outbox.progress(progress)
 
     def _not_readable(self, line: bytes) -> None:
         if b'"result"' in line[:64]:
-            self._complain("result_not_readable")
+            self._report_error("result_not_readable")
 
-    def _complain(self, error: str) -> None:
+    def _report_error(self, error: str) -> None:
         if not self._told_result:
             self.error = error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-NOTE = b"\n[... %d bytes left out ...]\n"
+OMISSION_NOTE = b"\n[... %d bytes left out ...]\n"
 
 
-class KeptLog:
+class RotatingLog:
     """Log file whose first half is written once and whose second half is a ring, which `finish` puts in order.
 
     `limit` is in bytes, at least 200. A full disk or a file that cannot be opened loses only the log.
@@ -64,9 +64,9 @@ class KeptLog:
     def _unroll(self) -> None:
         ring = os.pread(self._file, self._ring, self._head)
         at = self._circled % self._ring
-        recent = (ring[at:] + ring[:at])[len(NOTE) + 20 :]
+        recent = (ring[at:] + ring[:at])[len(OMISSION_NOTE) + 20 :]
         recent = recent[recent.find(b"\n", 0, len(recent) // 4) + 1 :]  # from the start of a line, if one is near
         self.dropped += self._circled - len(recent)
-        note = NOTE % self.dropped
+        note = OMISSION_NOTE % self.dropped
         os.pwrite(self._file, note + recent, self._head)
         os.ftruncate(self._file, self._head + len(note) + len(recent))

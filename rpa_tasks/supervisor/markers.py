@@ -26,21 +26,21 @@ def state_dir() -> str:
     return os.path.abspath(settings.AFTERTOUCH_STATE_DIR)
 
 
-def marked() -> Iterator[tuple[processes.Process, dict[str, str]]]:
+def marked_processes() -> Iterator[tuple[processes.Process, dict[str, str]]]:
     """Yield every process of a run on this node with its values of `MARKERS`."""
-    for process in processes.everyone():
-        if marks := _marks_of(process):
+    for process in processes.all_processes():
+        if marks := _markers_of(process):
             yield process, marks
 
 
-def _marks_of(process: processes.Process) -> dict[str, str] | None:
-    environment = processes.environment(process.pid, having=TASK_ID)
+def _markers_of(process: processes.Process) -> dict[str, str] | None:
+    environment = processes.read_environment(process.pid, having=TASK_ID)
     if environment.get(STATE_DIR) != state_dir() or TASK_ID not in environment:
         return None
     return {name: environment.get(name, "") for name in MARKERS}
 
 
-def sweep(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
+def end_marked_processes(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
     `match` gets the values of `MARKERS`. A run can forge them: processes with a uid in `spares` are not touched. Runs
@@ -50,9 +50,11 @@ def sweep(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] 
     """
 
     def find() -> list[processes.Process]:
-        return [each for each, marks in marked() if match(marks) and processes.real_uid(each.pid) not in spares]
+        return [
+            each for each, marks in marked_processes() if match(marks) and processes.real_uid(each.pid) not in spares
+        ]
 
-    left = processes.end(find, SWEEP_GRACE)
+    left = processes.end_processes(find, SWEEP_GRACE)
     if left:
         log.error("sweep_left_processes", pids=[process.pid for process in left])
     return [process.pid for process in left]

@@ -58,13 +58,13 @@ class Lines:
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
-        spoken = list(_spoken(whole, self._inside)) if whole else []
+        spoken = list(_candidate_messages(whole, self._inside)) if whole else []
         fitting = [line for line in spoken if len(line) <= LONGEST_LINE]
         self._inside = self._inside and not whole
         shown = self._mask(whole)
-        lost = any(_begins_like_a_result(line) for line in spoken if len(line) > LONGEST_LINE)
+        lost = any(_starts_like_result(line) for line in spoken if len(line) > LONGEST_LINE)
         if len(self._rest) > LONGEST_LINE:
-            lost |= not self._inside and _begins_like_a_result(self._rest)
+            lost |= not self._inside and _starts_like_result(self._rest)
             shown += self._let_through()
         return shown, fitting, lost
 
@@ -80,11 +80,11 @@ class Lines:
         return masked[:cut]
 
 
-def _begins_like_a_result(line: bytes) -> bool:
+def _starts_like_result(line: bytes) -> bool:
     return line.startswith(b"{") and b'"result"' in line[:64]
 
 
-def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
+def _candidate_messages(whole: bytes, inside: bool) -> Iterator[bytes]:
     """Find candidate messages without a look at each other line, of which there may be a million."""
     at = whole.find(b"\n") + 1 if inside else 0
     if not whole.startswith(b"{", at):
@@ -99,7 +99,7 @@ def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
             return
 
 
-def understood(line: bytes, mask: Mask) -> dict[str, Any] | None:
+def parse_message(line: bytes, mask: Mask) -> dict[str, Any] | None:
     """Parse a message and remove secrets. None if it is no JSON object or cannot be stored."""
     try:
         value = mask.clean(json.loads(line.decode("utf-8", "replace")))

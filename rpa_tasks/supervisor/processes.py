@@ -39,7 +39,7 @@ class Process:
         except OSError:
             return
         try:
-            now = look(self.pid)
+            now = read_process(self.pid)
             if now is not None and now.started == self.started:
                 signal.pidfd_send_signal(descriptor, number)
         except OSError:
@@ -48,43 +48,43 @@ class Process:
             os.close(descriptor)
 
 
-def look(pid: int) -> Process | None:
-    stat = _read(f"/proc/{pid}/stat")
+def read_process(pid: int) -> Process | None:
+    stat = _read_file(f"/proc/{pid}/stat")
     return Process(pid, stat) if stat else None
 
 
-def everyone() -> Iterator[Process]:
+def all_processes() -> Iterator[Process]:
     """Yield all running processes except this one."""
     me = os.getpid()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != me:
-            process = look(int(name))
+            process = read_process(int(name))
             if process is not None and not process.gone:
                 yield process
 
 
-def environment(pid: int, having: str = "") -> dict[str, str]:
+def read_environment(pid: int, having: str = "") -> dict[str, str]:
     """Return the initial environment of a process; empty without permission or without `having` in it.
 
     The check of `having` costs a tenth of parsing.
     """
-    found = _read(f"/proc/{pid}/environ")
+    found = _read_file(f"/proc/{pid}/environ")
     if having.encode() not in found:
         return {}
     return dict(os.fsdecode(word).split("=", 1) for word in found.split(b"\0") if b"=" in word)
 
 
-def family(ancestor: int, marks: dict[str, str]) -> list[Process]:
+def find_process_family(ancestor: int, marks: dict[str, str]) -> list[Process]:
     """Return all descendants of `ancestor` and all processes whose environment has all `marks`."""
-    living = {process.pid: process for process in everyone()}
-    return [each for each in living.values() if _descends(each, ancestor, living) or carries(each, marks)]
+    living = {process.pid: process for process in all_processes()}
+    return [each for each in living.values() if _descends(each, ancestor, living) or carries_marks(each, marks)]
 
 
 def real_uid(pid: int) -> int:
     """Return the real uid, or -1 after the end of the process. A process can make root the owner of its /proc
     directory.
     """
-    for line in _read(f"/proc/{pid}/status").splitlines():
+    for line in _read_file(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
     return -1
@@ -98,10 +98,10 @@ def mount_namespace(pid: int) -> str | None:
         return None
 
 
-def carries(process: Process, marks: dict[str, str]) -> bool:
+def carries_marks(process: Process, marks: dict[str, str]) -> bool:
     """Return whether the environment has all marks; False for no marks."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
-    return bool(wanted) and wanted <= set(_read(f"/proc/{process.pid}/environ").split(b"\0"))
+    return bool(wanted) and wanted <= set(_read_file(f"/proc/{process.pid}/environ").split(b"\0"))
 
 
 def terminate(processes: list[Process]) -> None:
@@ -115,18 +115,18 @@ def kill(processes: list[Process]) -> None:
         process.send(signal.SIGKILL)
 
 
-def end(find: Callable[[], list[Process]], grace: float) -> list[Process]:
+def end_processes(find: Callable[[], list[Process]], grace: float) -> list[Process]:
     """End all processes that `find` finds, including new ones: SIGTERM, `grace` seconds, SIGKILL.
 
     Returns the processes whose end is not proven.
     """
     left = find()
     terminate(left)
-    left = _wait_until_gone(find, grace) if left else []
-    return _wait_until_gone(find, PROOF_SECONDS, kill) if left else []
+    left = _wait_for_end(find, grace) if left else []
+    return _wait_for_end(find, PROOF_SECONDS, kill) if left else []
 
 
-def _wait_until_gone(
+def _wait_for_end(
     find: Callable[[], list[Process]], seconds: float, strike: Callable[[list[Process]], None] | None = None
 ) -> list[Process]:
     until = time.monotonic() + seconds
@@ -150,7 +150,7 @@ def _descends(process: Process, ancestor: int, living: dict[int, Process]) -> bo
     return True
 
 
-def _read(path: str) -> bytes:
+def _read_file(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

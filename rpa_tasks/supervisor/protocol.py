@@ -65,7 +65,7 @@ class Outbox:
         """Return whether an event is waiting for space in the pipe."""
         return bool(self._pending) and not self.broken
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def send_event(self, event: dict[str, Any]) -> None:
         self._pending += json.dumps(event).encode() + b"\n"
         self.push()
 
@@ -81,7 +81,7 @@ class Outbox:
         if self._progress is not None and now >= self._next_progress_at and not self._pending:
             self._next_progress_at = now + PROGRESS_SECONDS
             event, self._progress = self._progress, None
-            self.tell(event)
+            self.send_event(event)
 
     def push(self) -> None:
         try:
@@ -92,11 +92,11 @@ class Outbox:
         except OSError:
             self.broken = True
 
-    def tell_last(self, event: dict[str, Any], inbox: Inbox) -> None:
+    def send_last_event(self, event: dict[str, Any], inbox: Inbox) -> None:
         """Send the last event and wait until the runner has taken it or has ended."""
         if self._progress is not None:
-            self.tell(self._progress)
-        self.tell(event)
+            self.send_event(self._progress)
+        self.send_event(event)
         while self.waits and not inbox.closed:
             poll = select.poll()
             poll.register(self.descriptor, select.POLLOUT)

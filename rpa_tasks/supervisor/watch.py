@@ -13,7 +13,7 @@ import signal
 
 from rpa_tasks.supervisor import child, processes
 from rpa_tasks.supervisor.clock import clock
-from rpa_tasks.supervisor.hearing import Hearing
+from rpa_tasks.supervisor.hearing import OutputReader
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
 
 TYPE_CHECKING = False
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 NOW, NEVER = 0.0, float("inf")
 #: Only the command gets the first SIGTERM, so that it can use its children for an orderly end. They get theirs after
 #: this share of the grace, or as soon as the command has ended.
-ALONE = 1 / 3
+COMMAND_ONLY_SHARE = 1 / 3
 #: Seconds that processes left by a command have after its end.
 LEFTOVER_SECONDS = 2.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 #: Below bwrap: its init, then the command.
 SANDBOX_DEPTH = 2
-MARKS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
+RUN_MARKERS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
 
 
 class Watch:
@@ -38,8 +38,8 @@ class Watch:
 
     def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
         self.order, self.inbox, self.outbox = order, inbox, outbox
-        self.hearing = Hearing(order, outbox)
-        self.marks = {name: order["env"][name] for name in MARKS if name in order["env"]}
+        self.hearing = OutputReader(order, outbox)
+        self.marks = {name: order["env"][name] for name in RUN_MARKERS if name in order["env"]}
         now = clock()
         self.lease_until = order.get("extend_until") or now + order["extension"]
         self.timeout_at = now + order["timeout"]
@@ -50,7 +50,7 @@ class Watch:
         self.spread_at = self.kill_at = self.give_up_at = self.look_at = NEVER
         self.left: list[processes.Process] = []
         self.childless = False  # the kernel reports no descendants
-        self.told_to_stop = False  # the supervisor process received SIGTERM
+        self.stop_requested = False  # the supervisor process received SIGTERM
         self.asking = False  # whether to wake up when the runner has read
         self.poll = select.poll()
 
@@ -68,10 +68,10 @@ class Watch:
             self.hearing.finish()
             reason, sentence = failure.args
             return {**self.report(), "ended": "not_started", "error": reason, "tail": sentence}
-        self.outbox.tell({"started": self.pid})
+        self.outbox.send_event({"started": self.pid})
         self.poll.register(wake, select.POLLIN)
         self.poll.register(self.inbox.descriptor, select.POLLIN)
-        self.obey()  # lines that arrived together with the order wake no poll
+        self.handle_orders()  # lines that arrived together with the order wake no poll
         while not self.is_over():
             self.turn(wake)
         self.hearing.finish()
@@ -87,30 +87,30 @@ class Watch:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:
-            self.pid = child.start(self.order, (out_end, err_end))
+            self.pid = child.start_command(self.order, (out_end, err_end))
         finally:
             os.close(out_end)
             os.close(err_end)
-        self.hearing.attend(out, err)
+        self.hearing.attach(out, err)
         self.poll.register(out, select.POLLIN)
         self.poll.register(err, select.POLLIN)
 
     # --- a turn ---------------------------------------------------------------------------------------------------
 
     def turn(self, wake: int) -> None:
-        self.ask_for_room()
+        self.poll_for_output_space()
         for descriptor, _ in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
             if descriptor in self.hearing:
-                self.hear(descriptor)
+                self.read_available(descriptor)
             elif descriptor == self.inbox.descriptor:
-                self.obey()
+                self.handle_orders()
             elif descriptor == wake:
                 os.read(wake, 512)
                 self.reap()
             else:
                 self.outbox.push()
         self.outbox.release(clock())
-        self.keep_time()
+        self.check_deadlines()
 
     def next_at(self) -> float:
         """Return the next deadline, at most a second ahead: poll does not count the sleep of the machine."""
@@ -119,7 +119,7 @@ class Watch:
             timers += [self.lease_until, self.timeout_at]
         return min(*timers, self.spread_at, self.kill_at)
 
-    def ask_for_room(self) -> None:
+    def poll_for_output_space(self) -> None:
         if self.outbox.waits == self.asking:
             return
         self.asking = self.outbox.waits
@@ -128,12 +128,12 @@ class Watch:
         else:
             self.poll.unregister(self.outbox.descriptor)
 
-    def hear(self, descriptor: int) -> None:
-        self.hearing.hear(descriptor)
+    def read_available(self, descriptor: int) -> None:
+        self.hearing.read_available(descriptor)
         if descriptor not in self.hearing:
             self.poll.unregister(descriptor)
 
-    def obey(self) -> None:
+    def handle_orders(self) -> None:
         for line in self.inbox.receive():
             if "extend_until" in line:
                 self.lease_until = line["extend_until"]
@@ -166,13 +166,13 @@ class Watch:
         if self.ended or self.status is not None:
             return
         self.ended = why
-        self.spread_at = now + min(grace, self.order["grace"]) * ALONE
+        self.spread_at = now + min(grace, self.order["grace"]) * COMMAND_ONLY_SHARE
         command = self.command()
         processes.terminate([command] if command else [])
 
-    def keep_time(self) -> None:
+    def check_deadlines(self) -> None:
         now = clock()
-        if self.told_to_stop:
+        if self.stop_requested:
             self.stop("node_stopping", self.order["grace"])
         if now >= self.lease_until and not self.lease_lost:
             self.lease_lost = True
@@ -183,23 +183,23 @@ class Watch:
         if now >= self.timeout_at:
             self.timeout_at = NEVER
             self.stop("timeout", self.order["hard_after"])
-        self.strike(now)
+        self.signal_overdue(now)
         if now >= self.look_at:
             self.look(now)
 
-    def strike(self, now: float) -> None:
+    def signal_overdue(self, now: float) -> None:
         if now >= self.spread_at:
             self.spread_at = NEVER
             processes.terminate(self.terminable())
         if now >= self.kill_at:
             self.give_up_at = min(self.give_up_at, now + processes.PROOF_SECONDS)
-            self.kill_at = now + LOOK_SECONDS
+            self.kill_at = now + POLL_SECONDS
             processes.kill(self.family())
 
     def look(self, now: float) -> None:
         """Look for processes left after the end of the command. The first time they get SIGTERM."""
         first = self.look_at == NOW
-        self.look_at = now + LOOK_SECONDS
+        self.look_at = now + POLL_SECONDS
         self.reap()
         self.left = self.family()
         if first and self.left:
@@ -208,16 +208,16 @@ class Watch:
             self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
 
     def family(self) -> list[processes.Process]:
-        return processes.family(os.getpid(), self.marks)
+        return processes.find_process_family(os.getpid(), self.marks)
 
     def command(self) -> processes.Process | None:
         """Return the process that gets the first SIGTERM.
 
         It is below the two processes of a sandbox, the first of which ends all others with it.
         """
-        found = processes.look(self.pid)
+        found = processes.read_process(self.pid)
         for _ in range(SANDBOX_DEPTH if self.order["prefix"] else 0):
-            below = [each for each in processes.everyone() if found and each.parent == found.pid]
+            below = [each for each in processes.all_processes() if found and each.parent == found.pid]
             found = min(below, key=lambda each: (each.started, each.pid), default=found)
         return found
 
@@ -258,7 +258,7 @@ def wake_on_signals(watch: Watch) -> int:
     os.set_blocking(waker, False)
 
     def end(number: int, frame: FrameType | None) -> None:
-        watch.told_to_stop = True
+        watch.stop_requested = True
 
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -273,5 +273,5 @@ def main() -> None:
     inbox, outbox = Inbox(0), Outbox(1)
     order = inbox.first()
     if order is not None:
-        outbox.tell_last(Watch(order, inbox, outbox).run(), inbox)
+        outbox.send_last_event(Watch(order, inbox, outbox).run(), inbox)
     os._exit(0)

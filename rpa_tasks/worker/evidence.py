@@ -16,16 +16,16 @@ from rpa_tasks.browsers.health import minimal_environment
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = 15  #: seconds for the browser to export its page; a browser that hangs has no evidence
-LIMIT = 1_000_000  #: bytes of each item
-MOST = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
+SNAPSHOT_TIME_LIMIT = 15  #: seconds for the browser to export its page; a browser that hangs has no evidence
+PIECE_LIMIT = 1_000_000  #: bytes of each item
+UNPACKED_LIMIT = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
 
 
-def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
+def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
     """Return the evidence by `Evidence.Kind`. Raises nothing: an item that cannot be read is missing."""
-    found = _page(port) if port else {}
+    found = _capture_page(port) if port else {}
     try:
-        text = log_path.read_bytes()[-LIMIT:]
+        text = log_path.read_bytes()[-PIECE_LIMIT:]
     except OSError:
         text = b""
     if text:
@@ -33,7 +33,7 @@ def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
     return found
 
 
-def _page(port: int) -> dict[str, bytes]:
+def _capture_page(port: int) -> dict[str, bytes]:
     try:
         with TemporaryDirectory(prefix="evidence-") as folder:
             words = [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "snapshot"]
@@ -41,7 +41,7 @@ def _page(port: int) -> dict[str, bytes]:
             said = subprocess.run(  # noqa: S603  (our own words)
                 words,
                 capture_output=True,
-                timeout=PATIENCE,
+                timeout=SNAPSHOT_TIME_LIMIT,
                 check=True,
                 cwd=settings.BASE_DIR,
                 env=minimal_environment(),
@@ -52,12 +52,12 @@ def _page(port: int) -> dict[str, bytes]:
     except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
         log.warning("page_not_kept", error=str(error)[:300])
         return {}
-    return {"screenshot": found["screenshot"][:LIMIT], "html": zlib.compress(html[:LIMIT])}
+    return {"screenshot": found["screenshot"][:PIECE_LIMIT], "html": zlib.compress(html[:PIECE_LIMIT])}
 
 
-def unpacked(text: bytes) -> bytes:
-    """Unpack at most 4 MB of a text that `collect` packed. Data that is not zlib is returned as it is."""
+def unpack_text(text: bytes) -> bytes:
+    """Unpack at most 4 MB of a text that `collect_evidence` packed. Data that is not zlib is returned as it is."""
     try:
-        return zlib.decompressobj().decompress(text, MOST)
+        return zlib.decompressobj().decompress(text, UNPACKED_LIMIT)
     except zlib.error:
-        return text[:MOST]
+        return text[:UNPACKED_LIMIT]

@@ -20,11 +20,11 @@ from django.conf import settings
 
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import is_alive
-from rpa_tasks.supervisor.processes import look
+from rpa_tasks.supervisor.processes import read_process
 
 
 @contextmanager
-def slot() -> Iterator[int | None]:
+def acquire_slot() -> Iterator[int | None]:
     """Hold a free slot; None if all are taken."""
     folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "slots"
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,40 +66,40 @@ class Flag:
 stopping = Flag()
 
 
-def note(queues: Sequence[str], processes: int = 0) -> None:
+def record_worker(queues: Sequence[str], processes: int = 0) -> None:
     """Record the queues and the number of child processes (0: unknown) of this worker.
 
     Raises: `OSError`, for example if the disk is full.
     """
-    me = look(os.getpid())
+    me = read_process(os.getpid())
     assert me is not None
-    path = registry.workers() / f"{me.pid}-{me.started}.json"
+    path = registry.workers_dir() / f"{me.pid}-{me.started}.json"
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps({"queues": list(queues), "processes": processes}))
     draft.replace(path)
 
 
-def carried() -> list[str]:
+def served_queues() -> list[str]:
     """Return the queues of the node's workers that run, or ran within the lease of a preferred node."""
-    return list(dict.fromkeys(queue for note in _notes() for queue in note["queues"]))
+    return list(dict.fromkeys(queue for note in _worker_records() for queue in note["queues"]))
 
 
-def slots() -> int:
+def count_slots() -> int:
     """Return how many jobs the node can run at once: at most the number of its worker processes."""
-    processes = [int(note["processes"]) for note in _notes()]
+    processes = [int(note["processes"]) for note in _worker_records()]
     known = sum(processes) if all(processes) else 0
     return min(settings.AFTERTOUCH_RPA_SLOTS, known or settings.AFTERTOUCH_RPA_SLOTS)
 
 
-def _notes() -> Iterator[dict[str, Any]]:
-    for path in sorted(registry.workers().glob("*.json")):
+def _worker_records() -> Iterator[dict[str, Any]]:
+    for path in sorted(registry.workers_dir().glob("*.json")):
         with suppress(OSError, ValueError):
-            if _counts(path):
+            if _is_current(path):
                 found = json.loads(path.read_bytes())
                 yield found if isinstance(found, dict) else {"queues": found, "processes": 0}
 
 
-def _counts(path: Path) -> bool:
+def _is_current(path: Path) -> bool:
     """Return whether the worker runs, or ran within the lease of a preferred node: a restart must not move its shops.
 
     The modification time of the file is the last time the worker was seen running.

@@ -24,48 +24,48 @@ from django.db.models.functions import Now
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.errors import NoBrowser
-from rpa_tasks.browsers.pool import Borrowed, borrow
-from rpa_tasks.flow_sdk.discovery import VARIABLE as FLOWS
+from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
+from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE as FLOWS
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
-from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Job
-from rpa_tasks.outcomes import Ended as How
-from rpa_tasks.outcomes import Ending, Outcome, Verdict, judge
+from rpa_tasks.outcomes import CommandResult, RunOutcome, Verdict, judge
+from rpa_tasks.outcomes import ExitCause as How
 from rpa_tasks.supervisor import command, processes
-from rpa_tasks.supervisor.client import Guarded, Order, Progress, sweep
+from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand, end_marked_processes
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.markers import SWEEP_GRACE
-from rpa_tasks.worker.evidence import collect
-from rpa_tasks.worker.node import slot, stopping
+from rpa_tasks.worker.evidence import collect_evidence
+from rpa_tasks.worker.node import acquire_slot, stopping
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=60)
-RENEW = 10.0  #: seconds between renewals
-LOOK = 1.0  #: seconds between checks for a cancellation or a stop of the node
+RENEW_INTERVAL = 10.0  #: seconds between renewals
+POLL_INTERVAL = 1.0  #: seconds between checks for a cancellation or a stop of the node
 EXTENSION = 30.0  #: seconds that one renewal allows the supervisor process; it ends the command before the lease ends
-STOPPING_PATIENCE = 20.0  #: seconds that a run may continue when its node stops; then an idempotent run is returned
-SETTLE_PATIENCE = 50.0  #: seconds of retries while PostgreSQL is unavailable; then the rescue has settled it
-UNEVENTFUL = (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.HELD)  #: outcomes without evidence
+STOP_TIME_LIMIT = 20.0  #: seconds that a run may continue when its node stops; then an idempotent run is returned
+SETTLE_TIME_LIMIT = 50.0  #: seconds of retries while PostgreSQL is unavailable; then the rescue has settled it
+NO_EVIDENCE_OUTCOMES = (RunOutcome.SUCCEEDED, RunOutcome.CANCELLED, RunOutcome.DEFERRED)  #: outcomes without evidence
 
 
-def work(queues: Sequence[str]) -> int:
+def run_startable_jobs(queues: Sequence[str]) -> int:
     """Run startable jobs one after another and return their number.
 
     Returns 0 at once if all slots of the node are taken: their holders look for the next job when they finish.
     """
     ran = 0
-    with slot() as number:
+    with acquire_slot() as number:
         while number is not None and not stopping.is_set():
             pick = jobs.pick(queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING)
             if pick is None:
                 break
-            _Run(pick).carry_out()
+            _Run(pick).execute()
             ran += 1
             # The shop's next job may be in a queue that this node does not serve, or this node is stopping.
-            wakeups.ring_for_shops([pick.shop_id])
+            wakeups.wake_for_shops([pick.shop_id])
     return ran
 
 
@@ -76,14 +76,14 @@ class _Run:
     pick: Pick
     started_at: datetime = field(init=False)
     renewed_at: float = field(default_factory=clock)
-    stands: bool = True
+    claim_valid: bool = True
     settled: bool = False
     job: Job = field(init=False)
-    browser: Borrowed | None = None
+    browser: AcquiredBrowser | None = None
     progress: Progress | None = None
     stopped_at: float = 0.0
 
-    def carry_out(self) -> None:
+    def execute(self) -> None:
         rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
         self.job = rows.get(pk=self.pick.claim.task_id)
         self.started_at = self.job.at
@@ -91,84 +91,87 @@ class _Run:
             ended = self._run()
         except Exception as error:
             log.exception("run_broke", task_id=str(self.job.pk))
-            ended = self._broke(error)
+            ended = self._result_of_error(error)
         if not self.settled:
             self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
 
-    def _run(self) -> Ended:
-        if reason := self._way_is_blocked():
-            return self._without_start(Verdict(Outcome.HELD, reason))
+    def _run(self) -> RunResult:
+        if reason := self._end_leftovers():
+            return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason))
         try:
-            with self._borrowed():
-                ended = self._with_browser()
-                if self.stands:
+            with self._acquire_browser():
+                ended = self._execute_command()
+                if self.claim_valid:
                     # Releasing the browser takes time. A worker that is killed during it must not lose the outcome. An
                     # uncertain browser is ended first.
                     self.settled = True
                     self._settle(ended)
                 return ended
         except isolation.CannotIsolate as error:
-            return self._without_start(Verdict(Outcome.HELD, "not_isolated"), detail=str(error))
+            return self._result_without_start(Verdict(RunOutcome.DEFERRED, "not_isolated"), detail=str(error))
         except NoBrowser as error:
-            outcome = Outcome.TRANSIENT if error.reason == "browser_failed" else Outcome.HELD
-            return self._without_start(Verdict(outcome, error.reason), detail=str(error))
+            outcome = RunOutcome.TRANSIENT if error.reason == "browser_failed" else RunOutcome.DEFERRED
+            return self._result_without_start(Verdict(outcome, error.reason), detail=str(error))
 
-    def _way_is_blocked(self) -> str:
+    def _end_leftovers(self) -> str:
         """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
         shop = self._shop_name()
-        left = sweep(
-            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no(marks) < self.pick.claim.lease_no,
+        left = end_marked_processes(
+            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no_of(marks) < self.pick.claim.lease_no,
             spares=isolation.uids_of_others(self.job.shop.profile),
         )
         if not left and isolation.mode() == isolation.UID:
             uids = {isolation.uid_of(self.job.shop.profile)}
-            left = [each.pid for each in processes.end(lambda: isolation.left_by_runs(uids), SWEEP_GRACE)]
+            left = [
+                each.pid
+                for each in processes.end_processes(lambda: isolation.leftover_run_processes(uids), SWEEP_GRACE)
+            ]
         return "processes_left" if left else ""
 
     @contextmanager
-    def _borrowed(self) -> Iterator[None]:
+    def _acquire_browser(self) -> Iterator[None]:
         if not self.job.flow.needs_browser:
             yield
             return
-        with self._lease_kept():
-            self.browser = borrow(
+        with self._renew_during():
+            self.browser = acquire_browser(
                 self.job.shop.profile,
                 self._shop_name(),
                 wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
                 lease_no=self.pick.claim.lease_no,
             )
-        jobs.settle_down(self.pick, node=settings.AFTERTOUCH_NODE)
+        jobs.pin_to_node(self.pick, node=settings.AFTERTOUCH_NODE)
         dirty = True
         try:
             yield
-            dirty = not self.stands
+            dirty = not self.claim_valid
         finally:
-            self.browser.give_back(dirty=dirty)
+            self.browser.release(dirty=dirty)
 
-    def _with_browser(self) -> Ended:
+    def _execute_command(self) -> RunResult:
         flow, claim = self.job.flow, self.pick.claim
         if self.browser and flow.clear_cookies:
             self.browser.clear_cookies()
         with ExitStack() as prepared:
             try:
-                order = self._order(prepared)
+                order = self._build_run_spec(prepared)
             except command.ParamTooLong as error:
-                return self._without_start(Verdict(Outcome.BUSINESS, "arguments_too_long"), detail=str(error))
+                return self._result_without_start(Verdict(RunOutcome.BUSINESS, "arguments_too_long"), detail=str(error))
             except OSError as error:  # no space for a working directory or the log
-                return self._without_start(Verdict(Outcome.HELD, "disk_full"), detail=str(error))
+                return self._result_without_start(Verdict(RunOutcome.DEFERRED, "disk_full"), detail=str(error))
             if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
-                self.stands = False
-                return self._without_start(Verdict(Outcome.HELD, "stale"))
+                self.claim_valid = False
+                return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
             ending = self._watch(order)
         verdict = judge(ending, exit_codes=flow.exit_codes, idempotent=flow.idempotent, needs_result=flow.needs_result)
         evidence: dict[str, bytes] = {}
-        if verdict.outcome not in UNEVENTFUL and self.stands:
-            with self._lease_kept():
-                evidence = collect(self.browser.port if self.browser else None, self._log_path())
-        self.stands = self.stands and ending.ended == How.EXITED and not ending.survivors
-        return Ended(
+        if verdict.outcome not in NO_EVIDENCE_OUTCOMES and self.claim_valid:
+            with self._renew_during():
+                evidence = collect_evidence(self.browser.port if self.browser else None, self._log_path())
+        self.claim_valid = self.claim_valid and ending.ended == How.EXITED and not ending.survivors
+        return RunResult(
             verdict=verdict,
             started_at=self.started_at,
             exit_code=ending.exit,
@@ -178,35 +181,35 @@ class _Run:
             evidence=evidence,
         )
 
-    def _watch(self, order: Order) -> Ending:
+    def _watch(self, order: RunSpec) -> CommandResult:
         """Wait until the command and everything it started has ended, and renew the lease during this time.
 
         If a renewal fails, the supervisor process ends the command.
         """
         looked_at = time.monotonic()
-        with Guarded(replace(order, extend_until=self.renewed_at + EXTENSION)) as guarded:
+        with SupervisedCommand(replace(order, extend_until=self.renewed_at + EXTENSION)) as guarded:
             while True:
-                event = guarded.next_event(timeout=LOOK)
-                if isinstance(event, Ending):
+                event = guarded.next_event(timeout=POLL_INTERVAL)
+                if isinstance(event, CommandResult):
                     if self.progress:
-                        self._why_stop()  # stores the last reported progress
+                        self._stop_reason()  # stores the last reported progress
                     return event
                 if isinstance(event, Progress):
                     self.progress = event
-                if clock() - self.renewed_at >= RENEW and self._renew():
+                if clock() - self.renewed_at >= RENEW_INTERVAL and self._renew():
                     guarded.extend(self.renewed_at + EXTENSION)
-                if time.monotonic() - looked_at >= LOOK:
+                if time.monotonic() - looked_at >= POLL_INTERVAL:
                     looked_at = time.monotonic()
-                    if why := self._why_stop():
+                    if why := self._stop_reason():
                         guarded.stop(why)
 
     @contextmanager
-    def _lease_kept(self) -> Iterator[None]:
+    def _renew_during(self) -> Iterator[None]:
         """Renew the lease from a thread during a step that may take as long as the lease."""
         over = threading.Event()
 
         def renew() -> None:
-            while not over.wait(RENEW) and self._renew():
+            while not over.wait(RENEW_INTERVAL) and self._renew():
                 pass
             connection.close()
 
@@ -222,43 +225,43 @@ class _Run:
         """Renew the lease. Returns False if the claim is stale or PostgreSQL is unavailable."""
         asked_at = clock()
         try:
-            self.stands = jobs.renew(self.pick.claim, lease=LEASE)
-        except sql.AWAY as error:
+            self.claim_valid = jobs.renew(self.pick.claim, lease=LEASE)
+        except sql.UNAVAILABLE_ERRORS as error:
             log.warning("lease_not_renewed", task_id=str(self.job.pk), error=str(error))
             close_old_connections()
             return False
-        if self.stands:
+        if self.claim_valid:
             self.renewed_at = asked_at
-        return self.stands
+        return self.claim_valid
 
-    def _why_stop(self) -> str:
+    def _stop_reason(self) -> str:
         """Store the progress and return why the command must stop: cancelled, stale claim or stopping node; or ""."""
         if stopping.is_set():
             self.stopped_at = self.stopped_at or time.monotonic()
-            if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOPPING_PATIENCE:
+            if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOP_TIME_LIMIT:
                 return "node_stopping"
         try:
             progress = self.progress
             news = (progress.fraction, progress.message) if progress else ()
             cancelled = jobs.note_progress(self.pick.claim, *news)
-        except sql.AWAY:
+        except sql.UNAVAILABLE_ERRORS:
             close_old_connections()
             return ""
         self.progress = None
-        self.stands = cancelled is not None
+        self.claim_valid = cancelled is not None
         return "" if cancelled is False else "cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _settle(self, ended: Ended) -> None:
+    def _settle(self, ended: RunResult) -> None:
         """Settle the run. While PostgreSQL is unavailable, retry for as long as the lease may be valid."""
-        gives_up_at, bare = time.monotonic() + SETTLE_PATIENCE, False
+        gives_up_at, bare = time.monotonic() + SETTLE_TIME_LIMIT, False
         while True:
             try:
-                if conclude(self.job, self.pick.claim, ended):
+                if settle_run(self.job, self.pick.claim, ended):
                     self._log_path().unlink(missing_ok=True)  # the run's row holds the relevant part
                 return
-            except sql.AWAY as error:
+            except sql.UNAVAILABLE_ERRORS as error:
                 log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
                 connection.close()
                 if time.monotonic() > gives_up_at:
@@ -269,22 +272,22 @@ class _Run:
                     raise
                 # Details that cannot be stored are dropped; the verdict still counts.
                 log.exception("end_broke", task_id=str(self.job.pk))
-                ended, bare = Ended(verdict=ended.verdict, started_at=ended.started_at), True
+                ended, bare = RunResult(verdict=ended.verdict, started_at=ended.started_at), True
 
-    def _without_start(self, verdict: Verdict, *, detail: str = "") -> Ended:
-        return Ended(verdict=verdict, started_at=self.started_at, detail=detail)
+    def _result_without_start(self, verdict: Verdict, *, detail: str = "") -> RunResult:
+        return RunResult(verdict=verdict, started_at=self.started_at, detail=detail)
 
-    def _broke(self, error: Exception) -> Ended:
+    def _result_of_error(self, error: Exception) -> RunResult:
         """Return the end of a run after an internal error. As for a lost worker, it depends on whether the command had
         started.
         """
         began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
-        outcome = Outcome.UNKNOWN if began and not self.job.flow.idempotent else Outcome.TRANSIENT
-        return self._without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
+        outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
+        return self._result_without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
 
     # --- parameter and environment ------------------------------------------------------------------------------
 
-    def _param(self) -> dict[str, Any]:
+    def _build_param(self) -> dict[str, Any]:
         shop = self.job.shop
         return command.param_of(
             debug_port=self.browser.port if self.browser else None,
@@ -297,26 +300,26 @@ class _Run:
             payload=self.job.payload,
         )
 
-    def _order(self, prepared: ExitStack) -> Order:
+    def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
         """Prepare the working directory and the sandbox. Closing `prepared` deletes them.
 
         Raises: `ParamTooLong`, `OSError`, `isolation.CannotIsolate`.
         """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
-        folder = registry.runs() / f"{self.job.pk}-{claim.lease_no}"
+        folder = registry.runs_dir() / f"{self.job.pk}-{claim.lease_no}"
         param_file = folder / "param.json"
         argv = command.argv_for(
-            flow.command, flow=flow.name, param=self._param(), timeout=flow.timeout, param_file=str(param_file)
+            flow.command, flow=flow.name, param=self._build_param(), timeout=flow.timeout, param_file=str(param_file)
         )
         prepared.callback(isolation.delete_directory, folder)
         isolation.make_run_directory(shop.profile, folder)
         if command.uses_param_file(flow.command):
-            isolation.store_file(shop.profile, param_file, command.param_text(self._param()))
+            isolation.store_file(shop.profile, param_file, command.param_text(self._build_param()))
         environment = command.environment_for(
             task_id=str(self.job.pk),
             lease_no=claim.lease_no,
             shop=self._shop_name(),
-            home=isolation.home(shop.profile),
+            home=isolation.home_dir(shop.profile),
             temporary=folder / "tmp",
             names=flow.environment,
             path=flow.path,
@@ -331,7 +334,7 @@ class _Run:
         )
         if flow.command[0] == "{python}":  # the flow runner of this project
             environment["PYTHONPATH"] = str(settings.BASE_DIR)
-        return Order(
+        return RunSpec(
             argv=argv,
             env=environment,
             cwd=str(folder),
@@ -351,7 +354,7 @@ class _Run:
         return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
 
 
-def _lease_no(marks: Mapping[str, str]) -> int:
+def _lease_no_of(marks: Mapping[str, str]) -> int:
     """Return the lease number in a process environment. A flow can set it to any value; no number counts as 0, so it is
     swept.
     """

@@ -27,14 +27,14 @@ from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.form_fields import DurationField, NumberField
-from scheduling.admin.labels import complaint
-from scheduling.admin.merging import MergingForm
+from scheduling.admin.labels import translate_error
+from scheduling.admin.merging import OptimisticLockForm
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
 from scheduling.operations.failed_tasks import Actor
 
 
-def actor_of(request: HttpRequest, reason: str = "") -> Actor:
+def build_user_actor(request: HttpRequest, reason: str = "") -> Actor:
     """Return the actor that the history and failed tasks name for this request."""
     return Actor(request.user.get_username(), request.user, reason)  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ class DeclaredLookups:
     linked_lookups: ClassVar[tuple[str, ...]] = ()
 
     def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        if lookup in self.linked_lookups or not _names_column(self.model, lookup):
+        if lookup in self.linked_lookups or not _starts_with_column(self.model, lookup):
             return True
         filters = self.get_list_filter(request)
         paths = [each if isinstance(each, str) else each[0] for each in filters if isinstance(each, (str, tuple))]
@@ -65,7 +65,7 @@ WHOLE_VALUES = frozenset(
 )
 
 
-def _names_column(model: type[models.Model], lookup: str) -> bool:
+def _starts_with_column(model: type[models.Model], lookup: str) -> bool:
     """Return whether the lookup starts with a column or relation. Otherwise it is a filter's parameter."""
     first = lookup.partition("__")[0]
     return first == "pk" or first in {field.name for field in model._meta.get_fields()} | {
@@ -76,7 +76,7 @@ def _names_column(model: type[models.Model], lookup: str) -> bool:
 class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
     """Base class of back office pages."""
 
-    form = MergingForm
+    form = OptimisticLockForm
     list_per_page = 50
     list_filter_submit = True
     warn_unsaved_form = True
@@ -122,7 +122,7 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
             {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
         )
 
-    def found(self, request: HttpRequest, object_id: str) -> Any:
+    def get_row_or_404(self, request: HttpRequest, object_id: str) -> Any:
         """Return a row.
 
         Raises:
@@ -137,7 +137,7 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
         return row
 
 
-def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
+def make_readonly_display(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
     """Return a read-only display of `field`, formatted as in its form field."""
 
     def shown(self: Any, row: Any) -> str:
@@ -148,7 +148,7 @@ def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[An
     return shown
 
 
-class CheckedForm(MergingForm):
+class CheckedForm(OptimisticLockForm):
     """Validate with `scheduling.configuration.validation`, as configuration files do.
 
     Each error appears at its field.
@@ -180,14 +180,14 @@ class CheckedForm(MergingForm):
             self.check(self.values())
         except InvalidInput as error:
             for each in error.errors:
-                field = self.place(each.field)
+                field = self.find_error_field(each.field)
                 if field not in self.errors:
                     part = each.field if field != each.field and field in self.fields else ""
-                    words = complaint(each.message)
+                    words = translate_error(each.message)
                     self.add_error(field, f"{part.partition('.')[2]}: {words}" if part else words)
         return cleaned
 
-    def place(self, path: str) -> str | None:
+    def find_error_field(self, path: str) -> str | None:
         """Return the form field to which an error belongs; None for the whole form."""
         field = path.partition(".")[0]
         return field if field in self.fields else None
@@ -197,7 +197,7 @@ class CheckedForm(MergingForm):
         return super().save(commit)
 
 
-class KeepsOthersEdits(OpsAdmin):
+class ChangedFieldsAdmin(OpsAdmin):
     """Save only the edited fields.
 
     Concurrent changes of other fields stay: a pause, a retirement, or a canary that an automatic roll-out moved back.
@@ -206,13 +206,13 @@ class KeepsOthersEdits(OpsAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if change:
-            obj.take_over_all_but(form.changed_data)
+            obj.reload_except(form.changed_data)
         super().save_model(request, obj, form, change)
 
 
 @method_decorator(require_safe, name="history_view")
 @method_decorator(require_safe, name="history_form_view")
-class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
+class HistoryAdmin(SimpleHistoryAdmin):  # type: ignore[misc]
     """Show every change with its author, reason and differences.
 
     The pages accept GET and HEAD only. `simple_history` saves posted data to an old state and requires only the right
@@ -281,7 +281,7 @@ class BigTable:
     paginator = InfinitePaginator
 
 
-def as_uuid(text: str) -> UUID | None:
+def parse_uuid(text: str) -> UUID | None:
     try:
         return UUID(text.strip())
     except ValueError:

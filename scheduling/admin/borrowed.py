@@ -137,7 +137,7 @@ WORDS = (
 )
 
 
-def counted(count: int) -> tuple[str, ...]:
+def translate_plurals(count: int) -> tuple[str, ...]:
     return (
         ngettext(
             "\n                Found %(counter)s result in %(time)s seconds\n            ",

@@ -27,13 +27,13 @@ from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.views.decorators.http import require_safe
 
-from scheduling.admin.patience import patiently
+from scheduling.admin.patience import count_within
 
 log = structlog.get_logger(__name__)
 
 MOST = 100_000  #: rows of a file
 BATCH = 500  #: rows read by one statement
-PATIENCE = "20s"
+EXPORT_TIMEOUT = "20s"
 BOM = "\ufeff"  #: Excel reads Chinese as Latin without it
 #: A spreadsheet runs a cell that starts with one of these characters, in full width too.
 COMMANDS = "=+-@＝＋－＠"
@@ -45,7 +45,7 @@ FIRST = re.compile(rf"[\t\r\n]|\s*[{re.escape(COMMANDS)}]")
 Column = tuple[str | Promise, Callable[[Any], Any]]  #: the heading, and a function from a row to its cell
 
 
-class Exported:
+class CsvExportMixin:
     """Add an export to a list, for users who may act on its rows. Columns appear in the order of `export_columns`."""
 
     export_columns: ClassVar[Sequence[Column]] = ()
@@ -72,15 +72,15 @@ class Exported:
             shown = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
-        keys = patiently(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), PATIENCE)
+        keys = count_within(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), EXPORT_TIMEOUT)
         if keys is None:
             messages.error(request, gettext("Too many rows to search. Narrow the list first."))
             return redirect(f"{self.url('changelist')}?{request.GET.urlencode()}")
-        self.note_export(request, min(len(keys), MOST))
+        self.log_export(request, min(len(keys), MOST))
         rows = self.get_queryset(request).select_related(*self.export_related)
-        return download(request, self.opts.model_name, _lines(rows, keys, self.export_columns))
+        return stream_csv(request, self.opts.model_name, _generate_csv(rows, keys, self.export_columns))
 
-    def note_export(self: Any, request: HttpRequest, count: int) -> None:
+    def log_export(self: Any, request: HttpRequest, count: int) -> None:
         """Log the user, the filter and the number of exported rows."""
         words = ngettext("Exported %(count)s row.", "Exported %(count)s rows.", count) % {"count": count}
         chosen = request.GET.urlencode()
@@ -91,7 +91,7 @@ class Exported:
         log.info("exported", model=self.opts.model_name, rows=count, chosen=chosen, user=request.user.get_username())
 
 
-def cell(value: Any) -> str | int:
+def format_cell(value: Any) -> str | int:
     """Format a value for readers, and escape it if a spreadsheet would run it."""
     if value is None:
         return ""
@@ -99,44 +99,47 @@ def cell(value: Any) -> str | int:
         return f"{localtime(value):%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    text = WITHIN.sub(_disarmed, str(value))
+    text = WITHIN.sub(_escape_command, str(value))
     return f"'{text}" if FIRST.match(text) else text
 
 
-def _disarmed(found: re.Match[str]) -> str:
+def _escape_command(found: re.Match[str]) -> str:
     between, command = found.groups()
     return f"{between}'{command}" if command and not SEPARATORS.isdisjoint(between) else found[0]
 
 
-def _lines(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
+def _generate_csv(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
     """Yield lines in batches of `BATCH` rows. Rows deleted since the list was read are left out."""
-    yield BOM + _text([[str(head) for head, _ in columns]])
+    yield BOM + _format_csv_rows([[str(head) for head, _ in columns]])
     for start in range(0, min(len(keys), MOST), BATCH):
         batch = keys[start : min(start + BATCH, MOST)]
         found = rows.in_bulk(batch)
-        yield _text([[cell(read(found[key])) for _, read in columns] for key in batch if key in found])
+        yield _format_csv_rows(
+            [[format_cell(read(found[key])) for _, read in columns] for key in batch if key in found]
+        )
     if len(keys) > MOST:
-        yield _text([[gettext("There are more than %(most)s rows; these are the first.") % {"most": MOST}]])
+        yield _format_csv_rows([[gettext("There are more than %(most)s rows; these are the first.") % {"most": MOST}]])
 
 
-def _text(lines: list[list[Any]]) -> str:
+def _format_csv_rows(lines: list[list[Any]]) -> str:
     page = StringIO()
     csv.writer(page).writerows(lines)
     return page.getvalue()
 
 
-def download(request: HttpRequest, name: str, lines: Iterator[str]) -> StreamingHttpResponse:
+def stream_csv(request: HttpRequest, name: str, lines: Iterator[str]) -> StreamingHttpResponse:
     """Stream lines as a CSV file, named by `name` and the local time."""
-    spoken = _in_language(lines, get_language())
+    localized = _render_in_language(lines, get_language())
     response = StreamingHttpResponse(
-        _asynchronously(spoken) if isinstance(request, ASGIRequest) else spoken, content_type="text/csv; charset=utf-8"
+        _iterate_in_threads(localized) if isinstance(request, ASGIRequest) else localized,
+        content_type="text/csv; charset=utf-8",
     )
     response["Content-Disposition"] = f'attachment; filename="{name}-{localtime(now()):%Y%m%d-%H%M%S}.csv"'
     response["Cache-Control"] = "no-store"
     return response
 
 
-def _in_language(lines: Iterator[str], language: str | None) -> Iterator[str]:
+def _render_in_language(lines: Iterator[str], language: str | None) -> Iterator[str]:
     """Render lines in the language of the request. They are read after the request has ended."""
     while True:
         with override(language):
@@ -146,6 +149,6 @@ def _in_language(lines: Iterator[str], language: str | None) -> Iterator[str]:
         yield line
 
 
-async def _asynchronously(lines: Iterator[str]) -> AsyncIterator[str]:
+async def _iterate_in_threads(lines: Iterator[str]) -> AsyncIterator[str]:
     while (line := await sync_to_async(next)(lines, None)) is not None:  # type: ignore[call-arg]
         yield line

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.labels import complaint
+from scheduling.admin.labels import translate_error
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.models import EventType
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
@@ -23,7 +23,7 @@ from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml
 DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
 
 
-def read_duration(text: str) -> timedelta:
+def parse_duration_input(text: str) -> timedelta:
     """Parse a duration like `1h30m`.
 
     Raises:
@@ -32,7 +32,7 @@ def read_duration(text: str) -> timedelta:
     try:
         return parse_duration(text.strip())
     except ValueError as error:
-        raise ValidationError(complaint(str(error))) from None
+        raise ValidationError(translate_error(str(error))) from None
 
 
 class TextLikeField(forms.CharField):
@@ -63,7 +63,7 @@ class DurationField(TextLikeField):
         if isinstance(value, timedelta):
             return value
         text = super().to_python(value)
-        return read_duration(text) if text else None
+        return parse_duration_input(text) if text else None
 
 
 class NumberField(forms.FloatField):
@@ -73,7 +73,7 @@ class NumberField(forms.FloatField):
         return f"{value:g}" if isinstance(value, float) else value
 
 
-def entries(text: str) -> list[str]:
+def split_entries(text: str) -> list[str]:
     """Split a text at commas, semicolons (full width too) or line ends."""
     return [part.strip() for part in re.split(r"[,，;；\n]", text or "") if part.strip()]
 
@@ -92,7 +92,7 @@ class NamesField(TextLikeField):
         return "\n".join(value)
 
     def to_python(self, value: Any) -> Any:
-        return list(dict.fromkeys(entries(super().to_python(value) or "")))
+        return list(dict.fromkeys(split_entries(super().to_python(value) or "")))
 
 
 class DurationsField(TextLikeField):
@@ -104,7 +104,7 @@ class DurationsField(TextLikeField):
         return ", ".join(format_duration(from_seconds(each)) for each in value)
 
     def to_python(self, value: Any) -> Any:
-        return [to_seconds(read_duration(each)) for each in entries(super().to_python(value) or "")]
+        return [to_seconds(parse_duration_input(each)) for each in split_entries(super().to_python(value) or "")]
 
 
 class LevelsField(TextLikeField):
@@ -116,17 +116,19 @@ class LevelsField(TextLikeField):
         return ", ".join(f"{level}={format_duration(from_seconds(each))}" for level, each in value.items())
 
     def to_python(self, value: Any) -> Any:
-        return {name: to_seconds(read_duration(span)) for name, span in pairs(super().to_python(value) or "")}
+        return {
+            name: to_seconds(parse_duration_input(span)) for name, span in split_pairs(super().to_python(value) or "")
+        }
 
 
-def pairs(text: str) -> list[tuple[str, str]]:
+def split_pairs(text: str) -> list[tuple[str, str]]:
     """Split `name=value` entries, in order.
 
     Raises:
         ValidationError: an entry is malformed or a name occurs twice.
     """
     found = []
-    for part in entries(text):
+    for part in split_entries(text):
         name, sign, value = part.replace("＝", "=").partition("=")
         if not sign or not name.strip() or not value.strip():
             raise ValidationError(_("“%(part)s” must look like name=value") % {"part": part})
@@ -151,21 +153,21 @@ class DelayRulesField(TextLikeField):
         return ", ".join(parts + ([f"factor={value['active_factor']:g}"] if "active_factor" in value else []))
 
     def to_python(self, value: Any) -> Any:
-        given = dict(pairs(super().to_python(value) or ""))
+        given = dict(split_pairs(super().to_python(value) or ""))
         if not given:
             return None
         if "default" not in given:
             raise ValidationError(_("“default=…” is missing: the delay of every other level"))
-        rules: dict[str, Any] = {"default": to_seconds(read_duration(given.pop("default")))}
+        rules: dict[str, Any] = {"default": to_seconds(parse_duration_input(given.pop("default")))}
         if "active_within" in given:
-            rules["active_within"] = to_seconds(read_duration(given.pop("active_within")))
+            rules["active_within"] = to_seconds(parse_duration_input(given.pop("active_within")))
         if "factor" in given:
-            rules["active_factor"] = _factor(given.pop("factor"))
-        rules["by_level"] = {level: to_seconds(read_duration(span)) for level, span in given.items()}
+            rules["active_factor"] = _parse_factor(given.pop("factor"))
+        rules["by_level"] = {level: to_seconds(parse_duration_input(span)) for level, span in given.items()}
         return rules
 
 
-def _factor(text: str) -> float:
+def _parse_factor(text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -185,7 +187,7 @@ class DataField(forms.CharField):
         try:
             data = read_json(text) if text else {}
         except InvalidText as error:
-            raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
+            raise ValidationError(_("This is not JSON: %(error)s") % {"error": translate_error(str(error))}) from None
         if not isinstance(data, dict):
             raise ValidationError(_("Must be a JSON object, like {“order_no”: “A1”}."))
         return data
@@ -206,7 +208,7 @@ class SettingsField(TextLikeField):
         try:
             read = read_yaml(super().to_python(value) or "", most=FIELD_SIZE) or {}
         except InvalidText as error:
-            raise ValidationError([_("Write one “name: value” a line."), complaint(str(error))]) from None
+            raise ValidationError([_("Write one “name: value” a line."), translate_error(str(error))]) from None
         if not isinstance(read, dict):
             raise ValidationError(_("Write one “name: value” a line."))
         return read
@@ -226,9 +228,9 @@ class SuggestingInput(UnfoldAdminTextInputWidget):  # type: ignore[misc]
         return format_html('{}<datalist id="{}">{}</datalist>', control, listed, options)
 
 
-def known_event_types() -> list[tuple[str, str]]:
+def list_event_types() -> list[tuple[str, str]]:
     return [(row.key, row.name) for row in EventType.objects.all()[:500]]
 
 
-def event_type_input() -> SuggestingInput:
-    return SuggestingInput(known_event_types)
+def make_event_type_input() -> SuggestingInput:
+    return SuggestingInput(list_event_types)

@@ -15,8 +15,6 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from scheduling.monitoring.duration_text import spoken as spoken
-
 #: By code: why a touch waits or ended, and the rule of a verdict.
 REASONS: dict[str, str | Promise] = {
     "expired": gettext_lazy("Expired before sending"),
@@ -80,29 +78,33 @@ PREFIXES = {
 }
 
 
-#: Codes and errors that other apps register by `learn`.
+#: Codes and errors that other apps register by `register_labels`.
 OTHER_REASONS: dict[str, str | Promise] = {}
 OTHER_PREFIXES: dict[str, str] = {}
-OTHER_COMPLAINTS: list[tuple[str, str]] = []
+OTHER_ERROR_LABELS: list[tuple[str, str]] = []
 
 
-def learn(
+def register_labels(
     reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str], complaints: Iterable[tuple[str, str]] = ()
 ) -> None:
     """Register the labels of another app's codes and errors, for pages that show rows of both apps."""
     OTHER_REASONS.update(reasons)
     OTHER_PREFIXES.update(prefixes)
-    OTHER_COMPLAINTS.extend(complaints)
+    OTHER_ERROR_LABELS.extend(complaints)
 
 
-def reason(code: str) -> str:
+def translate_reason(code: str) -> str:
     """Return the label of a code; an unknown code is returned unchanged."""
     words = REASONS.get(code) or OTHER_REASONS.get(code)
     if words:
         return str(words)
     head, plus, tail = code.rpartition("+")
     if plus and tail in OTHER_REASONS:
-        return _("%(first)s; %(second)s") % {"first": reason(head), "second": reason(tail)} if head else reason(tail)
+        return (
+            _("%(first)s; %(second)s") % {"first": translate_reason(head), "second": translate_reason(tail)}
+            if head
+            else translate_reason(tail)
+        )
     for prefix, words in {**PREFIXES, **OTHER_PREFIXES}.items():
         if code.startswith(prefix):
             return _(words) % code.removeprefix(prefix)
@@ -110,7 +112,7 @@ def reason(code: str) -> str:
 
 
 #: Errors of `scheduling.configuration.validation` and of channel kinds as patterns, so that they can be translated.
-COMPLAINTS = (
+ERROR_LABELS = (
     (r"must not be negative", gettext_noop("must not be negative")),
     (r"must be above zero", gettext_noop("must be above zero")),
     (r"must not be longer than a year \(365d\)", gettext_noop("must not be longer than a year (365d)")),
@@ -222,26 +224,26 @@ COMPLAINTS = (
 )  # fmt: skip
 
 
-def complaint(message: str) -> str:
+def translate_error(message: str) -> str:
     """Translate a validation error; an unknown one is returned unchanged."""
-    for pattern, words in (*COMPLAINTS, *OTHER_COMPLAINTS):
+    for pattern, words in (*ERROR_LABELS, *OTHER_ERROR_LABELS):
         if found := re.fullmatch(pattern, message, re.DOTALL):
             groups = found.groupdict()
             if "line" in groups:
-                groups["what"] = complaint(groups["what"])
+                groups["what"] = translate_error(groups["what"])
             return _(words) % groups
     return message
 
 
 #: Permissions that a model names in English.
-PLAIN = (gettext_noop("Can publish a draft that was replayed"),)
+CUSTOM_PERMISSIONS = (gettext_noop("Can publish a draft that was replayed"),)
 VERBS = {
     "add": gettext_lazy("may be added"), "change": gettext_lazy("may be changed"),
     "delete": gettext_lazy("may be deleted"), "view": gettext_lazy("may be looked at"),
 }  # fmt: skip
 
 
-def in_words(permission: Permission) -> str:
+def describe_permission(permission: Permission) -> str:
     """Format a permission: `Outreach · channel · may be changed`."""
     kind = permission.content_type
     model = kind.model_class()
@@ -252,17 +254,17 @@ def in_words(permission: Permission) -> str:
         name = _("history of: %(what)s") % {"what": what._meta.verbose_name}
     verb, _under, rest = permission.codename.partition("_")
     own = dict(model._meta.permissions).get(permission.codename)
-    said = own or (VERBS.get(verb) if rest == kind.model else None) or permission.name
-    return f"{apps.get_app_config(kind.app_label).verbose_name} · {name} · {_(str(said))}"
+    label = own or (VERBS.get(verb) if rest == kind.model else None) or permission.name
+    return f"{apps.get_app_config(kind.app_label).verbose_name} · {name} · {_(str(label))}"
 
 
-class PermissionsInWords:
+class TranslatedPermissions:
     """Show permissions with translated names in the admins of users and groups."""
 
     def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **named: Any) -> Any:
         field: Any = super().formfield_for_manytomany(db_field, request, **named)  # type: ignore[misc]
         if db_field.related_model is Permission:
-            field.label_from_instance = in_words
+            field.label_from_instance = describe_permission
         return field
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> tuple[list[Any], dict[str, int], set[Any], Any]:
@@ -272,9 +274,9 @@ class PermissionsInWords:
         beginnings = tuple(f"{capfirst(link.verbose_name)}: " for link in links)
         for link in links:
             counts.pop(link.verbose_name_plural, None)
-        return _without(beginnings, deleted), counts, needed, protected
+        return _drop_prefixed(beginnings, deleted), counts, needed, protected
 
 
-def _without(beginnings: tuple[str, ...], nested: Sequence[Any]) -> list[Any]:
-    kept = [_without(beginnings, each) if isinstance(each, list) else each for each in nested]
+def _drop_prefixed(beginnings: tuple[str, ...], nested: Sequence[Any]) -> list[Any]:
+    kept = [_drop_prefixed(beginnings, each) if isinstance(each, list) else each for each in nested]
     return [each for each in kept if each != [] and not (isinstance(each, str) and each.startswith(beginnings))]

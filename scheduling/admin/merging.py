@@ -18,7 +18,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 
-class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
+class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
     """Merge concurrent edits by field. Data without shown values, as from a program, is taken as it is."""
 
     def __getitem__(self, name: str) -> BoundField:
@@ -29,10 +29,10 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def full_clean(self) -> None:
         if self.is_bound and any(map(self._was_shown, self.fields)):
-            self._take_as_sent([name for name, field in self.fields.items() if self._is_merged(field)])
+            self._submit_stored_values([name for name, field in self.fields.items() if self._is_merged(field)])
         super().full_clean()
 
-    def _take_as_sent(self, names: list[str]) -> None:
+    def _submit_stored_values(self, names: list[str]) -> None:
         """Submit the stored value of a field that the page did not offer.
 
         An automatic roll-out may have ended since and made the field editable again.
@@ -57,7 +57,7 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
             if not self[name].field.show_hidden_initial or self._shown(name) == self._stored(name):
                 continue
             if name not in self.changed_data:
-                cleaned[name] = field.clean(_as_sent(field, self[name].initial))
+                cleaned[name] = field.clean(_format_as_submitted(field, self[name].initial))
             elif field.has_changed(self[name].initial, self[name].data):
                 self.add_error(name, ValidationError(
                     _(
@@ -79,12 +79,12 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _shown(self, name: str) -> list[str]:
         widget = self.fields[name].hidden_widget()
-        return _texts(widget.value_from_datadict(self.data, self.files, self.add_initial_prefix(name)))
+        return _normalize_texts(widget.value_from_datadict(self.data, self.files, self.add_initial_prefix(name)))
 
     def _stored(self, name: str) -> list[str]:
         field = self.fields[name]
         context = field.hidden_widget().get_context(name, field.prepare_value(self[name].initial), {})["widget"]
-        return _texts(
+        return _normalize_texts(
             [each["value"] for each in context["subwidgets"]] if "subwidgets" in context else context["value"]
         )
 
@@ -93,15 +93,15 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
         return (
             self[name].field.show_hidden_initial
             and not isinstance(self.fields[name], forms.BooleanField)
-            and _texts(sent) == self._shown(name)
+            and _normalize_texts(sent) == self._shown(name)
         )
 
 
-def _texts(value: Any) -> list[str]:
+def _normalize_texts(value: Any) -> list[str]:
     parts = value if isinstance(value, list | tuple) else [value]
     return ["" if each is None else str(each).replace("\r\n", "\n") for each in parts]
 
 
-def _as_sent(field: forms.Field, value: Any) -> Any:
+def _format_as_submitted(field: forms.Field, value: Any) -> Any:
     widget = field.widget
     return widget.decompress(value) if isinstance(widget, forms.MultiWidget) else field.prepare_value(value)

@@ -12,19 +12,19 @@ from scheduling import sql
 
 T = TypeVar("T")
 
-PATIENCE = "2s"
+COUNT_TIMEOUT = "2s"
 
 
-def patiently(count: Callable[[], T], patience: str = "") -> T | None:
+def count_within(count: Callable[[], T], time_limit: str = "") -> T | None:
     """Return what `count` reads, or None if a statement exceeds the time limit (2 s by default)."""
     try:
-        with sql.within(patience or PATIENCE):
+        with sql.limit_statement_time(time_limit or COUNT_TIMEOUT):
             return count()
     except OperationalError:
         return None
 
 
-class Patience:
+class PageTimeLimit:
     """A time limit that all counts of one page share."""
 
     ENOUGH = 0.05  #: seconds; with less left, a count is skipped
@@ -35,4 +35,4 @@ class Patience:
 
     def __call__(self, count: Callable[[], T]) -> T | None:
         left = min(self.EACH, self._ends_at - monotonic())
-        return patiently(count, f"{round(left * 1000)}ms") if left > self.ENOUGH else None
+        return count_within(count, f"{round(left * 1000)}ms") if left > self.ENOUGH else None

@@ -22,8 +22,8 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import action
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.patience import patiently
-from scheduling.models.versioned import locked_to_write
+from scheduling.admin.patience import count_within
+from scheduling.models.versioned import lock_for_write
 
 
 class RetiredFilter(admin.SimpleListFilter):
@@ -54,7 +54,7 @@ class Retirable(OpsAdmin):
         """Return whether history refers to the row, so that it cannot be deleted."""
         raise NotImplementedError
 
-    def keeps_from_retiring(self, row: Any) -> str:
+    def explain_retirement_block(self, row: Any) -> str:
         """Return why the row cannot be retired now, or ""."""
         return ""
 
@@ -75,8 +75,8 @@ class Retirable(OpsAdmin):
 
     @action(description=gettext_lazy("Retire"), icon="archive", permissions=["change"])  # type: ignore[untyped-decorator]
     def retire(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
-        problem = self.keeps_from_retiring(row)
+        row = self.get_row_or_404(request, object_id)
+        problem = self.explain_retirement_block(row)
         if request.method != "POST":
             return self.page(
                 request,
@@ -100,7 +100,7 @@ class Retirable(OpsAdmin):
 
     @action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
     def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         if request.method != "POST":
             return self.page(
                 request,
@@ -117,7 +117,7 @@ class Retirable(OpsAdmin):
     def _write(self, row: Any, retired_at: datetime | None) -> None:
         """Write to the current row, so that concurrent changes of other fields stay."""
         with transaction.atomic():
-            stored = locked_to_write(self.model._default_manager.all()).get(pk=row.pk)
+            stored = lock_for_write(self.model._default_manager.all()).get(pk=row.pk)
             stored.retired_at = retired_at
             stored.save()
 
@@ -131,5 +131,5 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
     @cached_property
     def count(self) -> int:
         rows = cast("QuerySet[Any]", self.object_list)
-        found = patiently(lambda: rows.order_by()[: MOST + 1].count())
+        found = count_within(lambda: rows.order_by()[: MOST + 1].count())
         return MOST + 1 if found is None else found

@@ -18,7 +18,7 @@ from scheduling.models import SavedFilter
 
 MOST = 50  #: saved filters per user and list
 #: Parameters of the position within a list; they are not part of a filter.
-PLACES = ("p", "all", "e", "_facets")
+POSITION_PARAMETERS = ("p", "all", "e", "_facets")
 
 
 class SavedFilterForm(forms.Form):
@@ -27,7 +27,7 @@ class SavedFilterForm(forms.Form):
     shared = forms.BooleanField(required=False)
 
 
-class WithSavedFilters:
+class SavedFiltersMixin:
     """Show saved filters as links above a list."""
 
     list_before_template = "ops/saved_filters.html"
@@ -44,14 +44,14 @@ class WithSavedFilters:
         ]
 
     def changelist_view(self: Any, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        here = _look(request.GET)
+        here = _strip_position(request.GET)
         context = {
             "saved_filters": [
                 {
                     "row": row, "here": row.query == here, "mine": row.owner_id == request.user.pk,
                     "delete_link": self.url("delete_filter", row.pk),
                 }
-                for row in _seen_by(request, self.opts.model_name)
+                for row in _list_visible_filters(request, self.opts.model_name)
             ],
             "filter_here": here, "save_filter_link": self.url("save_filter"),
             "may_share_filter": self.may_share(request), **(extra_context or {}),
@@ -65,7 +65,7 @@ class WithSavedFilters:
         if not self.has_view_permission(request):
             raise PermissionDenied
         form = SavedFilterForm(request.POST)
-        query = _look(QueryDict(request.POST.get("query", "")[:2000]))
+        query = _strip_position(QueryDict(request.POST.get("query", "")[:2000]))
         back = redirect(f"{self.url('changelist')}?{query}")
         mine = SavedFilter.objects.filter(owner_id=request.user.pk, listed=self.opts.model_name)
         if not form.is_valid() or not query:
@@ -99,13 +99,13 @@ class WithSavedFilters:
         return redirect(self.url("changelist"))
 
 
-def _look(address: QueryDict) -> str:
+def _strip_position(address: QueryDict) -> str:
     kept = address.copy()
-    for name in PLACES:
+    for name in POSITION_PARAMETERS:
         kept.pop(name, None)
     return kept.urlencode()[:2000]
 
 
-def _seen_by(request: HttpRequest, listed: str) -> list[SavedFilter]:
+def _list_visible_filters(request: HttpRequest, listed: str) -> list[SavedFilter]:
     mine_or_shared = Q(owner_id=request.user.pk) | Q(shared=True)
     return list(SavedFilter.objects.filter(mine_or_shared, listed=listed).select_related("owner")[: 2 * MOST])

@@ -84,13 +84,13 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
 ]  # fmt: skip
 
 
-def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
+def build_sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of the sidebar. The entry of the current page is marked as active."""
     menu = [*MENU]
     for path in getattr(settings, "ADMIN_MENUS", ()):
         menu[-2:-2] = import_string(path)
     links = {name: reverse(f"admin:{name}") for _title, items in menu for _text, _icon, name, _needs in items}
-    here = _nearest(request.path, links)
+    here = _find_current_entry(request.path, links)
     return [
         {
             "title": title,
@@ -107,7 +107,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _nearest(path: str, links: dict[str, str]) -> str:
+def _find_current_entry(path: str, links: dict[str, str]) -> str:
     """Return the entry with the longest address that is a prefix of `path`.
 
     The matrix is thus not marked as "nodes" too.

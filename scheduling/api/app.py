@@ -22,12 +22,12 @@ from ninja.parser import Parser
 
 from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
 from scheduling.api.auth import admit_body
-from scheduling.api.errors import MEDIA_TYPE, Problem, answer_with_problems, problem_response
-from scheduling.api.strict_json import decode
+from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
+from scheduling.api.strict_json import decode_strict_json
 from scheduling.api.threads import in_database_thread
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
-from scheduling.web.csp import NOT_A_PAGE, POLICY, protect
+from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
 
 
 class StrictParser(Parser):
@@ -35,13 +35,13 @@ class StrictParser(Parser):
 
     def parse_body(self, request: HttpRequest) -> Any:
         try:
-            return decode(request.body)
+            return decode_strict_json(request.body)
         except InvalidInput as error:
             resource = request.path.removeprefix("/api/v1/").partition("/")[0]
-            raise InvalidInput(*(_named(each, resource) for each in error.errors)) from error
+            raise InvalidInput(*(_format_array_field(each, resource) for each in error.errors)) from error
 
 
-def _named(error: FieldError, resource: str) -> FieldError:
+def _format_array_field(error: FieldError, resource: str) -> FieldError:
     """Name a place in an array as in all other errors: `sessions.1.user_id`, not `[1].user_id`."""
     if found := re.match(r"\[(\d+)\]", error.field):
         return FieldError(f"{resource}.{found[1]}{error.field[found.end() :]}", error.message)
@@ -55,7 +55,7 @@ api = NinjaAPI(
     parser=StrictParser(),
     description="Delayed outreach. Errors are problem details; lists take `limit` and `cursor`.",
 )
-answer_with_problems(api)
+register_problem_handlers(api)
 for router in (
     events.router, touches.router, customers.router, bulk_actions.router, failed_tasks.router, pauses.router,
 ):  # fmt: skip
@@ -105,12 +105,12 @@ class ApiHandler(ASGIHandler):
         response.headers.setdefault(POLICY, NOT_A_PAGE)
         if "Cache-Control" not in response:
             response["Cache-Control"] = "no-store"
-        request_metrics.time_answer(route, response.status_code, time.monotonic() - started_at)
+        request_metrics.observe_request(route, response.status_code, time.monotonic() - started_at)
         await self.send_response(response, send)
 
     async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:
         """Return the response and the route that produced it."""
-        body = await _read_body(scope, receive)
+        body = await _read_request_body(scope, receive)
         set_script_prefix(get_script_prefix(scope))
         try:
             request = ASGIRequest(scope, BytesIO(body))
@@ -118,9 +118,9 @@ class ApiHandler(ASGIHandler):
             return problem_response(400, "The address cannot be read."), "unread"
         response = await self.get_response_async(request)
         route = request.resolver_match.route if request.resolver_match else "unknown"
-        protect(request, response)
+        set_security_headers(request, response)
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
-            return _as_problem(response), route
+            return _convert_to_problem(response), route
         return response, route
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -148,13 +148,13 @@ class ApiHandler(ASGIHandler):
         return run
 
 
-def _as_problem(response: HttpResponseBase) -> HttpResponse:
+def _convert_to_problem(response: HttpResponseBase) -> HttpResponse:
     kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
     status = response.status_code
     return problem_response(status, DETAILS.get(status, "The request cannot be answered."), headers=kept)
 
 
-async def _read_body(scope: Any, receive: Any) -> bytes:
+async def _read_request_body(scope: Any, receive: Any) -> bytes:
     """Read the whole body, at most `DATA_UPLOAD_MAX_MEMORY_SIZE` bytes and `BODY_TIMEOUT` seconds.
 
     Raises:

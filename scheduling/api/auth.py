@@ -1,6 +1,6 @@
 """Authenticate API keys, check their scopes and limit their rates.
 
-Keys are cached for `REMEMBERED` seconds. Rates are leased from Redis in slices; while Redis is unavailable, requests
+Keys are cached for `CACHE_SECONDS` seconds. Rates are leased from Redis in slices; while Redis is unavailable, requests
 are not limited.
 """
 
@@ -22,20 +22,20 @@ from ninja.security.http import HttpAuthBase
 from redis.exceptions import RedisError
 
 from scheduling.api.errors import Problem
-from scheduling.api.threads import in_door_thread
-from scheduling.models import ApiKey, granted
-from scheduling.operations.commands import digest_of
+from scheduling.api.threads import in_auth_thread
+from scheduling.models import ApiKey, expand_scopes
+from scheduling.operations.commands import digest_api_key
 from scheduling.operations.failed_tasks import Actor
-from scheduling.redis_client import connect
+from scheduling.redis_client import connect_redis
 
 log = structlog.get_logger(__name__)
 
 
 T = TypeVar("T")
 
-REMEMBERED = 3.0  #: seconds that a looked-up key stays cached
-REMEMBERED_KEYS = 1_000
-REMEMBERED_STRANGERS = 10_000  #: digests of unknown keys; bounded, because a client can invent them
+CACHE_SECONDS = 3.0  #: seconds that a looked-up key stays cached
+CACHED_KEYS = 1_000
+CACHED_UNKNOWN_KEYS = 10_000  #: digests of unknown keys; bounded, because a client can invent them
 LONGEST_KEY = 200
 
 
@@ -54,48 +54,48 @@ class Principal:
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > datetime.now(UTC))
 
 
-class KeyRing:
-    """Cache keys by digest. `recall` never blocks; `look_up` queries the database."""
+class ApiKeyCache:
+    """Cache keys by digest. `recall` never blocks; `load_key` queries the database."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Principal]] = {}
-        self._strangers: dict[str, float] = {}
+        self._unknown: dict[str, float] = {}
         self._changing = threading.Lock()
 
-    def recall(self, key: str) -> tuple[bool, Principal | None]:
+    def get_cached(self, key: str) -> tuple[bool, Principal | None]:
         """Return whether the key is cached, and its row; None if the key is not valid."""
         if not key or len(key) > LONGEST_KEY or not key.isascii():
             return True, None
-        digest, now = digest_of(key), time.monotonic()
+        digest, now = digest_api_key(key), time.monotonic()
         known = self._known.get(digest)
         if known and known[0] > now:
             return True, known[1] if known[1].is_valid() else None
-        return self._strangers.get(digest, 0) > now, None
+        return self._unknown.get(digest, 0) > now, None
 
-    def look_up(self, key: str) -> Principal | None:
+    def load_key(self, key: str) -> Principal | None:
         """Query the database and cache the result. Raises what the database raises."""
-        digest = digest_of(key)
+        digest = digest_api_key(key)
         row = ApiKey.objects.filter(digest=digest).first()
-        until = time.monotonic() + REMEMBERED
+        until = time.monotonic() + CACHE_SECONDS
         with self._changing:
             if row is None:
                 self._known.pop(digest, None)
-                _remember(self._strangers, digest, until, REMEMBERED_STRANGERS)
+                _store_bounded(self._unknown, digest, until, CACHED_UNKNOWN_KEYS)
                 return None
             principal = Principal(
-                row.pk, row.name, granted(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
+                row.pk, row.name, expand_scopes(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
             )
-            self._strangers.pop(digest, None)
-            _remember(self._known, digest, (until, principal), REMEMBERED_KEYS)
+            self._unknown.pop(digest, None)
+            _store_bounded(self._known, digest, (until, principal), CACHED_KEYS)
         return principal if principal.is_valid() else None
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         with self._changing:
             self._known.clear()
-            self._strangers.clear()
+            self._unknown.clear()
 
 
-def _remember(store: dict[str, T], digest: str, value: T, limit: int) -> None:
+def _store_bounded(store: dict[str, T], digest: str, value: T, limit: int) -> None:
     """Store a value. A full cache drops its oldest entries."""
     store.pop(digest, None)
     while len(store) >= limit:
@@ -103,19 +103,19 @@ def _remember(store: dict[str, T], digest: str, value: T, limit: int) -> None:
     store[digest] = value
 
 
-key_ring = KeyRing()
+api_key_cache = ApiKeyCache()
 
 
 SCRIPT = Path(__file__).with_name("rates.lua").read_text(encoding="utf-8")
 SOCKET_TIMEOUT = 0.2  #: seconds
-BLIND = 5.0  #: seconds without a new attempt after Redis did not respond
+REDIS_RETRY_DELAY = 5.0  #: seconds without a new attempt after Redis did not respond
 LARGEST_SLICE = 500
 
 
-class Budget:
+class RateBudget:
     """The part of one key's budget of one kind that this process has leased."""
 
-    def __init__(self, name: str, rates: Rates) -> None:
+    def __init__(self, name: str, rates: RateLimits) -> None:
         self._name = name
         self._rates = rates
         self._left = 0
@@ -124,7 +124,7 @@ class Budget:
         self._taking = threading.Lock()
         self._leasing = threading.Lock()
 
-    def take(self, count: int) -> float | None:
+    def consume(self, count: int) -> float | None:
         """Consume from the lease.
 
         Never blocks. Returns the seconds to wait (0: consumed), or None if more must be leased from Redis.
@@ -137,16 +137,16 @@ class Budget:
                     return 0
                 if self._spent:
                     return self._ends - now
-        return 0 if self._rates.is_blind() else None
+        return 0 if self._rates.is_redis_down() else None
 
-    def lease_and_take(self, count: int, limit: int) -> float:
+    def lease_and_consume(self, count: int, limit: int) -> float:
         """Lease more from Redis, then consume.
 
         Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for one round trip, at most
         `SOCKET_TIMEOUT`.
         """
         with self._leasing:
-            if (wait := self.take(count)) is not None:
+            if (wait := self.consume(count)) is not None:
                 return wait
             wanted = max(count - self._left, min(LARGEST_SLICE, limit // 100))
             asked_at = time.monotonic()
@@ -161,51 +161,51 @@ class Budget:
                 self._ends = asked_at + milliseconds / 1000
                 self._left += granted
                 self._spent = granted < wanted
-        wait = self.take(count)
+        wait = self.consume(count)
         return 0 if wait is None else wait
 
 
-class Rates:
+class RateLimits:
     """The budgets of this process."""
 
     def __init__(self, url: str) -> None:
-        self._script = connect(url, timeout=SOCKET_TIMEOUT).register_script(SCRIPT)
-        self._budgets: dict[str, Budget] = {}
-        self._blind_until = 0.0
+        self._script = connect_redis(url, timeout=SOCKET_TIMEOUT).register_script(SCRIPT)
+        self._budgets: dict[str, RateBudget] = {}
+        self._retry_redis_at = 0.0
 
-    def budget(self, key_id: int, meter: str) -> Budget:
+    def budget(self, key_id: int, meter: str) -> RateBudget:
         name = f"at:rate:{{{key_id}}}:{meter}"
-        return self._budgets.get(name) or self._budgets.setdefault(name, Budget(name, self))
+        return self._budgets.get(name) or self._budgets.setdefault(name, RateBudget(name, self))
 
-    def is_blind(self) -> bool:
-        return time.monotonic() < self._blind_until
+    def is_redis_down(self) -> bool:
+        return time.monotonic() < self._retry_redis_at
 
     def lease(self, name: str, limit: int, wanted: int) -> tuple[int, int] | None:
         """Lease up to `wanted`; None if Redis did not respond.
 
         Returns the granted number and the milliseconds until the minute ends.
         """
-        if self.is_blind():
+        if self.is_redis_down():
             return None
         try:
             granted, milliseconds = self._script(keys=[name], args=[limit, wanted])
         except RedisError as error:
-            self._blind_until = time.monotonic() + BLIND
-            log.warning("rates_not_limited", error=str(error), seconds=BLIND)
+            self._retry_redis_at = time.monotonic() + REDIS_RETRY_DELAY
+            log.warning("rates_not_limited", error=str(error), seconds=REDIS_RETRY_DELAY)
             return None
         return int(granted), int(milliseconds)
 
 
-_rates: Rates | None = None
+_rates: RateLimits | None = None
 _making = threading.Lock()
 
 
-def rates() -> Rates:
+def get_rate_limits() -> RateLimits:
     """Return the budgets of this process. Connects to Redis at the first call."""
     global _rates
     with _making:
         if _rates is None:
-            _rates = Rates(settings.REDIS_URL)
+            _rates = RateLimits(settings.REDIS_URL)
         return _rates
 
 
@@ -242,27 +242,27 @@ class ApiKeyAuth(HttpAuthBase):
         return self._admit_on_loop(request)
 
     def _admit(self, request: HttpRequest) -> Principal:
-        key = _key(request.META.get("HTTP_AUTHORIZATION", ""))
-        known, principal = key_ring.recall(key)
-        principal = self._check(principal if known else key_ring.look_up(key))
+        key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
+        known, principal = api_key_cache.get_cached(key)
+        principal = self._check(principal if known else api_key_cache.load_key(key))
         if not self.charged:
             return principal
-        budget, limit = _requests_of(principal)
-        wait = budget.take(1)
-        _refuse_if(budget.lease_and_take(1, limit) if wait is None else wait, limit, "requests")
+        budget, limit = _get_request_budget(principal)
+        wait = budget.consume(1)
+        _refuse_over_limit(budget.lease_and_consume(1, limit) if wait is None else wait, limit, "requests")
         return principal
 
     async def _admit_on_loop(self, request: HttpRequest) -> Principal:
-        key = _key(request.META.get("HTTP_AUTHORIZATION", ""))
-        known, principal = key_ring.recall(key)
-        principal = self._check(principal if known else await in_door_thread(key_ring.look_up, key))
+        key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
+        known, principal = api_key_cache.get_cached(key)
+        principal = self._check(principal if known else await in_auth_thread(api_key_cache.load_key, key))
         if self.charged:
             await charge_request(principal)
         return principal
 
     def _check(self, principal: Principal | None) -> Principal:
         if principal is None:
-            raise _unknown_key()
+            raise _build_unknown_key_problem()
         if self.scope not in principal.scopes:
             raise Problem(
                 403,
@@ -272,15 +272,15 @@ class ApiKeyAuth(HttpAuthBase):
         return principal
 
 
-def principal_of(request: HttpRequest) -> Principal:
+def get_principal(request: HttpRequest) -> Principal:
     """Return the key of an admitted request."""
     principal: Principal = request.auth  # type: ignore[attr-defined]
     return principal
 
 
-def actor_of(request: HttpRequest, reason: str = "") -> Actor:
+def build_api_key_actor(request: HttpRequest, reason: str = "") -> Actor:
     """Return the actor that history and logs name for this request: `api:<key name>`."""
-    return Actor(name=f"api:{principal_of(request).name}", reason=reason)
+    return Actor(name=f"api:{get_principal(request).name}", reason=reason)
 
 
 async def charge_request(principal: Principal) -> None:
@@ -289,8 +289,8 @@ async def charge_request(principal: Principal) -> None:
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
-    budget, limit = _requests_of(principal)
-    await _take(budget, 1, limit, "requests")
+    budget, limit = _get_request_budget(principal)
+    await _consume_budget(budget, 1, limit, "requests")
 
 
 async def charge_events(principal: Principal, count: int) -> None:
@@ -299,8 +299,8 @@ async def charge_events(principal: Principal, count: int) -> None:
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
-    limit = max(SMALLEST_EVENT_LIMIT, _rate(principal) * EVENTS_A_REQUEST)
-    await _take(rates().budget(principal.id, "events"), count, limit, "events")
+    limit = max(SMALLEST_EVENT_LIMIT, _get_request_limit(principal) * EVENTS_A_REQUEST)
+    await _consume_budget(get_rate_limits().budget(principal.id, "events"), count, limit, "events")
 
 
 async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -310,18 +310,18 @@ async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
         Problem: 401. Whatever the database raises is left to the check of the operation.
     """
     given = next((value for name, value in headers if name == b"authorization"), b"")
-    key = _key(given.decode("latin-1"))
-    known, principal = key_ring.recall(key)
+    key = _parse_bearer_key(given.decode("latin-1"))
+    known, principal = api_key_cache.get_cached(key)
     if not known:
         try:
-            principal = await in_door_thread(key_ring.look_up, key)
+            principal = await in_auth_thread(api_key_cache.load_key, key)
         except Exception:  # the check of the operation responds with the right status
             return
     if principal is None:
-        raise _unknown_key()
+        raise _build_unknown_key_problem()
 
 
-def _unknown_key() -> Problem:
+def _build_unknown_key_problem() -> Problem:
     return Problem(
         401,
         "The API key is unknown, revoked or expired.",
@@ -329,7 +329,7 @@ def _unknown_key() -> Problem:
     )
 
 
-def _key(given: str) -> str:
+def _parse_bearer_key(given: str) -> str:
     """Return the key of an `Authorization` header.
 
     Raises:
@@ -341,21 +341,21 @@ def _key(given: str) -> str:
     return str(key.strip())
 
 
-def _requests_of(principal: Principal) -> tuple[Budget, int]:
-    return rates().budget(principal.id, "requests"), _rate(principal)
+def _get_request_budget(principal: Principal) -> tuple[RateBudget, int]:
+    return get_rate_limits().budget(principal.id, "requests"), _get_request_limit(principal)
 
 
-def _rate(principal: Principal) -> int:
+def _get_request_limit(principal: Principal) -> int:
     return principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
 
 
-async def _take(budget: Budget, count: int, limit: int, what: str) -> None:
-    wait = budget.take(count)
+async def _consume_budget(budget: RateBudget, count: int, limit: int, what: str) -> None:
+    wait = budget.consume(count)
     if wait is None:
-        wait = await in_door_thread(budget.lease_and_take, count, limit)
-    _refuse_if(wait, limit, what)
+        wait = await in_auth_thread(budget.lease_and_consume, count, limit)
+    _refuse_over_limit(wait, limit, what)
 
 
-def _refuse_if(wait: float, limit: int, what: str) -> None:
+def _refuse_over_limit(wait: float, limit: int, what: str) -> None:
     if wait:
         raise Problem(429, f"This key may send {limit} {what} a minute.", retry_after=wait)

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.http import parse_header_parameters
 
 from scheduling.api.errors import Problem
-from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode
+from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_strict_json
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
@@ -40,13 +40,13 @@ def parse_event(raw: Any, now: datetime, *, prefix: str = "") -> NewEvent:
     if not isinstance(raw, Mapping):
         raise InvalidInput.of(prefix, "must be an object")
     errors: list[FieldError] = []
-    values = {name: _required(raw, name, length, errors) for name, length in LENGTHS.items()}
+    values = {name: _read_required_text(raw, name, length, errors) for name, length in LENGTHS.items()}
     if raw.get("specversion") != "1.0":
         errors.append(FieldError("specversion", "must be “1.0”"))
-    occurred_at = _time(raw.get("time"), now, errors)
-    data = _data(raw, errors)
-    chat_id = _chat_id(data, errors)
-    _check_others(raw, errors)
+    occurred_at = _parse_event_time(raw.get("time"), now, errors)
+    data = _extract_data(raw, errors)
+    chat_id = _extract_chat_id(data, errors)
+    _check_other_attributes(raw, errors)
     if errors:
         start = f"{prefix}." if prefix else ""
         raise InvalidInput(*(FieldError(f"{start}{each.field}", each.message) for each in errors))
@@ -62,18 +62,18 @@ def parse_event(raw: Any, now: datetime, *, prefix: str = "") -> NewEvent:
     )
 
 
-def _required(raw: Mapping[str, Any], name: str, length: int, errors: list[FieldError]) -> str:
+def _read_required_text(raw: Mapping[str, Any], name: str, length: int, errors: list[FieldError]) -> str:
     value = raw.get(name)
     if value is None:
         errors.append(FieldError(name, "the id of the customer is required" if name == "subject" else "is required"))
-    elif message := _objection(value, length):
+    elif message := _find_text_error(value, length):
         errors.append(FieldError(name, message))
     else:
         return str(value)
     return ""
 
 
-def _objection(value: Any, length: int) -> str:
+def _find_text_error(value: Any, length: int) -> str:
     if not isinstance(value, str):
         return "must be a string"
     if not value.strip():
@@ -85,7 +85,7 @@ def _objection(value: Any, length: int) -> str:
     return ""
 
 
-def _time(value: Any, now: datetime, errors: list[FieldError]) -> datetime | None:
+def _parse_event_time(value: Any, now: datetime, errors: list[FieldError]) -> datetime | None:
     """Parse the time of an event; None if it has none, and the database sets the time of receipt."""
     if value is None:
         return None
@@ -103,7 +103,7 @@ def _time(value: Any, now: datetime, errors: list[FieldError]) -> datetime | Non
     return at
 
 
-def _data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:
+def _extract_data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:
     data = raw.get("data")
     if raw.get("data_base64") is not None:
         errors.append(FieldError("data_base64", "is not supported; send “data” as a JSON object"))
@@ -115,17 +115,17 @@ def _data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:
     return data
 
 
-def _chat_id(data: Mapping[str, Any], errors: list[FieldError]) -> str:
+def _extract_chat_id(data: Mapping[str, Any], errors: list[FieldError]) -> str:
     value = data.get("chat_id")
     if value is None or value == "":
         return ""
-    if message := _objection(value, CHAT_ID_LENGTH):
+    if message := _find_text_error(value, CHAT_ID_LENGTH):
         errors.append(FieldError("data.chat_id", message))
         return ""
     return str(value)
 
 
-def _check_others(raw: Mapping[str, Any], errors: list[FieldError]) -> None:
+def _check_other_attributes(raw: Mapping[str, Any], errors: list[FieldError]) -> None:
     """Check attributes that are not stored: names, types and the content type."""
     for name, value in raw.items():
         if name in LENGTHS or name in ("specversion", "time", "data", "data_base64"):
@@ -134,11 +134,11 @@ def _check_others(raw: Mapping[str, Any], errors: list[FieldError]) -> None:
             errors.append(FieldError(name[:80], "attributes are named with lower-case letters and digits only"))
         elif isinstance(value, dict | list | float):
             errors.append(FieldError(name, "must be a string, an integer or a boolean"))
-        elif name == "datacontenttype" and value is not None and not _is_json(value):
+        elif name == "datacontenttype" and value is not None and not _is_json_media_type(value):
             errors.append(FieldError(name, "must be application/json"))
 
 
-def _is_json(value: Any) -> bool:
+def _is_json_media_type(value: Any) -> bool:
     return isinstance(value, str) and JSON_MEDIA_TYPE.match(value) is not None
 
 
@@ -159,25 +159,25 @@ def read_events(request: HttpRequest, now: datetime) -> list[NewEvent]:
         Problem: the request is unreadable, of another media type or too large.
         InvalidInput: an event is invalid.
     """
-    events = _read(request, now)
+    events = _parse_by_media_type(request, now)
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
     return [each if each.trace_id or not trace_id else replace(each, trace_id=trace_id) for each in events]
 
 
-def _read(request: HttpRequest, now: datetime) -> list[NewEvent]:
-    media_type = _media_type(request)
+def _parse_by_media_type(request: HttpRequest, now: datetime) -> list[NewEvent]:
+    media_type = _read_media_type(request)
     if media_type == BATCH:
-        return _batch(_decode(request.body), now)
+        return _parse_batch(_decode_body(request.body), now)
     if media_type == STRUCTURED:
-        return [parse_event(_decode(request.body), now)]
+        return [parse_event(_decode_body(request.body), now)]
     if "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META:
-        return [parse_event(_binary(request, media_type), now)]
+        return [parse_event(_combine_binary_event(request, media_type), now)]
     if media_type != PLAIN:
-        raise _unsupported()
-    return [parse_event(_decode(request.body), now)]
+        raise _build_media_type_problem()
+    return [parse_event(_decode_body(request.body), now)]
 
 
-def _media_type(request: HttpRequest) -> str:
+def _read_media_type(request: HttpRequest) -> str:
     if request.META.get("HTTP_CONTENT_ENCODING", "identity").strip().lower() not in ("", "identity"):
         raise Problem(415, "A compressed body is not accepted.", headers={"Accept-Encoding": "identity"})
     media_type, parameters = parse_header_parameters(request.META.get("CONTENT_TYPE", ""))
@@ -186,18 +186,18 @@ def _media_type(request: HttpRequest) -> str:
     return str(media_type)
 
 
-def _unsupported() -> Problem:
+def _build_media_type_problem() -> Problem:
     return Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
 
 
-def _decode(body: bytes) -> Any:
+def _decode_body(body: bytes) -> Any:
     try:
-        return decode(body)
+        return decode_strict_json(body)
     except NotJson as error:
         raise Problem(400, str(error)) from error
 
 
-def _batch(raw: Any, now: datetime) -> list[NewEvent]:
+def _parse_batch(raw: Any, now: datetime) -> list[NewEvent]:
     if not isinstance(raw, list):
         raise InvalidInput.of("", "a batch must be an array of events")
     if not raw:
@@ -218,7 +218,7 @@ def _batch(raw: Any, now: datetime) -> list[NewEvent]:
     return events
 
 
-def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
+def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, Any]:
     """Combine the attributes of the headers and the data of the body to one event.
 
     Without a `Content-Type` the data is JSON: the official SDKs send none by default.
@@ -226,12 +226,12 @@ def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
     if media_type and media_type != PLAIN and not media_type.endswith("+json"):
         raise Problem(415, "The data must be application/json.")
     raw: dict[str, Any] = {}
-    errors: list[FieldError] = _repeated(request)
+    errors: list[FieldError] = _find_repeated_headers(request)
     for name, value in request.META.items():
         if name.startswith("HTTP_CE_"):
             attribute = name.removeprefix("HTTP_CE_").lower()
             try:
-                raw[attribute] = _header_value(value)
+                raw[attribute] = _decode_header_value(value)
             except UnicodeDecodeError:
                 errors.append(FieldError(attribute, "is not percent-encoded UTF-8"))
     if errors:
@@ -239,20 +239,20 @@ def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
     for misplaced in {"data", "data_base64"} & raw.keys():
         raise InvalidInput.of(misplaced, "belongs in the body")
     if request.body.strip():
-        raw["data"] = _read_data(request.body)
+        raw["data"] = _decode_binary_data(request.body)
     return raw
 
 
-def _read_data(body: bytes) -> Any:
+def _decode_binary_data(body: bytes) -> Any:
     try:
-        return _decode(body)
+        return _decode_body(body)
     except InvalidInput as error:
         raise InvalidInput(
             *(FieldError(f"data.{each.field}" if each.field else "data", each.message) for each in error.errors)
         ) from error
 
 
-def _repeated(request: HttpRequest) -> list[FieldError]:
+def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:
     """Return an error for each header that was sent twice.
 
     Joined by a comma they would form an event that the client did not mean.
@@ -265,7 +265,7 @@ def _repeated(request: HttpRequest) -> list[FieldError]:
     ]
 
 
-def _header_value(value: str) -> str:
+def _decode_header_value(value: str) -> str:
     """Decode a header by the binding: unquote, then percent-decode.
 
     Django decodes headers as Latin-1; the bytes may be UTF-8.

@@ -30,32 +30,32 @@ ADDRESSES = 20
 
 
 @cache
-def _timezones() -> frozenset[str]:
+def _list_timezones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _clean(text: str) -> str:
+def _check_characters(text: str) -> str:
     if found := FORBIDDEN.search(text):
         raise ValueError(f"contains U+{ord(found[0]):04X}")
     return text
 
 
-def _timezone(name: str) -> str:
-    if name and name not in _timezones():
+def _check_timezone(name: str) -> str:
+    if name and name not in _list_timezones():
         raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
     return name
 
 
-UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_clean)]
-AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_clean)]
-Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_clean)]
+UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
+AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_check_characters)]
+Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_characters)]
 
 
 class CustomerIn(Request):
-    level: Annotated[str, Field(max_length=40), AfterValidator(_clean)] = ""
-    name: Annotated[str, Field(max_length=200), AfterValidator(_clean)] = ""
-    locale: Annotated[str, Field(max_length=20), AfterValidator(_clean)] = ""
-    timezone: Annotated[str, Field(max_length=60), AfterValidator(_timezone)] = ""
+    level: Annotated[str, Field(max_length=40), AfterValidator(_check_characters)] = ""
+    name: Annotated[str, Field(max_length=200), AfterValidator(_check_characters)] = ""
+    locale: Annotated[str, Field(max_length=20), AfterValidator(_check_characters)] = ""
+    timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
     opted_out: bool = False
     addresses: Annotated[dict[AddressKind, Address], Field(max_length=ADDRESSES)] = {}
 
@@ -79,7 +79,7 @@ def put_customer(request: HttpRequest, user_id: Path[UserId], customer: Customer
     if "email" in changes.get("addresses", {}):
         _check_email(changes["addresses"]["email"])
     with sql.brief_lock_waits():
-        return _told(commands.put_customer(user_id, changes))
+        return _serialize_customer(commands.update_customer(user_id, changes))
 
 
 @router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
@@ -88,7 +88,7 @@ def get_customer(request: HttpRequest, user_id: Path[UserId]) -> dict[str, Any]:
     row = Customer.objects.filter(user_id=user_id).first()
     if row is None:
         raise NotFound(f"There is no customer {user_id}.")
-    return _told(row)
+    return _serialize_customer(row)
 
 
 def _check_email(address: str) -> None:
@@ -98,5 +98,5 @@ def _check_email(address: str) -> None:
         raise InvalidInput.of("addresses.email", "is not an e-mail address") from error
 
 
-def _told(row: Customer) -> dict[str, Any]:
+def _serialize_customer(row: Customer) -> dict[str, Any]:
     return {name: getattr(row, name) for name in SAME}

@@ -62,27 +62,29 @@ def problem_response(
     return HttpResponse(json.dumps(body), content_type=MEDIA_TYPE, status=status, headers=dict(headers or {}))
 
 
-def unavailable(detail: str = "The database cannot be reached. Nothing is lost by sending it again.") -> Problem:
+def build_unavailable_problem(
+    detail: str = "The database cannot be reached. Nothing is lost by sending it again.",
+) -> Problem:
     """Return a 503 problem with `Retry-After`."""
     return Problem(503, detail, retry_after=RETRY_AFTER)
 
 
-def answer_with_problems(api: NinjaAPI) -> None:
+def register_problem_handlers(api: NinjaAPI) -> None:
     """Register the problem response for every exception of `api`."""
-    api.add_exception_handler(Exception, _answer)
+    api.add_exception_handler(Exception, _handle_exception)
     for known in (AftertouchError, ValidationError, AuthenticationError, HttpError, Http404):
-        api.add_exception_handler(known, _answer)
+        api.add_exception_handler(known, _handle_exception)
 
 
-def _answer(request: HttpRequest, error: Exception | type[Exception]) -> HttpResponse:
-    problem = _problem_of(error) if isinstance(error, Exception) else None
+def _handle_exception(request: HttpRequest, error: Exception | type[Exception]) -> HttpResponse:
+    problem = _convert_exception(error) if isinstance(error, Exception) else None
     if problem is None:
         log.exception("request_failed", path=request.path, exc_info=error)
         problem = Problem(500, "Something went wrong here. It has been logged.")
     return problem.response()
 
 
-def _problem_of(error: BaseException) -> Problem | None:
+def _convert_exception(error: BaseException) -> Problem | None:
     match error:
         case Problem():
             return error
@@ -95,10 +97,10 @@ def _problem_of(error: BaseException) -> Problem | None:
         case Conflict():
             return Problem(409, str(error))
         case ValidationError():
-            return _of_validation(error)
+            return _convert_validation_error(error)
         case AuthenticationError():
             return Problem(401, "An API key is required.", headers={"WWW-Authenticate": 'Bearer realm="aftertouch"'})
-        case HttpError() if error.__cause__ is not None and (cause := _problem_of(error.__cause__)):
+        case HttpError() if error.__cause__ is not None and (cause := _convert_exception(error.__cause__)):
             return cause  # ninja wraps what the parser raised
         case HttpError():
             return Problem(error.status_code, str(error))
@@ -109,16 +111,16 @@ def _problem_of(error: BaseException) -> Problem | None:
             return Problem(503, "Another transaction holds this row. Nothing is changed; send it again.", retry_after=0)
         case OperationalError() | InterfaceError():
             log.warning("database_unavailable", error=str(error))
-            return unavailable()
+            return build_unavailable_problem()
     return None
 
 
-def _of_validation(error: ValidationError) -> Problem:
+def _convert_validation_error(error: ValidationError) -> Problem:
     """Convert a validation error of ninja. Field names omit the view's argument, which clients do not know."""
-    return Problem(422, "The input does not fit.", *(_field_error(each) for each in error.errors))
+    return Problem(422, "The input does not fit.", *(_convert_field_error(each) for each in error.errors))
 
 
-def _field_error(raw: Mapping[str, Any]) -> FieldError:
+def _convert_field_error(raw: Mapping[str, Any]) -> FieldError:
     location = [str(part) for part in raw.get("loc", ())]
     if location[:1] == ["body"]:
         # The argument's name is internal. For an array it names the content: `sessions.1.user_id`.

@@ -11,15 +11,15 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
+from scheduling.api.auth import ApiKeyAuth, charge_events, get_principal
 from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
-from scheduling.api.errors import RETRY_AFTER, Problem, unavailable
+from scheduling.api.errors import RETRY_AFTER, Problem, build_unavailable_problem
 from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
 from scheduling.planning import request_metrics
-from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit
+from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
 from scheduling.planning.ingest import NewEvent, Receipt
 
-ANSWER_WITHIN = 10  #: seconds
+RESPONSE_TIMEOUT = 10  #: seconds
 
 router = Router(tags=["events"])
 
@@ -43,21 +43,23 @@ async def post_events(request: HttpRequest) -> HttpResponse:
     touches. A batch is stored completely or not at all.
     """
     events = read_events(request, datetime.now(UTC))
-    await charge_events(principal_of(request), len(events))
-    receipts = await _store(events)
-    return HttpResponse(_answer(events, receipts), content_type=PLAIN, status=202)
+    await charge_events(get_principal(request), len(events))
+    receipts = await _submit_events(events)
+    return HttpResponse(_format_receipts(events, receipts), content_type=PLAIN, status=202)
 
 
-async def _store(events: Sequence[NewEvent]) -> list[Receipt]:
+async def _submit_events(events: Sequence[NewEvent]) -> list[Receipt]:
     try:
-        return await asyncio.wait_for(submit(events), ANSWER_WITHIN)
-    except (DatabaseUnavailable, Overloaded) as error:
+        return await asyncio.wait_for(submit(events), RESPONSE_TIMEOUT)
+    except (DatabaseUnavailable, IngestOverloaded) as error:
         raise Problem(503, str(error), retry_after=RETRY_AFTER) from error
     except TimeoutError as error:
-        raise unavailable("The database is slow, the events may or may not be stored. Send them again.") from error
+        raise build_unavailable_problem(
+            "The database is slow, the events may or may not be stored. Send them again."
+        ) from error
 
 
-def _answer(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
+def _format_receipts(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
     rows: list[dict[str, Any]] = [
         {
             "source": event.source,

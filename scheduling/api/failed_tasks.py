@@ -9,13 +9,13 @@ from django.http import HttpRequest
 from ninja import Query, Router
 
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, actor_of
-from scheduling.api.pagination import Page, page_of, reading
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
+from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks, queries
-from scheduling.operations.queries import failed_named
+from scheduling.operations.queries import filter_failed_by_term
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
@@ -38,9 +38,9 @@ class FailedTaskFilters(Page):
 def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -> dict[str, Any]:
     """List failed tasks, newest first. `q` is a full id (of the task, its event, trace, user, shop or chat), or words
     of the detail among the latest 50,000. A list that takes too long returns 503."""
-    with reading():
-        rows = queries.failed_tasks_page(
-            failed_named(filters.q),
+    with limit_list_time():
+        rows = queries.query_failed_tasks(
+            filter_failed_by_term(filters.q),
             state=filters.state or "",
             reason=filters.reason,
             fingerprint=filters.fingerprint,
@@ -49,7 +49,7 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        return page_of([_told(row) for row in rows], [row.id for row in rows], filters.limit)
+        return build_page([_serialize_failed_task(row) for row in rows], [row.id for row in rows], filters.limit)
 
 
 @router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
@@ -59,37 +59,37 @@ def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any
     if wish.as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     with sql.brief_lock_waits():
-        failed_tasks.retry(failed_id, actor_of(request, wish.reason), as_new=wish.as_new)
-    return _find(failed_id)
+        failed_tasks.retry_failed_task(failed_id, build_api_key_actor(request, wish.reason), as_new=wish.as_new)
+    return _read_failed_task(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/resolve", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str, Any]:
     """Record whether a task with an unknown outcome was delivered."""
     with sql.brief_lock_waits():
-        failed_tasks.resolve(failed_id, actor_of(request, wish.reason), delivered=wish.delivered)
-    return _find(failed_id)
+        failed_tasks.resolve_failed_task(failed_id, build_api_key_actor(request, wish.reason), delivered=wish.delivered)
+    return _read_failed_task(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/ignore", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """Ignore a failed task. A retry stays possible."""
     with sql.brief_lock_waits():
-        failed_tasks.ignore(failed_id, actor_of(request, wish.reason))
-    return _find(failed_id)
+        failed_tasks.ignore_failed_task(failed_id, build_api_key_actor(request, wish.reason))
+    return _read_failed_task(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/archive", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """Archive a failed task. This is final."""
     with sql.brief_lock_waits():
-        failed_tasks.archive(failed_id, actor_of(request, wish.reason))
-    return _find(failed_id)
+        failed_tasks.archive_failed_task(failed_id, build_api_key_actor(request, wish.reason))
+    return _read_failed_task(failed_id)
 
 
-def _find(failed_id: UUID) -> dict[str, Any]:
-    return _told(FailedTask.objects.get(pk=failed_id))
+def _read_failed_task(failed_id: UUID) -> dict[str, Any]:
+    return _serialize_failed_task(FailedTask.objects.get(pk=failed_id))
 
 
-def _told(row: FailedTask) -> dict[str, Any]:
+def _serialize_failed_task(row: FailedTask) -> dict[str, Any]:
     return {name: getattr(row, name) for name in SAME} | {"delivery_key": row.root_id, "actor": row.actor_name}

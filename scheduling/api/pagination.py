@@ -18,12 +18,12 @@ from scheduling.api.errors import Problem
 from scheduling.api.schemas import Text
 from scheduling.errors import InvalidInput
 
-PATIENCE = "5s"  #: limit of one statement of a list
-COME_BACK = 30  #: seconds of `Retry-After` for a list that took too long
+LIST_TIMEOUT = "5s"  #: limit of one statement of a list
+LIST_RETRY_AFTER = 30  #: seconds of `Retry-After` for a list that took too long
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def limit_list_time() -> Iterator[None]:
     """Limit the time of a list's statements.
 
     A filter that matches few rows reads the whole table, which may take minutes. Repeated requests would occupy all
@@ -33,13 +33,13 @@ def reading() -> Iterator[None]:
         Problem: 503 if a statement exceeds its limit.
     """
     try:
-        with sql.within(PATIENCE):
+        with sql.limit_statement_time(LIST_TIMEOUT):
             yield
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
         detail = "This list takes too long to read. Ask for less: a user, an event, one more filter."
-        raise Problem(503, detail, retry_after=COME_BACK) from error
+        raise Problem(503, detail, retry_after=LIST_RETRY_AFTER) from error
 
 
 class Page(Schema):
@@ -60,7 +60,7 @@ class Page(Schema):
             raise InvalidInput.of("cursor", "is not one that a list has given out") from error
 
 
-def page_of(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID | None = None) -> dict[str, Any]:
+def build_page(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID | None = None) -> dict[str, Any]:
     """Build a page from up to `limit` + 1 items.
 
     There is a next page if there is one item more than `limit`, or if `last` is set. `last` is the id up to which a
@@ -68,8 +68,8 @@ def page_of(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID | 
     """
     if len(items) > limit:
         last = ids[limit - 1]
-    return {"items": list(items[:limit]), "next": _cursor(last) if last else None}
+    return {"items": list(items[:limit]), "next": _encode_cursor(last) if last else None}
 
 
-def _cursor(last: UUID) -> str:
+def _encode_cursor(last: UUID) -> str:
     return base64.urlsafe_b64encode(last.bytes).decode().rstrip("=")

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Router
 
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, actor_of
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.schemas import PauseIn, PauseOut, ProblemOut, ResumeIn, ResumeOut
 from scheduling.operations import commands
 
@@ -19,9 +19,9 @@ PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 @router.post("/pause", response={200: PauseOut, PROBLEMS: ProblemOut})
 def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
     """Pause touches of a scope: “all”, “channel:<key>” or “node:<key>”. Idempotent."""
-    reason = f"{actor_of(request).name}: {wish.reason}" if wish.reason else actor_of(request).name
+    reason = f"{build_api_key_actor(request).name}: {wish.reason}" if wish.reason else build_api_key_actor(request).name
     with sql.brief_lock_waits():
-        row = commands.pause(wish.scope, reason=reason)
+        row = commands.pause_scope(wish.scope, reason=reason)
     return {"scope": row.scope, "reason": row.reason, "paused_at": row.paused_at}
 
 
@@ -29,5 +29,5 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
 def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
     """End a pause. The paused touches are spread over the next minutes."""
     with sql.brief_lock_waits():
-        commands.resume(wish.scope)
+        commands.resume_scope(wish.scope)
     return {"scope": wish.scope, "resumed": True}

@@ -9,17 +9,17 @@ from uuid import UUID
 from ninja import Field, Schema
 from pydantic import AfterValidator, ConfigDict
 
-from scheduling.api.strict_json import unstorable
+from scheduling.api.strict_json import find_unstorable_text
 
 
-def _storable(text: str) -> str:
-    if odd := unstorable(text):
+def _check_storable(text: str) -> str:
+    if odd := find_unstorable_text(text):
         raise ValueError(odd)
     return text
 
 
-Text = Annotated[str, Field(max_length=255), AfterValidator(_storable)]
-Reason = Annotated[str, Field(max_length=500), AfterValidator(_storable)]
+Text = Annotated[str, Field(max_length=255), AfterValidator(_check_storable)]
+Reason = Annotated[str, Field(max_length=500), AfterValidator(_check_storable)]
 
 
 class Request(Schema):
@@ -154,7 +154,7 @@ class PreviewOut(Schema):
 
 class PauseIn(Request):
     scope: Text
-    reason: Annotated[str, Field(max_length=200), AfterValidator(_storable)] = ""
+    reason: Annotated[str, Field(max_length=200), AfterValidator(_check_storable)] = ""
 
 
 class PauseOut(Schema):

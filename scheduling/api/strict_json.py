@@ -27,54 +27,54 @@ class NotJson(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Odd:
+class _InvalidJsonValue:
     """Marks a place in the tree whose value is not JSON or cannot be stored."""
 
     message: str
 
 
-class _Document:
+class _JsonDocument:
     """One parse, and whether it found an invalid value."""
 
     def __init__(self) -> None:
-        self.is_odd = False
+        self.has_invalid_value = False
 
     def members(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            self.is_odd = True
+            self.has_invalid_value = True
             seen: set[str] = set()
             for name, _ in pairs:
                 if name in seen:
-                    found[name] = _Odd("is given twice")
+                    found[name] = _InvalidJsonValue("is given twice")
                 seen.add(name)
         return found
 
-    def integer(self, text: str) -> int | _Odd:
+    def integer(self, text: str) -> int | _InvalidJsonValue:
         if len(text) <= 20 and SMALLEST <= (value := int(text)) <= LARGEST:
             return value
-        return self._odd("is a number beyond 64 bits; send it as a string")
+        return self._mark_invalid("is a number beyond 64 bits; send it as a string")
 
-    def real(self, text: str) -> float | _Odd:
+    def real(self, text: str) -> float | _InvalidJsonValue:
         value = float(text)
-        return value if math.isfinite(value) else self._odd("is a number too large; send it as a string")
+        return value if math.isfinite(value) else self._mark_invalid("is a number too large; send it as a string")
 
-    def constant(self, text: str) -> _Odd:
-        return self._odd(f"{text} is not a JSON number")
+    def constant(self, text: str) -> _InvalidJsonValue:
+        return self._mark_invalid(f"{text} is not a JSON number")
 
-    def _odd(self, message: str) -> _Odd:
-        self.is_odd = True
-        return _Odd(message)
+    def _mark_invalid(self, message: str) -> _InvalidJsonValue:
+        self.has_invalid_value = True
+        return _InvalidJsonValue(message)
 
 
-def decode(body: bytes) -> Any:
+def decode_strict_json(body: bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
         NotJson: the text is not UTF-8 or not JSON.
         InvalidInput: values that cannot be stored, each with its place; at most `ERRORS_SHOWN`.
     """
-    document = _Document()
+    document = _JsonDocument()
     decoder = json.JSONDecoder(
         object_pairs_hook=document.members,
         parse_int=document.integer,
@@ -89,26 +89,26 @@ def decode(body: bytes) -> Any:
         raise NotJson(f"The body is nested deeper than {DEPTH_LIMIT} levels.") from error
     except json.JSONDecodeError as error:
         raise NotJson(f"The body is not JSON: {error}.") from error
-    if document.is_odd or b"\\u" in body or body.count(b"{") + body.count(b"[") > DEPTH_LIMIT:
-        _refuse(_oddities(value))
+    if document.has_invalid_value or b"\\u" in body or body.count(b"{") + body.count(b"[") > DEPTH_LIMIT:
+        _raise_invalid_values(_find_invalid_values(value))
     return value
 
 
-def _refuse(found: Iterator[FieldError]) -> None:
+def _raise_invalid_values(found: Iterator[FieldError]) -> None:
     errors = [error for error, _ in zip(found, range(ERRORS_SHOWN), strict=False)]
     if errors:
         raise InvalidInput(*errors)
 
 
-def _oddities(value: Any) -> Iterator[FieldError]:
+def _find_invalid_values(value: Any) -> Iterator[FieldError]:
     """Yield all invalid values in document order. Iterative, because the depth is what is checked."""
     waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
     while waiting:
         node, path, depth = waiting.pop()
-        if isinstance(node, _Odd):
+        if isinstance(node, _InvalidJsonValue):
             yield FieldError(path, node.message)
         elif isinstance(node, str):
-            if odd := unstorable(node):
+            if odd := find_unstorable_text(node):
                 yield FieldError(path, odd)
         elif isinstance(node, dict | list):
             if depth >= DEPTH_LIMIT:
@@ -116,14 +116,16 @@ def _oddities(value: Any) -> Iterator[FieldError]:
                 continue
             if isinstance(node, dict):
                 for name in node:
-                    if odd := unstorable(name):
-                        yield FieldError(_member(path, name), f"its name {odd}")
-                waiting.extend((child, _member(path, name), depth + 1) for name, child in reversed(node.items()))
+                    if odd := find_unstorable_text(name):
+                        yield FieldError(_join_member_path(path, name), f"its name {odd}")
+                waiting.extend(
+                    (child, _join_member_path(path, name), depth + 1) for name, child in reversed(node.items())
+                )
             else:
                 waiting.extend((node[at], f"{path}[{at}]", depth + 1) for at in range(len(node) - 1, -1, -1))
 
 
-def unstorable(text: str) -> str:
+def find_unstorable_text(text: str) -> str:
     """Return why PostgreSQL refuses this text, or ""."""
     found = UNSTORABLE.search(text)
     if not found:
@@ -131,5 +133,5 @@ def unstorable(text: str) -> str:
     return "contains U+0000" if found[0] == "\0" else "contains half a surrogate pair"
 
 
-def _member(path: str, name: str) -> str:
+def _join_member_path(path: str, name: str) -> str:
     return (f"{path}.{name}" if path else name)[:PATH_SHOWN]

@@ -19,31 +19,31 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 8
-DOOR_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
+AUTH_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
-_door = ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="api-door")
+_auth_threads = ThreadPoolExecutor(AUTH_THREADS, thread_name_prefix="api-door")
 
 
 async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` in a thread that may use the ORM. Cancelling the wait does not stop the function."""
-    return await _in(_threads, partial(function, *args, **kwargs))
+    return await _run_in_pool(_threads, partial(function, *args, **kwargs))
 
 
-async def in_door_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def in_auth_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` in the threads for authentication.
 
     Events use no other threads, so they must not wait for reading requests.
     """
-    return await _in(_door, partial(function, *args, **kwargs))
+    return await _run_in_pool(_auth_threads, partial(function, *args, **kwargs))
 
 
-async def _in(pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
+async def _run_in_pool(pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(pool, context.run, partial(_with_connection, call))
+    return await asyncio.get_running_loop().run_in_executor(pool, context.run, partial(_call_with_connection, call))
 
 
-def _with_connection(call: Callable[[], R]) -> R:
+def _call_with_connection(call: Callable[[], R]) -> R:
     reset_queries()
     close_old_connections()
     try:

@@ -11,15 +11,15 @@ from django.http import HttpRequest
 from ninja import Query, Router
 
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, actor_of
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.cloudevents import read_events
 from scheduling.api.events import EVENT_BODY
-from scheduling.api.pagination import Page, page_of, reading
+from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import PreviewOut, ProblemOut, Text, TouchesOut, TouchOut
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Touch, TouchState, Verdict
 from scheduling.operations import commands, queries
-from scheduling.operations.preview import Foreseen, foresee
+from scheduling.operations.preview import PreviewedTouch, preview_event
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
@@ -46,8 +46,8 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
     A search by `node` or by `source` alone reads 100,000 touches per page. Such a page may have fewer items than
     `limit`, or none, and still a `next`. The list ends where `next` is null. A page that takes too long returns 503:
     filter by a user or an event then."""
-    with reading():
-        rows, last = queries.touches_page(
+    with limit_list_time():
+        rows, last = queries.query_touches(
             user=filters.user,
             event=filters.event,
             source=filters.source,
@@ -56,21 +56,21 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        return page_of(_told(rows), [row.task_id for row in rows], filters.limit, last)
+        return build_page(_serialize_touches(rows), [row.task_id for row in rows], filters.limit, last)
 
 
 @router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
 def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Return one touch with its latest 50 verdicts and all attempts."""
-    return _find(task_id)
+    return _read_touch(task_id)
 
 
 @router.post("/touches/{task_id}/cancel", response={200: TouchOut, PROBLEMS: ProblemOut})
 def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Cancel a touch. 409 if it is marked as sending or has ended."""
     with sql.brief_lock_waits():
-        commands.cancel_touch(task_id, actor=actor_of(request).name)
-    return _find(task_id)
+        commands.cancel_one_touch(task_id, actor=build_api_key_actor(request).name)
+    return _read_touch(task_id)
 
 
 @router.post("/preview", response={200: PreviewOut, PROBLEMS: ProblemOut}, openapi_extra=EVENT_BODY)
@@ -79,18 +79,18 @@ def preview(request: HttpRequest) -> dict[str, Any]:
     events = read_events(request, datetime.now(UTC))
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
-    return {"items": [_foreseen(each) for each in foresee(events[0])]}
+    return {"items": [_serialize_preview(each) for each in preview_event(events[0])]}
 
 
-def _find(task_id: UUID) -> dict[str, Any]:
-    row = queries.touch(task_id)
+def _read_touch(task_id: UUID) -> dict[str, Any]:
+    row = queries.find_touch(task_id)
     if row is None:
         raise NotFound(f"There is no touch {task_id}.")
-    return _told([row])[0]
+    return _serialize_touches([row])[0]
 
 
-def _told(rows: Sequence[Touch]) -> list[dict[str, Any]]:
-    again = queries.retried_as([row.task_id for row in rows])
+def _serialize_touches(rows: Sequence[Touch]) -> list[dict[str, Any]]:
+    again = queries.find_republished([row.task_id for row in rows])
     return [
         {name: getattr(row, name) for name in SAME}
         | {
@@ -104,19 +104,19 @@ def _told(rows: Sequence[Touch]) -> list[dict[str, Any]]:
             },
             "node": row.node.key,
             "user_id": row.customer.user_id,
-            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in _verdicts(row)],
+            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in _list_verdicts(row)],
             "attempts": [{name: getattr(each, name) for name in ATTEMPT} for each in row.attempts.all()],
         }
         for row in rows
     ]
 
 
-def _verdicts(row: Touch) -> list[Verdict]:
+def _list_verdicts(row: Touch) -> list[Verdict]:
     latest_first: list[Verdict] = row.latest_verdicts  # type: ignore[attr-defined]
     return latest_first[::-1]
 
 
-def _foreseen(each: Foreseen) -> dict[str, Any]:
+def _serialize_preview(each: PreviewedTouch) -> dict[str, Any]:
     return {
         "node": each.node.key,
         "channel": each.node.channel.key,

@@ -156,7 +156,7 @@ class Failure(Exception):
         raise NotImplementedError
 
 
-class Refused(Failure):
+class DestinationRefused(Failure):
     """Not sent, and a retry cannot help: the URL is unusable or leads to an address that is not public."""
 
     def outcome(self) -> Permanent:

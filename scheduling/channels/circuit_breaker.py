@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from scheduling.channels.base import Outcome, Transient, Unknown
 
-DEAD = frozenset({"dns", "connect", "connect_timeout", "tls", "timeout"})
+DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "tls", "timeout"})
 
 
-def is_dead(outcome: Outcome) -> bool:
+def is_receiver_dead(outcome: Outcome) -> bool:
     """Return whether an outcome indicates that no receiver answers.
 
     Any answer, also an error, shows a live receiver.
     """
-    return isinstance(outcome, (Transient, Unknown)) and outcome.reason in DEAD
+    return isinstance(outcome, (Transient, Unknown)) and outcome.reason in DEAD_REASONS
 
 
 @dataclass(slots=True)
-class _Row:
+class _TargetState:
     rest: float  #: seconds after the next failure
     failures: int = 0  #: in a row
     shut_until: float = 0.0  #: seconds on the caller's clock
-    probing: bool = False
+    on_trial: bool = False
 
 
 class Breaker:
@@ -42,7 +42,7 @@ class Breaker:
         self._rest = rest
         self._longest = longest  # alerts use the same horizon for waiting touches
         self._remember = remember  # targets; the one with the oldest last failure is dropped first
-        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self._rows: OrderedDict[str, _TargetState] = OrderedDict()
 
     def admit(self, target_key: str, now: float) -> float:
         """Return 0 if an attempt may start now, else the seconds to wait.
@@ -55,24 +55,24 @@ class Breaker:
         if now < row.shut_until:
             return row.shut_until - now
         row.shut_until = now + self._rest
-        row.probing = True
+        row.on_trial = True
         return 0.0
 
     def record(self, target_key: str, outcome: Outcome, now: float) -> None:
         """Count a failure, or reset the target's failures after any answer."""
-        if not is_dead(outcome):
+        if not is_receiver_dead(outcome):
             self._rows.pop(target_key, None)
             return
-        row = self._rows.setdefault(target_key, _Row(self._rest))
+        row = self._rows.setdefault(target_key, _TargetState(self._rest))
         self._rows.move_to_end(target_key)
         row.failures += 1
-        if row.probing:  # failures of calls that were already in flight add no information
-            row.rest, row.probing = min(row.rest * 2, self._longest), False
+        if row.on_trial:  # failures of calls that were already in flight add no information
+            row.rest, row.on_trial = min(row.rest * 2, self._longest), False
         row.shut_until = now + row.rest
         if len(self._rows) > self._remember:
             self._rows.popitem(last=False)
 
-    def shut(self, now: float) -> dict[str, float]:
+    def resting_targets(self, now: float) -> dict[str, float]:
         """Return the resting targets with their remaining seconds, for metrics and the dashboard."""
         return {
             key: row.shut_until - now

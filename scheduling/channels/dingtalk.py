@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip, encode
+from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request
 TITLE_LENGTH = 32  # characters; shown in the notification of a markdown message
-MUTED = timedelta(minutes=10)
-CLOCK_IS_OFF = Refusal("签名时间戳无效，请校准服务器时间", timedelta(minutes=1))
+THROTTLED_FOR = timedelta(minutes=10)
+WRONG_CLOCK = Refusal("签名时间戳无效，请校准服务器时间", timedelta(minutes=1))
 
 
 class DingTalk(Robot):
@@ -36,7 +36,7 @@ class DingTalk(Robot):
         40035: Refusal("缺少参数或不是合法的 JSON"),
         43004: Refusal("请求头 Content-Type 不正确"),
         90030: Refusal("机器人调用次数已达上限", timedelta(hours=1)),
-        130101: Refusal("发送过于频繁：每个机器人每分钟最多 20 条，已被限流 10 分钟", MUTED),
+        130101: Refusal("发送过于频繁：每个机器人每分钟最多 20 条，已被限流 10 分钟", THROTTLED_FOR),
         300001: Refusal("access_token 不存在", gone=True),
         300005: Refusal("access_token 不存在", gone=True),
         310000: Refusal("安全设置校验未通过：请检查关键词、加签密钥与 IP 白名单"),
@@ -45,7 +45,7 @@ class DingTalk(Robot):
         400102: Refusal("机器人已停用，请联系管理员启用"),
         400105: Refusal("不支持的消息类型"),
         400106: Refusal("机器人不存在，请确认机器人是否在群中", gone=True),
-        410100: Refusal("发送过于频繁：每个机器人每分钟最多 20 条，已被限流 10 分钟", MUTED),
+        410100: Refusal("发送过于频繁：每个机器人每分钟最多 20 条，已被限流 10 分钟", THROTTLED_FOR),
         430101: Refusal("消息含有不安全的外链"),
         430102: Refusal("消息含有不合适的文本"),
         430103: Refusal("消息含有不合适的图片"),
@@ -55,8 +55,8 @@ class DingTalk(Robot):
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
         url, secret = str(message.target["url"]), str(message.target.get("secret") or "")
         title = " ".join((message.subject or message.body).split())[:TITLE_LENGTH] or "…"
-        body = clip(message.body, LIMIT, lambda text: len(encode(self._document(title, text))))
-        return (signed(url, secret, now) if secret else url), self._document(title, body)
+        body = clip_text(message.body, LIMIT, lambda text: len(encode_json(self._document(title, text))))
+        return (sign_url(url, secret, now) if secret else url), self._document(title, body)
 
     def _document(self, title: str, body: str) -> dict[str, Any]:
         if self.format == MARKDOWN:
@@ -66,11 +66,11 @@ class DingTalk(Robot):
     def refusal(self, code: int, said: str) -> Refusal | None:
         # One code covers four causes; only a wrong clock can resolve without an operator.
         if code == 310000 and "timestamp" in said.lower():
-            return CLOCK_IS_OFF
+            return WRONG_CLOCK
         return super().refusal(code, said)
 
 
-def signed(url: str, secret: str, now: datetime) -> str:
+def sign_url(url: str, secret: str, now: datetime) -> str:
     """Return the URL with `timestamp` (ms) and `sign`, percent-encoded exactly once: %252F is a wrong signature."""
     timestamp = str(int(now.timestamp() * 1000))
     digest = hmac.digest(secret.encode(), f"{timestamp}\n{secret}".encode(), "sha256")

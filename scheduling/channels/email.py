@@ -29,7 +29,7 @@ from django.utils.crypto import salted_hmac
 
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.smtp import AT_ONCE, Relay, converse, mail_threads, parse_relay
+from scheduling.channels.smtp import AT_ONCE, Relay, deliver_mail, mail_threads, parse_relay
 
 SALT = "unsubscribe"
 
@@ -40,7 +40,7 @@ def make_token(user_id: str) -> str:
     Mail is forwarded and logged, so the token hides the id. It never expires: the link in an old mail keeps working.
     Reading needs its key in `SECRET_KEY` or `SECRET_KEY_FALLBACKS`.
     """
-    return _cipher().encrypt(user_id.encode()).decode().rstrip("=")
+    return _token_cipher().encrypt(user_id.encode()).decode().rstrip("=")
 
 
 def read_token(token: str) -> str:
@@ -50,17 +50,17 @@ def read_token(token: str) -> str:
         BadSignature: `make_token` did not make it, or its key is gone.
     """
     try:
-        return _cipher().decrypt(token + "=" * (-len(token) % 4)).decode()
+        return _token_cipher().decrypt(token + "=" * (-len(token) % 4)).decode()
     except (InvalidToken, ValueError) as error:
         raise BadSignature("not a token") from error
 
 
-def _cipher() -> MultiFernet:
-    return _cipher_of((settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS))
+def _token_cipher() -> MultiFernet:
+    return _token_cipher_for((settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS))
 
 
 @lru_cache(maxsize=4)
-def _cipher_of(keys: tuple[str, ...]) -> MultiFernet:
+def _token_cipher_for(keys: tuple[str, ...]) -> MultiFernet:
     """Derive keys for this purpose only from the site's keys."""
     derived = [salted_hmac(SALT, "", secret=key, algorithm="sha256").digest() for key in keys]
     return MultiFernet([Fernet(urlsafe_b64encode(key)) for key in derived])
@@ -95,15 +95,15 @@ class Email:
     at_once: ClassVar[int] = AT_ONCE
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        options.only(config, {"from", "reply_to", "url"})
-        self._from = options.text(config, "from") or settings.DEFAULT_FROM_EMAIL
-        self._reply_to = options.text(config, "reply_to")
+        options.check_known_keys(config, {"from", "reply_to", "url"})
+        self._from = options.read_text(config, "from") or settings.DEFAULT_FROM_EMAIL
+        self._reply_to = options.read_text(config, "reply_to")
         _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
-        own = options.text(config, "url")
-        self._relay = _relay(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
-        self._timeout = options.positive(timeout)
+        own = options.read_text(config, "url")
+        self._relay = _parse_relay_setting(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
+        self._timeout = options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
@@ -112,8 +112,8 @@ class Email:
         Raises:
             ValueError: "address: what is wrong".
         """
-        options.only(target, {"address"})
-        _check_address(options.text(target, "address"), "address")
+        options.check_known_keys(target, {"address"})
+        _check_address(options.read_text(target, "address"), "address")
 
     def target_key(self, message: Message) -> str:
         """Return the relay: it can be slow or dead. The mailbox behind it is not visible."""
@@ -130,11 +130,11 @@ class Email:
             return Permanent("bad_target", str(error))
         mail = self.compose(message)
         if self._relay is None:
-            return await _by_django(mail, left.total_seconds())
+            return await _send_by_django(mail, left.total_seconds())
         sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
-        return await converse(self._relay, sender, recipient, content, left.total_seconds())
+        return await deliver_mail(self._relay, sender, recipient, content, left.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
@@ -163,7 +163,7 @@ def one_line(text: str) -> str:
     return " ".join(visible.split())[:SUBJECT_LENGTH]
 
 
-async def _by_django(mail: EmailMessage, seconds: float) -> Outcome:
+async def _send_by_django(mail: EmailMessage, seconds: float) -> Outcome:
     sending = asyncio.get_running_loop().run_in_executor(mail_threads(), get_connection().send_messages, [mail])
     done, _ = await asyncio.wait({sending}, timeout=seconds)
     if not done:
@@ -172,7 +172,7 @@ async def _by_django(mail: EmailMessage, seconds: float) -> Outcome:
     return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
 
 
-def _relay(url: str, *, guarded: bool) -> Relay | None:
+def _parse_relay_setting(url: str, *, guarded: bool) -> Relay | None:
     try:
         return replace(parse_relay(url), guarded=guarded) if url else None
     except ValueError as error:

@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip, encode
+from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request; the vendor documents 20 KB
 MINUTE = timedelta(minutes=1)
-CROWDED = Refusal("发送过于频繁：每个机器人每分钟最多 100 条、每秒最多 5 条，整点半点更易被限流", MINUTE)
+RATE_LIMITED = Refusal("发送过于频繁：每个机器人每分钟最多 100 条、每秒最多 5 条，整点半点更易被限流", MINUTE)
 
 
 class Feishu(Robot):
@@ -34,8 +34,8 @@ class Feishu(Robot):
     text_fields: ClassVar[tuple[str, ...]] = ("msg", "StatusMessage")
     refusals: ClassVar[Mapping[int, Refusal]] = {
         9499: Refusal("请求格式错误"),
-        11232: CROWDED,
-        11233: CROWDED,
+        11232: RATE_LIMITED,
+        11233: RATE_LIMITED,
         19001: Refusal("机器人地址无效", gone=True),
         19002: Refusal("请求参数错误：缺少 msg_type 或内容"),
         19007: Refusal("机器人未启用"),
@@ -43,13 +43,13 @@ class Feishu(Robot):
         19022: Refusal("发送方 IP 不在白名单"),
         19024: Refusal("消息不含机器人设置的关键词"),
         19036: Refusal("机器人已被停用或删除", gone=True),
-        99991400: CROWDED,
+        99991400: RATE_LIMITED,
     }
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
         secret = str(message.target.get("secret") or "")
-        signature = sign(secret, now) if secret else {}
-        body = clip(message.body, LIMIT, lambda text: len(encode(signature | self._document(text))))
+        signature = signature_fields(secret, now) if secret else {}
+        body = clip_text(message.body, LIMIT, lambda text: len(encode_json(signature | self._document(text))))
         return str(message.target["url"]), signature | self._document(body)
 
     def _document(self, body: str) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class Feishu(Robot):
     def refusal(self, code: int, said: str) -> Refusal | None:
         # 9499 means a bad request, unless its text contains "too many request".
         if code == 9499 and "too many" in said.lower():
-            return CROWDED
+            return RATE_LIMITED
         return super().refusal(code, said)
 
 
-def sign(secret: str, now: datetime) -> dict[str, Any]:
+def signature_fields(secret: str, now: datetime) -> dict[str, Any]:
     """Return `timestamp` in seconds and `sign`. Timestamp and secret are the *key*; the signed text is empty."""
     timestamp = str(int(now.timestamp()))
     digest = hmac.digest(f"{timestamp}\n{secret}".encode(), b"", "sha256")

@@ -16,8 +16,15 @@ from typing import Any, ClassVar
 
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Failure, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, retry_after, shared_transport
-from scheduling.channels.ssrf import PrivateHosts, admit
+from scheduling.channels.http_client import (
+    Response,
+    Transport,
+    excerpt,
+    judge_status,
+    parse_retry_after,
+    shared_transport,
+)
+from scheduling.channels.ssrf import PrivateHosts, check_url
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 TEXT, MARKDOWN = "text", "markdown"
@@ -35,7 +42,7 @@ class Refusal:
         reason, detail = f"vendor_{code}", f"{self.meaning}（{code}：{said}）" if said else f"{self.meaning}（{code}）"
         if self.retry_after is None:
             return Permanent(reason, detail, response.status, disable_target=self.gone)
-        return Transient(reason, detail, retry_after(response) or self.retry_after, response.status)
+        return Transient(reason, detail, parse_retry_after(response) or self.retry_after, response.status)
 
 
 class Robot:
@@ -55,9 +62,9 @@ class Robot:
     refusals: ClassVar[Mapping[int, Refusal]]
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.only(config, {"format"})
-        self.format = options.choice(config, "format", (TEXT, MARKDOWN))
-        self._timeout = options.positive(timeout)
+        options.check_known_keys(config, {"format"})
+        self.format = options.read_choice(config, "format", (TEXT, MARKDOWN))
+        self._timeout = options.check_positive(timeout)
         self._transport = transport
 
     @classmethod
@@ -67,10 +74,10 @@ class Robot:
         Raises:
             ValueError: "field: what is wrong".
         """
-        options.only(target, {"url", "secret"})
-        options.text(target, "secret")
+        options.check_known_keys(target, {"url", "secret"})
+        options.read_text(target, "secret")
         private = PrivateHosts.from_settings()
-        url = admit(options.url(target), private)
+        url = check_url(options.read_url(target), private)
         host = (url.raw_host or "").lower().removesuffix(".")
         if host in cls.hosts:
             if url.scheme != "https" or not url.raw_path.startswith(cls.path):
@@ -93,7 +100,7 @@ class Robot:
         url, document = self.request(message, datetime.now(UTC))
         transport = self._transport or shared_transport()
         try:
-            response = await transport.post(url, encode(document), HEADERS, timeout=left, repeatable=False)
+            response = await transport.post(url, encode_json(document), HEADERS, timeout=left, repeatable=False)
         except Failure as failure:
             return failure.outcome()
         return self.judge(response)
@@ -104,7 +111,7 @@ class Robot:
 
     def judge(self, response: Response) -> Outcome:
         """Return the outcome of the vendor's response."""
-        answer = _document(response)
+        answer = _parse_document(response)
         code = _first_number(answer, self.code_fields)
         if code is None:
             by_status = judge_status(response, repeatable=False)
@@ -117,17 +124,17 @@ class Robot:
             return refusal.outcome(code, said, response)
         # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.
         detail = excerpt(f"未知的返回码（{code}：{said}）")
-        return Transient("vendor_other", detail, retry_after(response), response.status)
+        return Transient("vendor_other", detail, parse_retry_after(response), response.status)
 
     def refusal(self, code: int, said: str) -> Refusal | None:
         return self.refusals.get(code)
 
 
-def encode(document: Mapping[str, Any]) -> bytes:
+def encode_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _document(response: Response) -> Mapping[str, Any]:
+def _parse_document(response: Response) -> Mapping[str, Any]:
     try:
         answer = json.loads(response.body)
     except (ValueError, RecursionError):
@@ -152,7 +159,7 @@ def utf8_size(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def clip(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> str:
+def clip_text(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> str:
     """Return `text`, or its longest prefix that fits with a final …; "" if even the … does not fit.
 
     `size` must grow with the text and count at least 1 per character.
@@ -166,28 +173,28 @@ def clip(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> str:
             low = middle
         else:
             high = middle - 1
-    clipped = text[: _whole(text, low)] + ELLIPSIS
+    clipped = text[: _cluster_boundary(text, low)] + ELLIPSIS
     return clipped if size(clipped) <= limit else ""
 
 
-def _whole(text: str, end: int) -> int:
+def _cluster_boundary(text: str, end: int) -> int:
     """Return the nearest position up to `end` that splits no character: a family emoji, a flag, a letter with marks."""
     for place in range(end, max(end - LONGEST_CLUSTER, 0), -1):
-        if not _inside(text, place):
+        if not _is_inside_cluster(text, place):
             return place
     return end
 
 
-def _inside(text: str, place: int) -> bool:
+def _is_inside_cluster(text: str, place: int) -> bool:
     if not 0 < place < len(text):
         return False
     before, after = text[place - 1], text[place]
-    if JOINER in (before, after) or _extends(after):
+    if JOINER in (before, after) or _extends_cluster(after):
         return True
     return _is_flag_half(before) and _is_flag_half(after) and _flag_halves_before(text, place) % 2 == 1
 
 
-def _extends(character: str) -> bool:
+def _extends_cluster(character: str) -> bool:
     """Return whether a character belongs to the previous one.
 
     Such are combining marks, variation selectors, skin tones and tag characters.

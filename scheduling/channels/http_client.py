@@ -19,13 +19,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from scheduling.channels.base import Delivered, NoAnswer, NotSent, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.ssrf import PrivateHosts, admit
+from scheduling.channels.ssrf import PrivateHosts, check_url
 
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
-GATEWAY = frozenset({502, 504})
+GATEWAY_ERRORS = frozenset({502, 504})
 NOT_PROCESSED = frozenset({408, 425, 429, 503})  #: statuses of a receiver that has not started processing
-FINAL = frozenset({410, 413, 422})  #: statuses that no retry changes
+FINAL_STATUSES = frozenset({410, 413, 422})  #: statuses that no retry changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
         case 410:
             return Permanent("gone", said, status, disable_target=True)
         case 429:
-            return Transient("throttled", said, retry_after(response), status)
-        case _ if status in GATEWAY:
+            return Transient("throttled", said, parse_retry_after(response), status)
+        case _ if status in GATEWAY_ERRORS:
             return Unknown(f"http_{status}", said)
-        case _ if status in NOT_PROCESSED or (400 <= status < 600 and repeatable and status not in FINAL):
-            return Transient(f"http_{status}", said, retry_after(response), status)
+        case _ if status in NOT_PROCESSED or (400 <= status < 600 and repeatable and status not in FINAL_STATUSES):
+            return Transient(f"http_{status}", said, parse_retry_after(response), status)
         case _ if 500 <= status < 600:
             return Unknown(f"http_{status}", said)
         case _ if 400 <= status < 500:
@@ -75,7 +75,7 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
     return Permanent("http_other", said, status)
 
 
-def retry_after(response: Response, now: datetime | None = None) -> timedelta | None:
+def parse_retry_after(response: Response, now: datetime | None = None) -> timedelta | None:
     """Return `Retry-After`, in seconds or as HTTP date (RFC 9110, 10.2.3), limited to 0 to one day.
 
     None if absent or invalid.
@@ -101,14 +101,14 @@ HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
 Lookup = Callable[[str, int], list[tuple[Any, ...]]]
 
 
-def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+def resolve_host(host: str, port: int) -> list[tuple[Any, ...]]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 class PublicResolver(AbstractResolver):
     """Resolve names to public addresses only, unless the host or its network is allowed."""
 
-    def __init__(self, private: PrivateHosts, lookup: Lookup = look_up) -> None:
+    def __init__(self, private: PrivateHosts, lookup: Lookup = resolve_host) -> None:
         self._private = private
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
@@ -166,7 +166,7 @@ class Transport:
     """
 
     def __init__(
-        self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = look_up
+        self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
     ) -> None:
         self._private = private
         self._resolver = PublicResolver(private, lookup)
@@ -186,14 +186,14 @@ class Transport:
             NotSent: no byte of the request was written.
             NoAnswer: the request may have been written, and no response came.
         """
-        destination = admit(url, self._private)
+        destination = check_url(url, self._private)
         flight = Flight()
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                await self._fly(flight, destination, body, headers, repeatable=repeatable)
+                await self._send_request(flight, destination, body, headers, repeatable=repeatable)
         except (aiohttp.ClientError, OSError) as error:
             if flight.status is None:
-                raise _failure(flight, error) from error
+                raise _failure_for(flight, error) from error
         response = flight.response()
         assert response is not None
         return response
@@ -204,7 +204,7 @@ class Transport:
         self._sessions.clear()
         await self._resolver.close()
 
-    async def _fly(
+    async def _send_request(
         self, flight: Flight, url: URL, body: bytes, headers: Mapping[str, str], *, repeatable: bool
     ) -> None:
         try:
@@ -247,11 +247,11 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
             auto_decompress=False,
             trust_env=False,
-            trace_configs=[_tracing()],
+            trace_configs=[_trace_config()],
         )
 
 
-def _tracing() -> aiohttp.TraceConfig:
+def _trace_config() -> aiohttp.TraceConfig:
     async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         context.trace_request_ctx.reused = True
 
@@ -272,8 +272,8 @@ def _tracing() -> aiohttp.TraceConfig:
     return trace
 
 
-def _failure(flight: Flight, error: Exception) -> NotSent | NoAnswer:
-    said = _said(error)
+def _failure_for(flight: Flight, error: Exception) -> NotSent | NoAnswer:
+    said = _error_text(error)
     if flight.sent:
         if isinstance(error, TimeoutError):
             return NoAnswer("timeout", "no answer within the time limit")
@@ -289,7 +289,7 @@ def _failure(flight: Flight, error: Exception) -> NotSent | NoAnswer:
     return NotSent("connect", said)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the system's error text without the URL, which aiohttp's own messages contain."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     return getattr(cause, "verify_message", None) or getattr(cause, "strerror", None) or type(cause).__name__

@@ -25,12 +25,12 @@ class Log:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        options.only(config, ())
-        options.positive(timeout)
+        options.check_known_keys(config, ())
+        options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        options.only(target, ())
+        options.check_known_keys(target, ())
 
     def target_key(self, message: Message) -> str:
         return self.kind

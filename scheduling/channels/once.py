@@ -21,7 +21,7 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
     if isinstance(channel, ImmediateChannel):
         return channel.send_now(message)
     try:
-        return asyncio.run(_once(channel, message, timeout))
+        return asyncio.run(_send_and_close(channel, message, timeout))
     except TimeoutError:
         return Unknown("timeout", f"no end after {timeout.total_seconds():g} s")
     except Exception as error:
@@ -29,7 +29,7 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
         return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
 
-async def _once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
+async def _send_and_close(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
     try:
         # The channel enforces the deadline itself. This timeout covers one that does not.
         return await asyncio.wait_for(channel.send(message, datetime.now(UTC) + timeout), timeout.total_seconds() + 1)

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from scheduling.channels.base import Refused
-from scheduling.channels.ssrf import PrivateHosts, admit
+from scheduling.channels.base import DestinationRefused
+from scheduling.channels.ssrf import PrivateHosts, check_url
 
 
-def only(settings: Mapping[str, Any], known: Iterable[str]) -> None:
+def check_known_keys(settings: Mapping[str, Any], known: Iterable[str]) -> None:
     """Check that all keys are known.
 
     Raises:
@@ -23,7 +23,7 @@ def only(settings: Mapping[str, Any], known: Iterable[str]) -> None:
             raise ValueError(f"{key}: is not known here; known are {', '.join(names) or 'none'}")
 
 
-def text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
+def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     """Return the text under `key`, or `default` if it is absent or null.
 
     Raises:
@@ -37,35 +37,35 @@ def text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     return value
 
 
-def choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> str:
+def read_choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> str:
     """Return one of `options`, the first one if absent.
 
     Raises:
         ValueError: "key: …" for another value.
     """
-    value = text(settings, key, options[0])
+    value = read_text(settings, key, options[0])
     if value not in options:
         raise ValueError(f"{key}: must be one of {', '.join(options)}")
     return value
 
 
-def url(settings: Mapping[str, Any], key: str = "url") -> str:
+def read_url(settings: Mapping[str, Any], key: str = "url") -> str:
     """Return a URL that may be called. Names are not resolved here.
 
     Raises:
         ValueError: "key: …" for a missing or refused URL.
     """
-    value = text(settings, key)
+    value = read_text(settings, key)
     if not value:
         raise ValueError(f"{key}: is missing")
     try:
-        admit(value, PrivateHosts.from_settings())
-    except Refused as refused:
+        check_url(value, PrivateHosts.from_settings())
+    except DestinationRefused as refused:
         raise ValueError(f"{key}: {refused.detail}") from None
     return value
 
 
-def positive(timeout: timedelta) -> timedelta:
+def check_positive(timeout: timedelta) -> timedelta:
     """Return `timeout`.
 
     Raises:

@@ -17,12 +17,12 @@ import redis
 from redis.exceptions import NoScriptError, RedisError
 
 from scheduling.channels.base import Channel, Message, Quota
-from scheduling.redis_client import connect
+from scheduling.redis_client import connect_redis
 
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 SOCKET_TIMEOUT = 1.0  # seconds
-BLIND = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
+UNAVAILABLE_DELAY = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
 MARGIN = timedelta(milliseconds=200)  #: added to each window: evenly granted messages may arrive unevenly
 MICROSECOND = timedelta(microseconds=1)
 
@@ -50,7 +50,7 @@ class QuotaGate:
     @classmethod
     def connect(cls, url: str, margin: timedelta = MARGIN) -> Self:
         """Return a gate with its own connections."""
-        return cls(connect(url, timeout=SOCKET_TIMEOUT), margin)
+        return cls(connect_redis(url, timeout=SOCKET_TIMEOUT), margin)
 
     def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
         """Take slots for each target key in one round trip. Call it right before sending: a slot counts from now.
@@ -62,14 +62,14 @@ class QuotaGate:
         limits = [part for quota in quotas for part in (quota.limit, (quota.window + self._margin) // MICROSECOND)]
         targets = list(wanted)
         try:
-            replies = self._run([(*_names(key), wanted[key], *limits) for key in targets])
+            replies = self._run([(*_key_names(key), wanted[key], *limits) for key in targets])
         except RedisError:
             replies = [None] * len(targets)
-        return {key: _grant(reply) for key, reply in zip(targets, replies, strict=True)}
+        return {key: _parse_grant(reply) for key, reply in zip(targets, replies, strict=True)}
 
-    def mute(self, target_key: str, span: timedelta) -> bool:
+    def throttle(self, target_key: str, span: timedelta) -> bool:
         """Grant a throttled target nothing for `span`. Return False if Redis did not answer."""
-        _, name = _names(target_key)
+        _, name = _key_names(target_key)
         try:
             return bool(self._redis.set(name, 1, px=max(1, span // timedelta(milliseconds=1))))
         except RedisError:
@@ -94,13 +94,13 @@ class QuotaGate:
             return pipe.execute(raise_on_error=False)
 
 
-def _names(target_key: str) -> tuple[str, str]:
+def _key_names(target_key: str) -> tuple[str, str]:
     tag = sha256(target_key.encode("utf-8", "replace")).hexdigest()[:32]
     return f"at:quota:{{{tag}}}:log", f"at:quota:{{{tag}}}:mute"
 
 
-def _grant(reply: Any) -> Grant:
+def _parse_grant(reply: Any) -> Grant:
     if not isinstance(reply, list):
-        return Grant(0, BLIND)
+        return Grant(0, UNAVAILABLE_DELAY)
     granted, wait = reply
     return Grant(int(granted), timedelta(microseconds=int(wait)))

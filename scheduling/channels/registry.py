@@ -17,11 +17,11 @@ def channel_kinds() -> dict[str, type[Channel]]:
     return {kind: import_string(path) for kind, path in settings.CHANNELS.items()}
 
 
-def threads(name: str, most: int) -> ThreadPoolExecutor:
+def thread_pool(name: str, most: int) -> ThreadPoolExecutor:
     """Return the thread pool of this name in this process. It is created on first use."""
-    return _threads_of(os.getpid(), name, most)  # a pool does not survive a fork
+    return _process_thread_pool(os.getpid(), name, most)  # a pool does not survive a fork
 
 
 @cache
-def _threads_of(process: int, name: str, most: int) -> ThreadPoolExecutor:
+def _process_thread_pool(process: int, name: str, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, thread_name_prefix=name)

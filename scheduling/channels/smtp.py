@@ -22,9 +22,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from django.core.mail.utils import DNS_NAME
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Refused, Transient, Unknown
-from scheduling.channels.http_client import excerpt, look_up
-from scheduling.channels.registry import threads
+from scheduling.channels.base import Delivered, DestinationRefused, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.http_client import excerpt, resolve_host
+from scheduling.channels.registry import thread_pool
 from scheduling.channels.ssrf import PrivateHosts
 
 AT_ONCE = 32  #: concurrent mails of one channel, each in a thread
@@ -75,7 +75,7 @@ def parse_relay(url: str) -> Relay:
     )
 
 
-class Stage(Enum):
+class ConversationStage(Enum):
     """The progress of a conversation."""
 
     GREETING = auto()  #: connecting, TLS, login: a refusal here concerns this sender, not the recipient
@@ -130,7 +130,7 @@ class Conversation:
         self._relay, self._sender, self._recipient, self._content = relay, sender, recipient, content
         self._deadline = deadline  # monotonic seconds
         self._lock = Lock()
-        self._stage = Stage.GREETING
+        self._stage = ConversationStage.GREETING
         self._abandoned = False
         self._line: socket.socket | None = None
         self._smtp = BoundedSMTP(local_hostname="localhost")
@@ -138,9 +138,9 @@ class Conversation:
     def run(self) -> Outcome:
         """Run the whole exchange. Raises nothing for behaviour of the network or the relay."""
         try:
-            self._enter(Stage.GREETING)
+            self._enter(ConversationStage.GREETING)
             self._connect()
-            self._enter(Stage.ENVELOPE)
+            self._enter(ConversationStage.ENVELOPE)
             return self._send()
         except smtplib.SMTPResponseException as error:
             return self._refused(error.smtp_code, error.smtp_error)
@@ -148,7 +148,7 @@ class Conversation:
             return Transient("smtp_unsupported", excerpt(str(error)))
         except Abandoned:
             return self._broken("timeout")
-        except Refused as refused:
+        except DestinationRefused as refused:
             return refused.outcome()
         except ReplyTooLong:
             return self._broken("garbled")
@@ -168,7 +168,7 @@ class Conversation:
 
     def _connect(self) -> None:
         relay, context = self._relay, ssl.create_default_context()
-        wire: socket.socket = self._dial()
+        wire: socket.socket = self._open_shared_socket()
         if relay.tls:
             wire = context.wrap_socket(wire, server_hostname=relay.host)
         smtp = self._smtp
@@ -186,9 +186,9 @@ class Conversation:
         if relay.user:
             smtp.login(relay.user, relay.password)
 
-    def _dial(self) -> socket.socket:
+    def _open_shared_socket(self) -> socket.socket:
         """Connect and keep a second handle. TLS takes over the first one, and `abandon` must still reach the socket."""
-        wire = self._reach()
+        wire = self._open_socket()
         with self._lock:
             if not self._abandoned:
                 self._line = wire.dup()
@@ -196,12 +196,12 @@ class Conversation:
         wire.close()
         raise Abandoned
 
-    def _reach(self) -> socket.socket:
+    def _open_socket(self) -> socket.socket:
         """Connect. For a guarded relay use exactly the checked addresses."""
         relay = self._relay
         if not relay.guarded:
             return socket.create_connection((relay.host, relay.port), self._time_left())
-        addresses = [str(found[-1][0]) for found in look_up(relay.host, relay.port)]
+        addresses = [str(found[-1][0]) for found in resolve_host(relay.host, relay.port)]
         error = OSError("no address")
         for address in PrivateHosts.from_settings().usable(relay.host, relay.port, addresses):
             try:
@@ -218,12 +218,12 @@ class Conversation:
         code, said = smtp.docmd("DATA")
         if code != START_MAIL_INPUT:
             return self._refused(code, said)
-        self._enter(Stage.CONTENT)
-        smtp.send(_stuffed(self._content))
+        self._enter(ConversationStage.CONTENT)
+        smtp.send(_dot_stuff(self._content))
         code, said = smtp.getreply()
         return Delivered(excerpt(said), code) if code == 250 else self._refused(code, said)
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: ConversationStage) -> None:
         with self._lock:
             if self._abandoned:
                 raise Abandoned
@@ -241,7 +241,7 @@ class Conversation:
         5xx at login or greeting is transient too: it concerns this sender, and an operator can correct it.
         """
         text = excerpt(said)
-        if 500 <= code < 600 and self._stage is not Stage.GREETING:
+        if 500 <= code < 600 and self._stage is not ConversationStage.GREETING:
             gone = isinstance(said, bytes) and said.startswith(NO_SUCH_MAILBOX)
             return Permanent(f"smtp_{code}", text, code, disable_target=gone)
         if 400 <= code < 600:
@@ -250,9 +250,9 @@ class Conversation:
 
     def _broken(self, reason: str, error: Exception | None = None) -> Outcome:
         detail = getattr(error, "strerror", None) or type(error).__name__ if error else ""
-        if self._stage is Stage.CONTENT:
+        if self._stage is ConversationStage.CONTENT:
             return Unknown(reason, detail)
-        if self._stage is Stage.GREETING and reason == "disconnected":
+        if self._stage is ConversationStage.GREETING and reason == "disconnected":
             return Transient("connect", detail)
         return Transient("connect_timeout" if reason == "timeout" else reason, detail)
 
@@ -267,7 +267,7 @@ class Conversation:
                 self._line = None
 
 
-async def converse(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
+async def deliver_mail(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
     """Deliver `content` (a whole message with CRLF lines). Return within `seconds`, for any behaviour of the relay."""
     conversation = Conversation(relay, sender, recipient, content, monotonic() + seconds)
     running = asyncio.get_running_loop().run_in_executor(mail_threads(), conversation.run)
@@ -281,10 +281,10 @@ async def converse(relay: Relay, sender: str, recipient: str, content: bytes, se
 
 def mail_threads() -> ThreadPoolExecutor:
     """Return a pool large enough that slow relays do not delay each other."""
-    return threads("mail", THREADS)
+    return thread_pool("mail", THREADS)
 
 
-def _stuffed(content: bytes) -> bytes:
+def _dot_stuff(content: bytes) -> bytes:
     """Return the content dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends."""
     body = content.replace(b"\r\n.", b"\r\n..")
     if body.startswith(b"."):

@@ -1,8 +1,8 @@
 """Decide which URLs and addresses a request may use (protection against SSRF, OWASP A10).
 
 Channel editors set URLs, so a URL must not reach hosts that only this machine can reach. Two checks are both needed:
-`admit` checks the text first, `is_public` checks every resolved address. The checked text is the text that is sent; no
-second parser reads the URL.
+`check_url` checks the text first, `is_public` checks every resolved address. The checked text is the text that is sent;
+no second parser reads the URL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self
 from django.conf import settings
 from yarl import URL
 
-from scheduling.channels.base import Refused
+from scheduling.channels.base import DestinationRefused
 
 Address = IPv4Address | IPv6Address
 MAX_URL = 2_048  # characters
@@ -91,8 +91,8 @@ class PrivateHosts:
 
     def open(self, url: URL) -> bool:
         """Return whether the host of an admitted URL is allowed by its own name or literal address."""
-        host, port = _host(url), url.port or 0
-        literal = _literal(host)
+        host, port = _checked_host(url), url.port or 0
+        literal = _parse_address(host)
         return self.name(str(literal or host), port) or (literal is not None and self.cover(literal))
 
     def name(self, host: str, port: int) -> bool:
@@ -111,7 +111,7 @@ class PrivateHosts:
         opened = self.name(host.removesuffix(".").lower(), port)
         usable = [text for text in found if opened or self._may_use(text)]
         if found and not usable:
-            raise Refused("private_address", "the name resolves to addresses that are not public")
+            raise DestinationRefused("private_address", "the name resolves to addresses that are not public")
         return usable
 
     def _may_use(self, text: str) -> bool:
@@ -132,14 +132,14 @@ def _host_and_port(entry: str) -> tuple[str, int | None]:
     except ValueError:
         parsed = URL()
     host = (parsed.raw_host or "").rstrip(".").lower()
-    literal = _literal(host)
+    literal = _parse_address(host)
     if not host or parsed.raw_path not in {"", "/"} or parsed.user or not (literal or HOST_NAME.fullmatch(host)):
         raise ValueError(f"AFTERTOUCH_ALLOWED_PRIVATE_HOSTS: not a host, host:port or network: {entry!r}")
     return str(literal or host), parsed.explicit_port
 
 
 @lru_cache(maxsize=4096)
-def admit(url: str, private: PrivateHosts) -> URL:
+def check_url(url: str, private: PrivateHosts) -> URL:
     """Return the URL, to be sent byte for byte.
 
     Refused are: schemes other than http(s), http to a host that is not allowed, user names, port 0, zone ids, unusual
@@ -148,25 +148,25 @@ def admit(url: str, private: PrivateHosts) -> URL:
     Raises:
         Refused: with the code "bad_url", "scheme" or "private_address".
     """
-    parsed = _parsed(url)
-    host = _host(parsed)
+    parsed = _parse_url(url)
+    host = _checked_host(parsed)
     if not parsed.port:
-        raise Refused("bad_url", "the port is missing or 0")
-    literal, opened = _literal(host), private.open(parsed)
+        raise DestinationRefused("bad_url", "the port is missing or 0")
+    literal, opened = _parse_address(host), private.open(parsed)
     if parsed.scheme != "https" and not (parsed.scheme == "http" and opened):
-        raise Refused("scheme", "only https is allowed here")
+        raise DestinationRefused("scheme", "only https is allowed here")
     if not opened and (literal is not None and not is_public(literal)):
-        raise Refused("private_address", "the address is not public")
+        raise DestinationRefused("private_address", "the address is not public")
     if not opened and (host == "localhost" or host.endswith(".localhost")):
-        raise Refused("private_address", "localhost is not public")
+        raise DestinationRefused("private_address", "localhost is not public")
     return parsed
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL:
-        raise Refused("bad_url", f"a URL has 1 to {MAX_URL} characters")
+        raise DestinationRefused("bad_url", f"a URL has 1 to {MAX_URL} characters")
     if any(character <= " " or character in "\\\x7f" for character in url):
-        raise Refused("bad_url", "spaces, control characters and backslashes are not allowed")
+        raise DestinationRefused("bad_url", "spaces, control characters and backslashes are not allowed")
     try:
         # An ASCII URL is kept byte for byte (%2F of a signature must not change). Other URLs are encoded once, here.
         parsed = URL(url if url.isascii() else str(URL(url)), encoded=True)
@@ -174,13 +174,13 @@ def _parsed(url: str) -> URL:
             parsed = parsed.with_fragment(None)
         _ = parsed.port
     except (ValueError, UnicodeError):
-        raise Refused("bad_url", "cannot be parsed") from None
+        raise DestinationRefused("bad_url", "cannot be parsed") from None
     if parsed.raw_user is not None or parsed.raw_password is not None:
-        raise Refused("bad_url", "user names and passwords are not allowed")
+        raise DestinationRefused("bad_url", "user names and passwords are not allowed")
     return parsed
 
 
-def _host(parsed: URL) -> str:
+def _checked_host(parsed: URL) -> str:
     """Return the host in lower case without the root dot.
 
     Raises:
@@ -188,15 +188,15 @@ def _host(parsed: URL) -> str:
     """
     raw = (parsed.raw_host or "").lower()
     host = raw.removesuffix(".")
-    if _literal(raw) is not None:
+    if _parse_address(raw) is not None:
         return raw
     numeric = NUMERIC_LABEL.fullmatch(host.rpartition(".")[2])
     if numeric or not HOST_NAME.fullmatch(host):
-        raise Refused("bad_url", "the host is neither a name nor a plainly written address")
+        raise DestinationRefused("bad_url", "the host is neither a name nor a plainly written address")
     return host
 
 
-def _literal(host: str) -> Address | None:
+def _parse_address(host: str) -> Address | None:
     try:
         address = ip_address(host)
     except ValueError:

@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import Webhook as Signer
 from scheduling.channels import options
 from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
 from scheduling.channels.http_client import Transport, judge_status, shared_transport
-from scheduling.tracing import traceparent
+from scheduling.tracing import build_traceparent
 
 EVENT_TYPE = "touch.due"
 SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix, not a secret
@@ -39,10 +39,10 @@ class Webhook:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.only(config, {"url", "secret"})
-        self._url = options.url(config)
+        options.check_known_keys(config, {"url", "secret"})
+        self._url = options.read_url(config)
         self._secrets = read_secrets(config)
-        self._timeout = options.positive(timeout)
+        self._timeout = options.check_positive(timeout)
         self._transport = transport
 
     @classmethod
@@ -52,9 +52,9 @@ class Webhook:
         Raises:
             ValueError: "field: what is wrong".
         """
-        options.only(target, {"url", "secret"})
+        options.check_known_keys(target, {"url", "secret"})
         if target:
-            options.url(target)
+            options.read_url(target)
             read_secrets(target)
 
     def target_key(self, message: Message) -> str:
@@ -70,10 +70,10 @@ class Webhook:
         except ValueError as error:
             return Permanent("bad_target", str(error))
         now = datetime.now(UTC)
-        body = payload(message, now)
+        body = build_payload(message, now)
         headers = signed_headers(message, body, now, read_secrets(message.target) or self._secrets)
         if message.trace_id:
-            headers["traceparent"] = traceparent(message.trace_id, message.task_id)
+            headers["traceparent"] = build_traceparent(message.trace_id, message.task_id)
         transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
         try:
@@ -83,7 +83,7 @@ class Webhook:
         return judge_status(response, repeatable=message.repeatable)
 
 
-def payload(message: Message, now: datetime) -> bytes:
+def build_payload(message: Message, now: datetime) -> bytes:
     """Return the request body, UTF-8 JSON. `timestamp` is the time of this attempt."""
     document = {
         "type": EVENT_TYPE,
@@ -126,11 +126,11 @@ def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):
         raise ValueError("secret: must be text, or a list of texts")
     for secret in secrets:
-        _check(secret)
+        _check_secret(secret)
     return tuple(secrets)
 
 
-def _check(secret: str) -> None:
+def _check_secret(secret: str) -> None:
     encoded = secret.removeprefix(SECRET_PREFIX)
     try:
         size = len(base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True))

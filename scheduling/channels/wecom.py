@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip
+from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text
 
 LIMITS = {"text": 2_048, "markdown": 4_096}  # bytes of `content` in UTF-8
 MINUTE = timedelta(minutes=1)
@@ -36,6 +36,6 @@ class WeCom(Robot):
     }
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        content = {"content": clip(message.body, LIMITS[self.format])}
+        content = {"content": clip_text(message.body, LIMITS[self.format])}
         name = "markdown" if self.format == MARKDOWN else "text"
         return str(message.target["url"]), {"msgtype": name, name: content}

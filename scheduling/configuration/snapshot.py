@@ -16,7 +16,7 @@ from django.db import connection
 from scheduling.channels.base import is_immediate
 from scheduling.channels.registry import channel_kinds
 from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
-from scheduling.policy.specs import ChannelSpec, DelayRules, NodeSpec, RuleSpec, TemplateSpec, TextSpec
+from scheduling.policy.specs import ChannelSpec, DelayRulesSpec, NodeSpec, RuleSpec, TemplateSpec, TextSpec
 
 DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
 
@@ -31,7 +31,7 @@ class Snapshot:
     cancelling: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes whose touches it cancels
     templates: Mapping[int, TemplateSpec]
     channels: Mapping[int, ChannelSpec]
-    delay_rules: DelayRules
+    delay_rules: DelayRulesSpec
     rules: tuple[RuleSpec, ...]
     paused: frozenset[str]
     activity_types: Mapping[str, bool]
@@ -73,11 +73,11 @@ def current() -> Snapshot:
     if _snapshot is None or _snapshot.version != version:
         with _loading:
             if _snapshot is None or _snapshot.version != version:
-                _snapshot = load(version)
+                _snapshot = load_snapshot(version)
     return _snapshot
 
 
-def load(version: tuple[Any, ...]) -> Snapshot:
+def load_snapshot(version: tuple[Any, ...]) -> Snapshot:
     """Load a snapshot.
 
     It may include rows newer than `version`. The version then differs at the next call, which reloads. Nodes are read
@@ -125,16 +125,16 @@ def channel_spec(row: ChannelConfig) -> ChannelSpec:
     )
 
 
-def delay_rules_spec(row: DelayRule) -> DelayRules:
+def delay_rules_spec(row: DelayRule) -> DelayRulesSpec:
     by_level = {level: timedelta(seconds=seconds) for level, seconds in row.by_level.items()}
-    return DelayRules(by_level, row.default, row.active_within, row.active_factor)
+    return DelayRulesSpec(by_level, row.default, row.active_within, row.active_factor)
 
 
-def own_delay_rules(stored: Mapping[str, Any] | None) -> DelayRules | None:
+def own_delay_rules(stored: Mapping[str, Any] | None) -> DelayRulesSpec | None:
     """Return a node's own delay rules. `Node.delay_rules` stores all spans in seconds."""
     if not stored:
         return None
-    return DelayRules(
+    return DelayRulesSpec(
         {level: timedelta(seconds=seconds) for level, seconds in stored.get("by_level", {}).items()},
         timedelta(seconds=stored["default"]),
         timedelta(seconds=stored.get("active_within", 86400)),

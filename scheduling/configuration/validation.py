@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
 from scheduling.durations import format_duration
-from scheduling.errors import TICK, FieldError, Findings, InvalidInput, is_number
+from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.models import Category, HarassmentRule
 from scheduling.policy.rollout import read_plan
 from scheduling.rendering import check_text
@@ -26,15 +26,15 @@ MAX_LIMIT = 1_000_000
 
 
 def check_stage(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     found.number(values, "position", 0, 32767)
-    found.settle()
+    found.raise_if_any()
 
 
 def check_node(values: Mapping[str, Any]) -> None:
     """Check a node except its references, which the caller resolves."""
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     if "trigger" in values and not values["trigger"].strip():
         found.add("trigger", "is missing")
@@ -55,16 +55,16 @@ def check_node(values: Mapping[str, Any]) -> None:
         _check_own_delay_rules(values["delay_rules"], found)
     if values.get("canary_guard") is not None:
         _check_guard(values["canary_guard"], found)
-    found.settle()
+    found.raise_if_any()
 
 
-def _check_canary(values: Mapping[str, Any], found: Findings) -> None:
+def _check_canary(values: Mapping[str, Any], found: ErrorCollector) -> None:
     wanted = values.get("canary_percent") or values.get("canary_communities")
     if wanted and "canary_template" in values and not values["canary_template"]:
         found.add("canary_template", "is missing: a canary needs the template it tries")
 
 
-def _check_own_delay_rules(stored: Any, found: Findings) -> None:
+def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:
     known = {"by_level", "default", "active_within", "active_factor"}
     if not isinstance(stored, dict) or not stored.keys() <= known:
         found.add("delay_rules", f"must have {', '.join(sorted(known))} and nothing else")
@@ -75,7 +75,7 @@ def _check_own_delay_rules(stored: Any, found: Findings) -> None:
         found.errors.extend(FieldError(f"delay_rules.{each.field}", each.message) for each in error.errors)
 
 
-def _check_guard(stored: Mapping[str, Any], found: Findings) -> None:
+def _check_guard(stored: Mapping[str, Any], found: ErrorCollector) -> None:
     try:
         read_plan(stored)
     except InvalidInput as error:
@@ -84,7 +84,7 @@ def _check_guard(stored: Mapping[str, Any], found: Findings) -> None:
 
 def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:
     """Check the delay rule, or with `in_seconds` a node's own rule in its stored form."""
-    found = Findings()
+    found = ErrorCollector()
     levels = values.get("by_level", {})
     if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
         found.add("by_level", "must name a duration for each level; levels have at most 40 characters")
@@ -97,12 +97,12 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
         elif field in values or field == "default":
             found.seconds(values, field)
     found.number(values, "active_factor", 0.01, 10)
-    found.settle()
+    found.raise_if_any()
 
 
 def check_rule(values: Mapping[str, Any]) -> None:
     """Check an anti-harassment rule."""
-    found = Findings()
+    found = ErrorCollector()
     kind, scope = values.get("kind"), values.get("scope")
     if kind not in HarassmentRule.Kind.values:
         found.add("kind", f"must be one of {', '.join(HarassmentRule.Kind.values)}")
@@ -119,10 +119,10 @@ def check_rule(values: Mapping[str, Any]) -> None:
             found.number(values, "limit", 1, MAX_LIMIT)
     if kind == "quiet_hours":
         _check_quiet_hours(values, found)
-    found.settle()
+    found.raise_if_any()
 
 
-def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
+def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for field in ("quiet_from", "quiet_to"):
         if field in values and values[field] is None:
             found.add(field, "is missing")
@@ -143,17 +143,17 @@ def is_time_zone(name: str) -> bool:
 
 
 def check_template(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     if "content_type" in values and not 0 < len(values["content_type"].strip()) <= 64:
         found.add("content_type", "must have 1 to 64 characters")
     if "category" in values and values["category"] not in Category.values:
         found.add("category", f"must be one of {', '.join(Category.values)}")
-    found.settle()
+    found.raise_if_any()
 
 
 def check_template_text(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     if "locale" in values and not 0 < len(values["locale"].strip()) <= 20:
         found.add("locale", "must have 1 to 20 characters, like zh-hans or en")
     if "body" in values and not values["body"].strip():
@@ -165,11 +165,11 @@ def check_template_text(values: Mapping[str, Any]) -> None:
             check_text(values.get(field, ""), field=field)
         except InvalidInput as error:
             found.errors.extend(error.errors)
-    found.settle()
+    found.raise_if_any()
 
 
 def check_channel(values: Mapping[str, Any]) -> None:
-    found = Findings()
+    found = ErrorCollector()
     found.key(values)
     found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
     delays = values.get("retry_delays", [])
@@ -178,10 +178,10 @@ def check_channel(values: Mapping[str, Any]) -> None:
     elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
         found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
     _check_config(values, found)
-    found.settle()
+    found.raise_if_any()
 
 
-def _check_config(values: Mapping[str, Any], found: Findings) -> None:
+def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if "kind" not in values or "config" not in values:
         return
     kind = channel_kinds().get(values["kind"])
@@ -192,13 +192,13 @@ def _check_config(values: Mapping[str, Any], found: Findings) -> None:
     try:
         kind(values["config"], timedelta(seconds=10))
     except ValueError as error:
-        field, message = _split(error)
+        field, message = _split_message(error)
         found.add(f"config.{field}" if field else "config", message)
 
 
 def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     """Check a community. `kinds` maps channel keys to kinds: targets are named by channel key or by kind."""
-    found = Findings()
+    found = ErrorCollector()
     if "chat_id" in values and not 0 < len(values["chat_id"]) <= 200:
         found.add("chat_id", "must have 1 to 200 characters")
     if len(values.get("name", "")) > 200:
@@ -208,30 +208,30 @@ def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None
         found.add("targets", "must be a mapping of channels to targets")
         targets = {}
     for name, target in targets.items():
-        kind = kind_of(name, kinds)
+        kind = channel_kind_for_target(name, kinds)
         if kind is None:
             found.add(f"targets.{name}", f"there is no channel or channel kind “{name}”")
         elif not isinstance(target, dict):
             found.add(f"targets.{name}", "must be a mapping")
         else:
             _check_target(kind, name, target, found)
-    found.settle()
+    found.raise_if_any()
 
 
-def kind_of(name: str, kinds: Mapping[str, str]) -> type[Channel] | None:
+def channel_kind_for_target(name: str, kinds: Mapping[str, str]) -> type[Channel] | None:
     """Return the channel kind for the name of a target."""
     return channel_kinds().get(kinds.get(name, name))
 
 
-def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], found: Findings) -> None:
+def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], found: ErrorCollector) -> None:
     try:
         kind.validate_target(target)
     except ValueError as error:
-        field, message = _split(error)
+        field, message = _split_message(error)
         found.add(f"targets.{name}.{field}" if field else f"targets.{name}", message)
 
 
-def _split(error: ValueError) -> tuple[str, str]:
+def _split_message(error: ValueError) -> tuple[str, str]:
     """Split a channel kind's message `field: problem` into field and problem."""
     field, colon, message = str(error).partition(": ")
     return (field, message) if colon else ("", str(error))

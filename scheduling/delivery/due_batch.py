@@ -19,12 +19,12 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
-from scheduling.delivery.routing import community_targets, disabled_for
+from scheduling.delivery.routing import find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import Due, touches
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import WakeUp
 from scheduling.planning.disabled_targets import Target
-from scheduling.policy.guards import Candidate, Slot, Surroundings
+from scheduling.policy.guards import Candidate, CapSlot, GuardContext
 from scheduling.policy.specs import CustomerSpec, TemplateSpec, TextSpec, template_for
 
 MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
@@ -50,23 +50,23 @@ class FirstAttempt:
 
 
 @dataclass(slots=True)
-class History:
+class CustomerHistory:
     """What the guards consider about the customers and touches of a batch.
 
     `slots` and `community_slots` hold cap slots by customer and by community. `important` holds (priority, due_at) of
-    touches that soon fall due for a customer. `called_off` holds the reason of an event that cancelled a touch while a
-    worker held it. `in_doubt` holds the touches with an earlier attempt of unknown outcome. `first_attempts` holds the
-    content to repeat.
+    touches that soon fall due for a customer. `cancelled_by` holds the reason of an event that cancelled a touch while
+    a worker held it. `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome.
+    `first_attempts` holds the content to repeat.
     """
 
-    slots: dict[int, list[Slot]] = field(default_factory=dict)
-    community_slots: dict[str, list[Slot]] = field(default_factory=dict)
+    slots: dict[int, list[CapSlot]] = field(default_factory=dict)
+    community_slots: dict[str, list[CapSlot]] = field(default_factory=dict)
     important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
-    called_off: dict[UUID, str] = field(default_factory=dict)
-    in_doubt: set[UUID] = field(default_factory=set)
+    cancelled_by: dict[UUID, str] = field(default_factory=dict)
+    with_unknown_outcome: set[UUID] = field(default_factory=set)
     first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
 
-    def take(self, row: Due, slot: Slot) -> None:
+    def add_slot(self, row: Due, slot: CapSlot) -> None:
         """Add a slot that the rest of the batch counts."""
         self.slots.setdefault(row.customer_id, []).append(slot)
         if row.event.chat_id:
@@ -77,7 +77,7 @@ class History:
 class PresenceAnswers:
     """The presence questions about touches, and why providers block some of them."""
 
-    questions: dict[UUID, presence.Question]
+    questions: dict[UUID, presence.PresenceQuestion]
     blocks: dict[UUID, str]
 
 
@@ -88,11 +88,11 @@ class DueBatch:
     config: Snapshot
     presence: PresenceAnswers
     due: list[Due]
-    rest: list[Hint]  #: left to the next batch, because their event data is too large for this one
+    rest: list[WakeUp]  #: left to the next batch, because their event data is too large for this one
     locked_at: datetime  #: by PostgreSQL's clock
     clock: float  #: monotonic clock of this process just before `locked_at`
     customers: dict[int, CustomerSpec]
-    history: History
+    history: CustomerHistory
     communities: Mapping[str, Mapping[str, Any]]
     disabled: set[Target]
 
@@ -114,16 +114,16 @@ class DueBatch:
             has_slot=row.reserved_at is not None,
         )
 
-    def surroundings(self, row: Due) -> Surroundings:
+    def surroundings(self, row: Due) -> GuardContext:
         history = self.history
-        return Surroundings(
+        return GuardContext(
             rules=self.config.rules,
             paused=self.config.paused,
             slots=history.slots.get(row.customer_id, ()),
             community_slots=history.community_slots.get(row.event.chat_id, ()),
             important=[at for level, at in history.important.get(row.customer_id, ()) if level < row.priority],
-            called_off=history.called_off.get(row.claim.task_id, ""),
-            objection=self.presence.blocks.get(row.claim.task_id, ""),
+            cancelled_by=history.cancelled_by.get(row.claim.task_id, ""),
+            presence_block=self.presence.blocks.get(row.claim.task_id, ""),
         )
 
 
@@ -139,22 +139,22 @@ def lock(task_ids: Sequence[UUID], config: Snapshot, answers: PresenceAnswers) -
     due, rest, locked_at = touches.lock_due(task_ids, most_bytes=MOST_BYTES)
     if locked_at is None:
         return None
-    communities = community_targets(row.event.chat_id for row in due)
+    communities = load_community_targets(row.event.chat_id for row in due)
     wanted = ((config.nodes[row.node_id].channel, customers[row.customer_id], row.event.chat_id) for row in due)
     return DueBatch(
-        config, answers, due, rest, locked_at, clock, customers, load(due, config), communities,
-        disabled_for(wanted, communities),
+        config, answers, due, rest, locked_at, clock, customers, load_history(due, config), communities,
+        find_disabled_targets(wanted, communities),
     )  # fmt: skip
 
 
 def ask_presence(task_ids: Sequence[UUID], config: Snapshot) -> PresenceAnswers:
     """Ask the presence providers. Call it before the transaction, because they are outside PostgreSQL."""
-    asked = questions(task_ids, config)
-    answers = presence.objections(list(asked.values()))
+    asked = presence_questions(task_ids, config)
+    answers = presence.presence_blocks(list(asked.values()))
     return PresenceAnswers(asked, {task_id: answer for task_id, answer in zip(asked, answers, strict=True) if answer})
 
 
-def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.Question]:
+def presence_questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.PresenceQuestion]:
     """Return the presence questions about these touches.
 
     Asked are touches whose node respects conversations, and touches whose event belongs to a provider. Only an inline
@@ -168,43 +168,43 @@ def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence
             "ids": list(task_ids),
             "nodes": list(config.asking_presence),
             "inline": list(config.delivering_inline),
-            "types": presence.own_event_types(),
+            "types": presence.provider_event_types(),
         },
     )
-    return {task_id: presence.Question(*rest) for task_id, *rest in asked}
+    return {task_id: presence.PresenceQuestion(*rest) for task_id, *rest in asked}
 
 
-def load(due: Sequence[Due], config: Snapshot) -> History:
+def load_history(due: Sequence[Due], config: Snapshot) -> CustomerHistory:
     """Load the history of these customers and communities within the windows of the rules. Call it after the locks."""
-    history = History()
+    history = CustomerHistory()
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
     _load_slots(history, customers, chats if config.counts_communities else [], config)
     lowest = max(row.priority for row in due)
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
         _load_important(history, due, lowest, config)
-    _load_called_off(history, due, config)
-    _load_repeats(history, due)
+    _load_cancellations(history, due, config)
+    _load_retries(history, due)
     return history
 
 
-def of_customer(customer_id: int, chat_id: str, config: Snapshot) -> History:
+def load_customer_history(customer_id: int, chat_id: str, config: Snapshot) -> CustomerHistory:
     """Load the cap slots of one customer and community without a touch."""
-    history = History()
+    history = CustomerHistory()
     _load_slots(history, [customer_id], [chat_id] if chat_id else [], config)
     return history
 
 
-def _load_slots(history: History, customers: list[int], chats: list[str], config: Snapshot) -> None:
+def _load_slots(history: CustomerHistory, customers: list[int], chats: list[str], config: Snapshot) -> None:
     if config.window:
         for customer_id, *slot in sql.rows(_SLOTS, {"customers": customers, "window": config.window}):
-            history.slots.setdefault(customer_id, []).append(Slot(*slot))
+            history.slots.setdefault(customer_id, []).append(CapSlot(*slot))
     if chats:
         for chat_id, *slot in sql.rows(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window}):
-            history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
+            history.community_slots.setdefault(chat_id, []).append(CapSlot(*slot))
 
 
-def _load_important(history: History, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
+def _load_important(history: CustomerHistory, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
     """Load more important touches that soon fall due.
 
     Touches of this batch are left out: they are judged first and take their slots.
@@ -221,7 +221,7 @@ def _load_important(history: History, due: Sequence[Due], lowest: int, config: S
             history.important.setdefault(customer_id, []).append((priority, due_at))
 
 
-def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
+def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
     """Load cancellations that happened while a worker held the touch.
 
     `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds. A touch that its worker released is therefore
@@ -231,16 +231,16 @@ def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> 
     revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
     if revoking:
         parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
-        history.called_off.update(sql.rows(_CALLED_OFF, parameters))
+        history.cancelled_by.update(sql.rows(_CALLED_OFF, parameters))
     restarting = [task_id for task_id, node in again if node.on_repeat == "restart"]
     if restarting:
-        history.called_off.update(sql.rows(_RESTARTED, {"ids": restarting}))
+        history.cancelled_by.update(sql.rows(_RESTARTED, {"ids": restarting}))
 
 
-def _load_repeats(history: History, due: Sequence[Due]) -> None:
-    repeated = [row.claim.task_id for row in due if row.is_repeat]
+def _load_retries(history: CustomerHistory, due: Sequence[Due]) -> None:
+    repeated = [row.claim.task_id for row in due if row.is_retry]
     if repeated:
-        history.in_doubt = touches.in_doubt(repeated)
+        history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
         for task_id, template_id, version, subject, body, *texts in sql.rows(_FIRST_ATTEMPTS, {"ids": repeated}):
             stored = sort_texts(TextSpec(*text) for text in zip(*(each or () for each in texts), strict=True))
             history.first_attempts[task_id] = FirstAttempt(template_id, version, subject, body, stored)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from scheduling.channels.base import Message, is_immediate
 from scheduling.delivery import settlement
 from scheduling.delivery.due_batch import DueBatch
-from scheduling.delivery.outgoing import LEASE, Parcel
+from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, channel_of, target_for
 from scheduling.ledger.touches import Due
-from scheduling.ledger.transitions import Content, Hint, Settlement
+from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
-from scheduling.policy.guards import Candidate, Slot, Verdict
-from scheduling.rendering import CannotRender, render, text_for
+from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
+from scheduling.rendering import CannotRender, choose_text, render_message
 
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 
@@ -23,13 +23,13 @@ class Judged(NamedTuple):
     """A touch with its verdict and its next state."""
 
     row: Due
-    verdict: Verdict
+    verdict: GuardVerdict
     settlement: Settlement
-    parcel: Parcel | None = None  #: present if the touch is sent
+    parcel: Delivery | None = None  #: present if the touch is sent
     detail: str = ""  #: why no message could be prepared
 
 
-def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[Hint]]:
+def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[WakeUp]]:
     """Judge the most important touches first: the first one gets a free cap slot.
 
     Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then stay unchanged.
@@ -41,20 +41,20 @@ def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[Hint]]:
     for row in ordered:
         if judged and time.monotonic() > ends_at:
             left = ordered[len(judged) :]
-            return judged, [Hint(row.claim.task_id, row.due_at, row.priority, row.node_id) for row in left]
+            return judged, [WakeUp(row.claim.task_id, row.due_at, row.priority, row.node_id) for row in left]
         judged.append(_judge(batch, row))
     return judged, []
 
 
 def _judge(batch: DueBatch, row: Due) -> Judged:
     candidate = batch.candidate(row)
-    verdict = guards.judge(candidate, batch.surroundings(row), batch.locked_at)
+    verdict = guards.judge_touch(candidate, batch.surroundings(row), batch.locked_at)
     if verdict.decision == guards.SEND:
         return _prepare(batch, row, candidate, verdict)
-    return Judged(row, verdict, _without_attempt(batch, row, settlement.turned_down(verdict)))
+    return Judged(row, verdict, _without_attempt(batch, row, settlement.decision_for(verdict)))
 
 
-def _prepare(batch: DueBatch, row: Due, candidate: Candidate, verdict: Verdict) -> Judged:
+def _prepare(batch: DueBatch, row: Due, candidate: Candidate, verdict: GuardVerdict) -> Judged:
     """Render the message and find its target before it takes a cap slot.
 
     A failure after that would use a slot that other touches need.
@@ -65,23 +65,23 @@ def _prepare(batch: DueBatch, row: Due, candidate: Candidate, verdict: Verdict) 
         parcel = _parcel(batch, row, candidate)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
-        failed = Settlement("failed", reason, frees_slot=True, content=content)
+        failed = Settlement("failed", reason, releases_cap_slot=True, content=content)
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
     immediate = is_immediate(parcel.channel)
     if immediate:
         parcel.sent_at = parcel.ended_at = batch.clock
     if not candidate.has_slot:
         until = None if immediate else batch.locked_at + LEASE
-        slot = Slot(row.claim.task_id, batch.locked_at, template.content_type, counts, immediate, until)
-        batch.history.take(row, slot)
+        slot = CapSlot(row.claim.task_id, batch.locked_at, template.content_type, counts, immediate, until)
+        batch.history.add_slot(row, slot)
     return Judged(row, verdict, Settlement("delivered" if immediate else "running", content=content), parcel)
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
-    return settlement.still_in_doubt(ended) if row.claim.task_id in batch.history.in_doubt else ended
+    return settlement.keep_outcome_unknown(ended) if row.claim.task_id in batch.history.with_unknown_outcome else ended
 
 
-def _parcel(batch: DueBatch, row: Due, candidate: Candidate) -> Parcel:
+def _parcel(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery:
     spec, event = candidate.node.channel, row.event
     channel = channel_of(spec)
     target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)
@@ -102,12 +102,12 @@ def _parcel(batch: DueBatch, row: Due, candidate: Candidate) -> Parcel:
         target=target,
         trace_id=event.trace_id,
     )
-    return Parcel(
+    return Delivery(
         row.claim, message, channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
         node_id=row.node_id,
         event_at=event.occurred_at if row.node_id in batch.config.asking_presence else None,
         question=batch.presence.questions.get(row.claim.task_id),
-        in_doubt=row.claim.task_id in batch.history.in_doubt,
+        with_unknown_outcome=row.claim.task_id in batch.history.with_unknown_outcome,
         late=(batch.locked_at - row.due_at).total_seconds(),
     )  # fmt: skip
 
@@ -120,5 +120,5 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, 
     """
     first = batch.history.first_attempts.get(row.claim.task_id)
     if first and first.body:
-        return first.subject, first.body, text_for(candidate.template, candidate.customer.locale).locale
-    return render(candidate.template, candidate.customer, row.event)
+        return first.subject, first.body, choose_text(candidate.template, candidate.customer.locale).locale
+    return render_message(candidate.template, candidate.customer, row.event)

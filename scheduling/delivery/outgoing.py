@@ -9,7 +9,7 @@ from scheduling.channels.base import Channel, Message, Outcome
 from scheduling.delivery import presence
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
-from scheduling.policy.guards import Verdict
+from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import ChannelSpec
 
 LEASE = timedelta(seconds=45)
@@ -17,7 +17,7 @@ BATCH_DEADLINE = timedelta(seconds=20)  #: after the claim; a delivery that has 
 
 
 @dataclass(slots=True)
-class Parcel:
+class Delivery:
     """A touch with all data needed to send and settle it."""
 
     claim: Claim
@@ -30,8 +30,8 @@ class Parcel:
     clock: float  #: monotonic clock of this process at `claimed_at`
     node_id: int
     event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
-    question: presence.Question | None = None  #: the presence question right before sending
-    in_doubt: bool = False  #: an earlier attempt has an unknown outcome
+    question: presence.PresenceQuestion | None = None  #: the presence question right before sending
+    with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
     late: float = 0.0  #: seconds past due at `claimed_at`
     sent_at: float = 0.0
     ended_at: float = 0.0
@@ -58,7 +58,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Deferred:
     """Not tried: the quota is used up, the lane is full, or the receiver does not answer."""
 
     reason: str
@@ -66,11 +66,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SendRefused:
     """Not tried: a change after the verdict forbids it."""
 
-    verdict: Verdict
+    verdict: GuardVerdict
 
 
-Untried = (Held, Refused)
-Result = tuple[Parcel, Outcome | Held | Refused]
+Untried = (Deferred, SendRefused)
+DeliveryResult = tuple[Delivery, Outcome | Deferred | SendRefused]

@@ -23,23 +23,23 @@ from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import due_batch, settlement
 from scheduling.delivery.due_batch import DueBatch
 from scheduling.delivery.judging import Judged, judge_batch
-from scheduling.delivery.outgoing import LEASE, Result
+from scheduling.delivery.outgoing import LEASE, DeliveryResult
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settlement import FAILED_ENDS
 from scheduling.dispatch.publisher import publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import Reconfigured, touches
-from scheduling.ledger.transitions import Hint, Settlement
+from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models.encrypted import Unreadable
 
 log = structlog.get_logger(__name__)
 
 #: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
-UNREADABLE_FOR = timedelta(minutes=1)
-JUDGEMENTS = 5  #: tries for a batch whose configuration changes while it is judged
+UNREADABLE_DELAY = timedelta(minutes=1)
+MAX_JUDGEMENTS = 5  #: tries for a batch whose configuration changes while it is judged
 
 
-def deliver(task_ids: Sequence[UUID]) -> None:
+def deliver_touches(task_ids: Sequence[UUID]) -> None:
     """Deliver the touches that are due and that no other worker has locked.
 
     An unexpected error must not affect other touches: the batch is halved until the faulty touch fails alone. A batch
@@ -49,21 +49,21 @@ def deliver(task_ids: Sequence[UUID]) -> None:
     Raises:
         django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
             The latter may mean that the machine was suspended.
-        Reconfigured: the configuration changed during each of `JUDGEMENTS` tries.
+        Reconfigured: the configuration changed during each of `MAX_JUDGEMENTS` tries.
     """
     try:
-        _deliver(task_ids)
+        _deliver_batch(task_ids)
     except Reconfigured:
         raise
     except Exception as error:
-        if isinstance(error, sql.AWAY) and not (sql.took_too_long(error) and len(task_ids) > 1):
+        if isinstance(error, sql.UNAVAILABLE_ERRORS) and not (sql.is_idle_timeout(error) and len(task_ids) > 1):
             raise
         if len(task_ids) == 1:
             _give_up(task_ids[0], error)
             return
         half = len(task_ids) // 2
-        deliver(task_ids[:half])
-        deliver(task_ids[half:])
+        deliver_touches(task_ids[:half])
+        deliver_touches(task_ids[half:])
 
 
 def _give_up(task_id: UUID, error: Exception) -> None:
@@ -71,27 +71,33 @@ def _give_up(task_id: UUID, error: Exception) -> None:
     if isinstance(error, Unreadable):
         log.error("secrets_unreadable", task_id=str(task_id), error=str(error))
         with transaction.atomic():
-            _settle_untried(task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_FOR))
+            _settle_without_attempt(
+                task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
+            )
         return
     log.exception("touch_broke", task_id=str(task_id))
     with transaction.atomic():
-        claimed = _settle_untried(task_id, Settlement("failed", "internal_error"))
-        dead_letters.bury_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
+        claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
+        dead_letters.record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
 
 
-def _settle_untried(task_id: UUID, end: Settlement) -> list[UUID]:
+def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
     """Claim and settle a touch. An earlier attempt may still have an unknown outcome.
 
     Return the claimed id, or nothing if the claim failed.
     """
     claims = touches.claim([task_id], lease=LEASE)
-    end = settlement.still_in_doubt(end) if touches.in_doubt([task_id]) else replace(end, frees_slot=True)
+    end = (
+        settlement.keep_outcome_unknown(end)
+        if touches.with_unknown_outcome([task_id])
+        else replace(end, releases_cap_slot=True)
+    )
     touches.settle(dict.fromkeys(claims, end))
     return [claim.task_id for claim in claims]
 
 
-def _deliver(task_ids: Sequence[UUID]) -> None:
-    for tries_left in reversed(range(JUDGEMENTS)):
+def _deliver_batch(task_ids: Sequence[UUID]) -> None:
+    for tries_left in reversed(range(MAX_JUDGEMENTS)):
         config = snapshot.current()
         answers = due_batch.ask_presence(task_ids, config)
         try:
@@ -107,7 +113,7 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
     rest = [*(batch.rest if batch else ()), *unjudged]
     if len(judged) + len(rest) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.
-        _publish(touches.early(task_ids), config)
+        _publish(touches.premature_wakeups(task_ids), config)
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
     _send(judged)
     _log_unsent(judged, config)
@@ -125,15 +131,15 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> None:
     settlement.record_attempts(delivered)
     settlement.record_verdicts([(each.row.claim.task_id, each.verdict) for each in judged], batch.locked_at)
     failed = {each.row.claim.task_id: each.detail for each in judged if each.settlement.state in FAILED_ENDS}
-    dead_letters.bury_touches(list(failed), details=failed)
+    dead_letters.record_failed_touches(list(failed), details=failed)
 
 
-def _delivered(judged: Sequence[Judged]) -> list[Result]:
+def _delivered(judged: Sequence[Judged]) -> list[DeliveryResult]:
     """Return the results of the local channels, which are delivered by the commit itself."""
     return [(each.parcel, Delivered()) for each in judged if each.parcel and each.settlement.state == "delivered"]
 
 
-def _publish(hints: list[Hint], config: Snapshot) -> None:
+def _publish(hints: list[WakeUp], config: Snapshot) -> None:
     if hints:
         publish_touches(hints, {hint.route: config.nodes[hint.route].channel.id for hint in hints})
 
@@ -159,14 +165,14 @@ def _log_unsent(judged: Sequence[Judged], config: Snapshot) -> None:
         if end.state in FAILED_ENDS:
             settlement.log_failed(row.claim.task_id, row.event.trace_id, end, node=config.nodes[row.node_id].key)
         else:
-            alike[end.state, end.reason].append(tracing.name(row.event.trace_id, row.claim.task_id))
+            alike[end.state, end.reason].append(tracing.trace_label(row.event.trace_id, row.claim.task_id))
     for (state, reason), names in alike.items():
-        tracing.say("touches_settled", names, state=state, reason=reason)
+        tracing.log_touches("touches_settled", names, state=state, reason=reason)
 
 
-@metrics.harmless
+@metrics.never_raises
 def _measure(judged: Sequence[Judged]) -> None:
     """Update the metrics, once per batch and after the commit."""
     settlement.measure_verdicts(each.verdict for each in judged)
     settlement.measure_ends(Counter((each.settlement.state, each.settlement.reason) for each in judged))
-    settlement.measure(_delivered(judged))
+    settlement.measure_attempts(_delivered(judged))

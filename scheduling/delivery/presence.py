@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PresenceQuestion:
     """A touch about which the providers are asked."""
 
     user_id: str
@@ -25,14 +25,14 @@ class Question:
     event_id: str
     event_at: datetime
     planned_at: datetime | None = None  #: due time by the node's delay
-    going_out: bool = False  #: True: without a presence block it is sent right after this question
+    about_to_send: bool = False  #: True: without a presence block it is sent right after this question
 
 
 class Presence(Protocol):
     #: Event types of the provider. It is asked about all their touches, even if the node ignores conversations.
     event_types: ClassVar[frozenset[str]]
 
-    def objections(self, questions: Sequence[Question]) -> Sequence[str]:
+    def presence_blocks(self, questions: Sequence[PresenceQuestion]) -> Sequence[str]:
         """Return one code for each question.
 
         - "": no block
@@ -47,23 +47,23 @@ class Presence(Protocol):
 
 
 @cache
-def providers() -> tuple[Presence, ...]:
+def presence_providers() -> tuple[Presence, ...]:
     return tuple(import_string(path)() for path in settings.PRESENCE)
 
 
-def own_event_types() -> list[str]:
+def provider_event_types() -> list[str]:
     """Return the event types for whose touches the providers are always asked."""
-    return sorted({each for provider in providers() for each in provider.event_types})
+    return sorted({each for provider in presence_providers() for each in provider.event_types})
 
 
-def objections(questions: Sequence[Question]) -> list[str]:
+def presence_blocks(questions: Sequence[PresenceQuestion]) -> list[str]:
     """Return the first presence block of any provider, for each question."""
     answers = [""] * len(questions)
     if not questions:
         return answers
-    for provider in providers():
+    for provider in presence_providers():
         try:
-            found = provider.objections(questions)
+            found = provider.presence_blocks(questions)
         except Exception:
             log.warning("presence_unknown", questions=len(questions), exc_info=True)
             found = ["presence_unknown"] * len(questions)

@@ -10,7 +10,7 @@ from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
 from scheduling.models import Community
 from scheduling.models.encrypted import Sealed, Unreadable
-from scheduling.planning.disabled_targets import Target, channels_with_any, digest_of, disabled_among
+from scheduling.planning.disabled_targets import Target, channels_with_disabled, digest_address, find_disabled
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 
 
@@ -73,7 +73,7 @@ def target_for(
     if channel.needs_target and not target:
         raise NoTarget("no_target", f"no {spec.kind} target for {chat_id or customer.user_id}")
     if disabled is None:
-        disabled = disabled_among([(spec.id, target_digest(spec, target))])
+        disabled = find_disabled([(spec.id, target_digest(spec, target))])
     if disabled and (spec.id, target_digest(spec, target)) in disabled:
         raise NoTarget("target_disabled", "the receiver said that it is gone (410)")
     return target
@@ -82,25 +82,25 @@ def target_for(
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:
     """Return a digest that identifies a receiver without exposing its address."""
     address = target.get("url") or target.get("address") or spec.config.get("url") or spec.key
-    return digest_of(address)
+    return digest_address(address)
 
 
-def disabled_for(
+def find_disabled_targets(
     wanted: Iterable[tuple[ChannelSpec, CustomerSpec, str]], communities: Mapping[str, Mapping[str, Any]]
 ) -> set[Target]:
     """Return the disabled targets among those of `wanted` (channel, customer, chat id), in at most two statements."""
     asked = list(wanted)
-    struck = channels_with_any(spec.id for spec, _, _ in asked)
+    struck = channels_with_disabled(spec.id for spec, _, _ in asked)
     targets: set[Target] = set()
     for spec, customer, chat_id in asked:
         if spec.id in struck:
             with suppress(NoTarget, Unreadable):  # reported when the touch is sent
                 target = target_for(spec, channel_of(spec), customer, chat_id, communities, ())
                 targets.add((spec.id, target_digest(spec, target)))
-    return disabled_among(targets)
+    return find_disabled(targets)
 
 
-def community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+def load_community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """Return the targets of communities, by channel key or kind."""
     wanted = sorted({chat_id for chat_id in chat_ids if chat_id})
     if not wanted:

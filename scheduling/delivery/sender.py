@@ -26,10 +26,10 @@ from scheduling.channels.base import Outcome, Permanent, Transient, Unknown
 from scheduling.channels.circuit_breaker import Breaker
 from scheduling.channels.quota import QuotaGate, receiver_key
 from scheduling.delivery import presence
-from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE, Held, Parcel, Refused, Result
+from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE, Deferred, Delivery, DeliveryResult, SendRefused
 from scheduling.delivery.settlement import settle_results
 from scheduling.ledger.touches import Stop, touches
-from scheduling.policy.guards import HOLD, SUPPRESS, Verdict, objection_verdict
+from scheduling.policy.guards import HOLD, SUPPRESS, GuardVerdict, verdict_for_presence_block
 
 log = structlog.get_logger(__name__)
 
@@ -37,31 +37,31 @@ IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
 IN_FLIGHT = 4_000  #: deliveries that a process holds before `submit` waits
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
-MUTERS = 2  #: threads that store a vendor's throttling in Redis for all workers
-STUCK = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
+THROTTLE_THREADS = 2  #: threads that store a vendor's throttling in Redis for all workers
+STUCK_AFTER = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
 
 
 Answer = TypeVar("Answer")
 
 #: The row was locked or the claim is no longer valid. Settling determines which.
-UNMARKED = Held("mark_failed", timedelta(seconds=2))
+UNMARKED = Deferred("mark_failed", timedelta(seconds=2))
 
 
 @dataclass(slots=True)
-class Marking:
+class MarkingQueue:
     """A queue of deliveries to mark, processed in chunks by one thread."""
 
     thread: ThreadPoolExecutor
-    ready: deque[Parcel] = field(default_factory=deque)
+    ready: deque[Delivery] = field(default_factory=deque)
     active: bool = False
 
 
 @dataclass(slots=True)
-class Lane:
+class ReceiverLane:
     """The deliveries of this process to one receiver."""
 
     limit: int  #: most calls in flight
-    waiting: deque[Parcel] = field(default_factory=deque)
+    waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     moved_at: float = field(default_factory=time.monotonic)  #: monotonic time at which a delivery last left the lane
 
@@ -88,37 +88,37 @@ class Sender:
 
     def __init__(self, quotas: QuotaGate) -> None:
         self._quotas = quotas
-        self._plain = Marking(ThreadPoolExecutor(1, "marker"))
-        self._asking = Marking(ThreadPoolExecutor(1, "asking-marker"))
-        self._muters = ThreadPoolExecutor(MUTERS, "muter")
+        self._plain = MarkingQueue(ThreadPoolExecutor(1, "marker"))
+        self._asking = MarkingQueue(ThreadPoolExecutor(1, "asking-marker"))
+        self._throttle_threads = ThreadPoolExecutor(THROTTLE_THREADS, "muter")
         self._breaker = Breaker()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ReceiverLane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._results: list[Result] = []
-        self._held = 0
+        self._results: list[DeliveryResult] = []
+        self._pending = 0
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
 
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
-    def submit(self, parcels: list[Parcel]) -> None:
+    def submit(self, deliveries: list[Delivery]) -> None:
         """Take over these deliveries.
 
         Wait, at most until the batch deadline, while the process holds `IN_FLIGHT` or more. Waiting slows the queue,
         not the receivers. Lanes without progress release their waiting deliveries.
         """
-        if not parcels:
+        if not deliveries:
             return
         loop = self._running_loop()
         ends_at = time.monotonic() + BATCH_DEADLINE.total_seconds()
         with self._changed:
-            while not self._changed.wait_for(lambda: self._held < IN_FLIGHT, timeout=STUCK):
+            while not self._changed.wait_for(lambda: self._pending < IN_FLIGHT, timeout=STUCK_AFTER):
                 loop.call_soon_threadsafe(self._clear_stuck_lanes)
                 if time.monotonic() >= ends_at:
                     break
-            self._held += len(parcels)
-        loop.call_soon_threadsafe(self._accept, parcels)
+            self._pending += len(deliveries)
+        loop.call_soon_threadsafe(self._accept, deliveries)
 
     def drain(self, timeout: float) -> bool:
         """Wait until all deliveries are settled.
@@ -126,7 +126,7 @@ class Sender:
         Return False after `timeout` seconds; expired leases then return the rest.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: self._held == 0, timeout=timeout)
+            return self._changed.wait_for(lambda: self._pending == 0, timeout=timeout)
 
     def finish(self, timeout: float) -> bool:
         """Drain, then end the marking threads and their connections. The sender accepts nothing afterwards."""
@@ -135,7 +135,7 @@ class Sender:
             for marking in (self._plain, self._asking):
                 marking.thread.submit(connections.close_all)
                 marking.thread.shutdown()
-            self._muters.shutdown()
+            self._throttle_threads.shutdown()
         return drained
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
@@ -143,43 +143,43 @@ class Sender:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
-                threading.Thread(target=self._settle_for_ever, name="settler", daemon=True).start()
+                threading.Thread(target=self._settle_loop, name="settler", daemon=True).start()
             return self._loop
 
     # --- in the sending thread ------------------------------------------------------------------------------------
 
-    def _accept(self, parcels: list[Parcel]) -> None:
+    def _accept(self, deliveries: list[Delivery]) -> None:
         touched = set()
-        for parcel in parcels:
+        for delivery in deliveries:
             try:
-                target = parcel.target
+                target = delivery.target
             except Exception as error:
-                log.exception("channel_broke", channel=parcel.spec.key)
-                parcel.sent_at = parcel.ended_at = time.monotonic()
-                self._report(parcel, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
+                log.exception("channel_broke", channel=delivery.spec.key)
+                delivery.sent_at = delivery.ended_at = time.monotonic()
+                self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
             lane = self._lanes.get(target)
             if lane is None:
-                lane = self._lanes[target] = Lane(getattr(parcel.channel, "at_once", IN_FLIGHT_PER_TARGET))
-            lane.waiting.append(parcel)
+                lane = self._lanes[target] = ReceiverLane(getattr(delivery.channel, "at_once", IN_FLIGHT_PER_TARGET))
+            lane.waiting.append(delivery)
             touched.add(target)
         for target in touched:
-            self._pump(target)
+            self._start_next(target)
 
-    def _pump(self, target: str) -> None:
+    def _start_next(self, target: str) -> None:
         """Move deliveries from a lane with capacity to the next chunk to mark."""
         lane = self._lanes[target]
         while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
-            self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
+            self._report(lane.waiting.popleft(), Deferred("target_busy", timedelta(seconds=2)))
         while lane.waiting and lane.in_flight < lane.limit:
             if wait := self._breaker.admit(target, time.monotonic()):
-                resting = Held("target_down", timedelta(seconds=wait))
+                resting = Deferred("target_down", timedelta(seconds=wait))
                 while lane.waiting:
                     self._report(lane.waiting.popleft(), resting)
                 break
             lane.in_flight += 1
-            parcel = lane.waiting.popleft()
-            (self._asking if parcel.asks_redis else self._plain).ready.append(parcel)
+            delivery = lane.waiting.popleft()
+            (self._asking if delivery.asks_redis else self._plain).ready.append(delivery)
         if not lane.waiting and not lane.in_flight:
             del self._lanes[target]
         for marking in (self._plain, self._asking):
@@ -190,10 +190,10 @@ class Sender:
     def _clear_stuck_lanes(self) -> None:
         now = time.monotonic()
         for lane in self._lanes.values():
-            while lane.waiting and now - lane.moved_at > STUCK:
-                self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
+            while lane.waiting and now - lane.moved_at > STUCK_AFTER:
+                self._report(lane.waiting.popleft(), Deferred("target_busy", timedelta(seconds=2)))
 
-    async def _mark(self, marking: Marking) -> None:
+    async def _mark(self, marking: MarkingQueue) -> None:
         """Process one chunk at a time: quota and Presence, the fenced write, then the calls.
 
         Deliveries that arrive during a write share the next one.
@@ -202,80 +202,84 @@ class Sender:
             while marking.ready:
                 chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
                 try:
-                    permits = await self._in(marking.thread, self._permits, chunk)
+                    permits = await self._run_in(marking.thread, self._check_quota_and_claim, chunk)
                 except Exception:
                     log.exception("mark_failed", count=len(chunk))
                     permits = {}
-                for parcel in chunk:
-                    refusal = permits.get(parcel.claim.task_id, UNMARKED)
+                for delivery in chunk:
+                    refusal = permits.get(delivery.claim.task_id, UNMARKED)
                     if refusal is None:
-                        self._spawn(self._send(parcel))
+                        self._spawn(self._send(delivery))
                     else:
-                        self._leave(parcel, refusal)
+                        self._release(delivery, refusal)
         finally:
             marking.active = False
 
-    def _permits(self, chunk: list[Parcel]) -> dict[object, Held | Refused | None]:
+    def _check_quota_and_claim(self, chunk: list[Delivery]) -> dict[object, Deferred | SendRefused | None]:
         """Return for each delivery None (send it) or why not. Runs in a thread because it calls Redis and PostgreSQL.
 
         The fenced write comes last, so that no step separates what it reads from the calls.
         """
         close_old_connections()
-        permits: dict[object, Held | Refused | None] = dict(self._over_quota(chunk))
-        permits |= _objections([parcel for parcel in chunk if parcel.claim.task_id not in permits])
-        rest = [parcel for parcel in chunk if parcel.claim.task_id not in permits]
+        permits: dict[object, Deferred | SendRefused | None] = dict(self._over_quota(chunk))
+        permits |= _find_presence_blocks([delivery for delivery in chunk if delivery.claim.task_id not in permits])
+        rest = [delivery for delivery in chunk if delivery.claim.task_id not in permits]
         if rest:
-            margin = max(parcel.spec.timeout for parcel in rest) + timedelta(seconds=2)
-            stops = touches.mark_sending([parcel.sending for parcel in rest], margin=margin)
-            permits |= {task_id: Refused(_verdict(stop)) if stop else None for task_id, stop in stops.items()}
+            margin = max(delivery.spec.timeout for delivery in rest) + timedelta(seconds=2)
+            stops = touches.mark_sending([delivery.sending for delivery in rest], margin=margin)
+            permits |= {
+                task_id: SendRefused(_verdict_for_stop(stop)) if stop else None for task_id, stop in stops.items()
+            }
         return permits
 
-    def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held]:
-        by_receiver: dict[str, list[Parcel]] = {}
-        for parcel in chunk:
-            if parcel.channel.quotas:
-                by_receiver.setdefault(receiver_key(parcel.channel, parcel.message), []).append(parcel)
+    def _over_quota(self, chunk: list[Delivery]) -> dict[object, Deferred]:
+        by_receiver: dict[str, list[Delivery]] = {}
+        for delivery in chunk:
+            if delivery.channel.quotas:
+                by_receiver.setdefault(receiver_key(delivery.channel, delivery.message), []).append(delivery)
         if not by_receiver:
             return {}
-        held: dict[object, Held] = {}
-        for quotas in {parcels[0].channel.quotas for parcels in by_receiver.values()}:
+        held: dict[object, Deferred] = {}
+        for quotas in {deliveries[0].channel.quotas for deliveries in by_receiver.values()}:
             wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
             for receiver, grant in self._quotas.acquire(quotas, wanted).items():
-                for parcel in by_receiver[receiver][grant.granted :]:
-                    held[parcel.claim.task_id] = Held("quota", grant.next_in)
+                for delivery in by_receiver[receiver][grant.granted :]:
+                    held[delivery.claim.task_id] = Deferred("quota", grant.next_in)
         return held
 
-    async def _send(self, parcel: Parcel) -> None:
-        parcel.sent_at = time.monotonic()
-        seconds = parcel.spec.timeout.total_seconds()
+    async def _send(self, delivery: Delivery) -> None:
+        delivery.sent_at = time.monotonic()
+        seconds = delivery.spec.timeout.total_seconds()
         outcome: Outcome
         try:
-            deadline = datetime.now(UTC) + parcel.spec.timeout
+            deadline = datetime.now(UTC) + delivery.spec.timeout
             # The channel enforces the deadline itself. This timeout covers one that does not.
-            outcome = await asyncio.wait_for(parcel.channel.send(parcel.message, deadline), seconds + 1)
+            outcome = await asyncio.wait_for(delivery.channel.send(delivery.message, deadline), seconds + 1)
         except TimeoutError:
             outcome = Unknown("timeout", f"no end after {seconds:g} s")
         except Exception as error:
-            log.exception("channel_broke", channel=parcel.spec.key)
+            log.exception("channel_broke", channel=delivery.spec.key)
             outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
-        parcel.ended_at = time.monotonic()
-        self._breaker.record(parcel.target, outcome, parcel.ended_at)
-        if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+        delivery.ended_at = time.monotonic()
+        self._breaker.record(delivery.target, outcome, delivery.ended_at)
+        if delivery.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot. The other touches of the robot need not fail one by one.
-            receiver = receiver_key(parcel.channel, parcel.message)
-            await self._in(self._muters, self._quotas.mute, receiver, outcome.retry_after)
-        self._leave(parcel, outcome)
+            receiver = receiver_key(delivery.channel, delivery.message)
+            await self._run_in(self._throttle_threads, self._quotas.throttle, receiver, outcome.retry_after)
+        self._release(delivery, outcome)
 
-    def _leave(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
+    def _release(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         """Release a delivery from its lane and report its result."""
-        target = parcel.target
+        target = delivery.target
         lane = self._lanes[target]
         lane.in_flight -= 1
         lane.moved_at = time.monotonic()
-        self._pump(target)
-        self._report(parcel, result)
+        self._start_next(target)
+        self._report(delivery, result)
 
-    def _in(self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+    def _run_in(
+        self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any
+    ) -> asyncio.Future[Answer]:
         assert self._loop is not None
         return self._loop.run_in_executor(threads, act, *arguments)
 
@@ -287,27 +291,27 @@ class Sender:
 
     # --- settling -------------------------------------------------------------------------------------------------
 
-    def _report(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
+    def _report(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         with self._changed:
-            self._results.append((parcel, result))
+            self._results.append((delivery, result))
             self._changed.notify_all()
 
-    def _forget(self, count: int) -> None:
+    def _decrement_pending(self, count: int) -> None:
         with self._changed:
-            self._held -= count
+            self._pending -= count
             self._changed.notify_all()
 
-    def _settle_for_ever(self) -> None:
+    def _settle_loop(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._results))
             time.sleep(SETTLE_INTERVAL)  # collect the results of a chunk
             with self._changed:
                 results, self._results = self._results[:CHUNK], self._results[CHUNK:]
-            self._settle_stubbornly(results)
-            self._forget(len(results))
+            self._settle_with_retry(results)
+            self._decrement_pending(len(results))
 
-    def _settle_stubbornly(self, results: list[Result]) -> None:
+    def _settle_with_retry(self, results: list[DeliveryResult]) -> None:
         """Settle results whose effect may have happened.
 
         Retry until the leases expire and the rescue has settled them.
@@ -327,29 +331,31 @@ class Sender:
                 pause = min(pause * 2, 5)
 
 
-def _objections(parcels: list[Parcel]) -> dict[object, Refused]:
+def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefused]:
     """Return the deliveries that a presence block stops now.
 
     The first question may be 20 seconds old: a chat continues while its message waits. Deliveries without a block are
     marked next.
     """
-    asked = [parcel for parcel in parcels if parcel.question]
-    answers = presence.objections([replace(parcel.question, going_out=True) for parcel in asked if parcel.question])
+    asked = [delivery for delivery in deliveries if delivery.question]
+    answers = presence.presence_blocks(
+        [replace(delivery.question, about_to_send=True) for delivery in asked if delivery.question]
+    )
     monotonic = time.monotonic()
     return {
-        parcel.claim.task_id: Refused(objection_verdict(answer, parcel.instant(monotonic)))
-        for parcel, answer in zip(asked, answers, strict=True)
+        delivery.claim.task_id: SendRefused(verdict_for_presence_block(answer, delivery.instant(monotonic)))
+        for delivery, answer in zip(asked, answers, strict=True)
         if answer
     }
 
 
-def _verdict(stop: Stop) -> Verdict:
+def _verdict_for_stop(stop: Stop) -> GuardVerdict:
     match stop.code:
         case "paused":
-            return Verdict(HOLD, "paused", observed=stop.scope, parked=stop.scope)
+            return GuardVerdict(HOLD, "paused", observed=stop.scope, parked=stop.scope)
         case "opted_out":
-            return Verdict(SUPPRESS, "opted_out", observed="marketing")
+            return GuardVerdict(SUPPRESS, "opted_out", observed="marketing")
         case "conversation":
-            return Verdict(SUPPRESS, "conversation", observed=f"{stop.conversation_at:%Y-%m-%dT%H:%M:%S.%f%z}")
+            return GuardVerdict(SUPPRESS, "conversation", observed=f"{stop.conversation_at:%Y-%m-%dT%H:%M:%S.%f%z}")
         case _:
-            return Verdict(SUPPRESS, stop.code, stop.node_version)
+            return GuardVerdict(SUPPRESS, stop.code, stop.node_version)

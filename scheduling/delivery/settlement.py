@@ -19,21 +19,21 @@ from django.db import transaction
 
 from scheduling import metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.delivery.outgoing import Held, Parcel, Refused, Result, Untried
+from scheduling.delivery.outgoing import Deferred, Delivery, DeliveryResult, SendRefused, Untried
 from scheduling.delivery.routing import target_digest
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.planning import disabled_targets
-from scheduling.policy.guards import CALLED_OFF, HOLD, Verdict
+from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, GuardVerdict
 
 log = structlog.get_logger(__name__)
 
 FAILED_ENDS = ("failed", "unknown")  #: each has a failed task
-JITTER = 0.1  #: share of a retry's delay, so that touches that failed together are not retried together
+RETRY_JITTER = 0.1  #: share of a retry's delay, so that touches that failed together are not retried together
 
 
-def settle_results(results: Sequence[Result]) -> None:
+def settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle the results of the sender.
 
     A result that cannot be stored must not affect others: the batch is halved until it is alone. It is then settled by
@@ -44,31 +44,35 @@ def settle_results(results: Sequence[Result]) -> None:
     """
     try:
         _settle_results(results)
-    except sql.AWAY:
+    except sql.UNAVAILABLE_ERRORS:
         raise
     except Exception:
         if len(results) == 1:
             log.exception("answer_broke", task_id=str(results[0][0].claim.task_id))
-            _settle_results([(results[0][0], bare(results[0][1]))])
+            _settle_results([(results[0][0], without_detail(results[0][1]))])
             return
         half = len(results) // 2
         settle_results(results[:half])
         settle_results(results[half:])
 
 
-def _settle_results(results: Sequence[Result]) -> None:
+def _settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
         ends = {parcel.claim: settlement_of(parcel, result) for parcel, result in results}
         settled = touches.settle(ends)
         valid = [each for each in results if each[0].claim.task_id in settled]
         record_attempts(valid)
-        refused = [(parcel.claim.task_id, result.verdict) for parcel, result in valid if isinstance(result, Refused)]
+        refused = [
+            (parcel.claim.task_id, result.verdict) for parcel, result in valid if isinstance(result, SendRefused)
+        ]
         if refused:
             record_verdicts(refused, sql.now())
-        dead_letters.bury_touches([each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS])
+        dead_letters.record_failed_touches(
+            [each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS]
+        )
         disable_targets(results)
-    measure(valid)
+    measure_attempts(valid)
     measure_verdicts(verdict for _, verdict in refused)
     measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
     _log_ends([parcel for parcel, _ in valid], ends)
@@ -76,7 +80,7 @@ def _settle_results(results: Sequence[Result]) -> None:
         log.warning("stale_results_dropped", count=len(results) - len(valid))
 
 
-def _log_ends(parcels: Iterable[Parcel], ends: Mapping[Claim, Settlement]) -> None:
+def _log_ends(parcels: Iterable[Delivery], ends: Mapping[Claim, Settlement]) -> None:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for parcel in parcels:
         task_id, trace_id, channel, end = (
@@ -85,9 +89,9 @@ def _log_ends(parcels: Iterable[Parcel], ends: Mapping[Claim, Settlement]) -> No
         if end.state in FAILED_ENDS:
             log_failed(task_id, trace_id, end, channel=channel, attempt=parcel.attempt)
         else:
-            alike.setdefault((end.state, end.reason, channel), []).append(tracing.name(trace_id, task_id))
+            alike.setdefault((end.state, end.reason, channel), []).append(tracing.trace_label(trace_id, task_id))
     for (state, reason, channel), names in alike.items():
-        tracing.say("touches_settled", names, state=state, reason=reason, channel=channel)
+        tracing.log_touches("touches_settled", names, state=state, reason=reason, channel=channel)
 
 
 def log_failed(task_id: UUID, trace_id: UUID | None, end: Settlement, **more: object) -> None:
@@ -95,83 +99,83 @@ def log_failed(task_id: UUID, trace_id: UUID | None, end: Settlement, **more: ob
     log.warning("touch_failed", task_id=str(task_id), trace_id=trace, state=end.state, reason=end.reason, **more)
 
 
-def settlement_of(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
-    ended = _settlement(parcel, result)
-    return still_in_doubt(ended) if parcel.in_doubt else ended
+def settlement_of(parcel: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
+    ended = _settlement_by_result(parcel, result)
+    return keep_outcome_unknown(ended) if parcel.with_unknown_outcome else ended
 
 
-def still_in_doubt(ended: Settlement) -> Settlement:
+def keep_outcome_unknown(ended: Settlement) -> Settlement:
     """Keep the outcome of an earlier attempt unknown.
 
     The end of a retry is no evidence about that attempt. The cap slot stays taken. An end that would mean "not
     delivered" becomes `unknown`, and an operator decides.
     """
     state = "unknown" if ended.state in ("failed", "suppressed") else ended.state
-    return replace(ended, state=state, frees_slot=False)
+    return replace(ended, state=state, releases_cap_slot=False)
 
 
-def turned_down(verdict: Verdict) -> Settlement:
+def decision_for(verdict: GuardVerdict) -> Settlement:
     """Return the settlement for a verdict other than `send`."""
     if verdict.decision == HOLD:
         return Settlement(
-            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
+            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, releases_cap_slot=True
         )
     if verdict.rule == "channel_retired":
-        return Settlement("failed", verdict.rule, frees_slot=True)
-    state = "cancelled" if verdict.rule.startswith(CALLED_OFF) else "suppressed"
-    return Settlement(state, verdict.rule, frees_slot=True)
+        return Settlement("failed", verdict.rule, releases_cap_slot=True)
+    state = "cancelled" if verdict.rule.startswith(CANCEL_PREFIXES) else "suppressed"
+    return Settlement(state, verdict.rule, releases_cap_slot=True)
 
 
-def _settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
-    if isinstance(result, Refused):
-        return turned_down(result.verdict)
+def _settlement_by_result(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
+    if isinstance(result, SendRefused):
+        return decision_for(result.verdict)
     if isinstance(result, Delivered):
         return Settlement("delivered")
-    if isinstance(result, Held):
-        due_at = parcel.instant(time.monotonic()) + result.delay
-        return Settlement("scheduled", result.reason, due_at=due_at, frees_slot=True)
-    if isinstance(result, Transient) or (isinstance(result, Unknown) and parcel.spec.idempotent):
-        return _again(parcel, result)
+    if isinstance(result, Deferred):
+        due_at = delivery.instant(time.monotonic()) + result.delay
+        return Settlement("scheduled", result.reason, due_at=due_at, releases_cap_slot=True)
+    if isinstance(result, Transient) or (isinstance(result, Unknown) and delivery.spec.idempotent):
+        return _retry_settlement(delivery, result)
     if isinstance(result, Permanent):
-        return Settlement("failed", result.reason, frees_slot=True)
+        return Settlement("failed", result.reason, releases_cap_slot=True)
     assert isinstance(result, Unknown)
     return Settlement("unknown", result.reason)
 
 
-def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
+def _retry_settlement(delivery: Delivery, result: Transient | Unknown) -> Settlement:
     """Retry by the channel's schedule, or later if the receiver asks for it. After the last retry settle the touch.
 
     A last result of `Unknown` leaves the decision to an operator.
     """
-    delays = parcel.spec.retry_delays
+    delays = delivery.spec.retry_delays
     certain = isinstance(result, Transient)
-    if parcel.attempt > len(delays):
+    if delivery.attempt > len(delays):
         state = "failed" if certain else "unknown"
-        return Settlement(state, result.reason, frees_slot=certain)
-    delay = delays[parcel.attempt - 1] * (1 + random.random() * JITTER)  # noqa: S311
+        return Settlement(state, result.reason, releases_cap_slot=certain)
+    delay = delays[delivery.attempt - 1] * (1 + random.random() * RETRY_JITTER)  # noqa: S311
     if isinstance(result, Transient) and result.retry_after:
         delay = max(delay, result.retry_after)
-    due_at = parcel.instant(parcel.ended_at) + delay
-    if due_at > parcel.expires_at:
+    due_at = delivery.instant(delivery.ended_at) + delay
+    if due_at > delivery.expires_at:
         state = "failed" if certain else "unknown"
-        return Settlement(state, result.reason, frees_slot=certain)
+        return Settlement(state, result.reason, releases_cap_slot=certain)
     return Settlement("scheduled", result.reason, due_at=due_at)
 
 
-def bare(result: Outcome | Held | Refused) -> Outcome | Held:
+def without_detail(result: Outcome | Deferred | SendRefused) -> Outcome | Deferred:
     """Return the result without its details, for one that could not be stored. It must not cause another send."""
     if isinstance(result, Delivered):
         return Delivered()
     if isinstance(result, Unknown):
         return Unknown("internal_error")
     if isinstance(result, Untried):
-        return Held("internal_error", timedelta(seconds=2))
+        return Deferred("internal_error", timedelta(seconds=2))
     return Permanent("internal_error")
 
 
-def record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
+def record_verdicts(verdicts: Sequence[tuple[UUID, GuardVerdict]], at: datetime) -> None:
     judged_at = at.isoformat()  # formatted once for all rows
-    sql.copy(
+    sql.copy_rows(
         _COPY_VERDICTS,
         [
             (
@@ -183,19 +187,19 @@ def record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> N
     )  # fmt: skip
 
 
-def record_attempts(results: Sequence[Result]) -> None:
+def record_attempts(results: Sequence[DeliveryResult]) -> None:
     """Store one row for each call of a channel. Untried deliveries made no call."""
-    sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Untried)])
+    sql.copy_rows(_COPY_ATTEMPTS, [_attempt_row(*each) for each in results if not isinstance(each[1], Untried)])
 
 
-def _attempt(parcel: Parcel, outcome: Outcome | Held | Refused) -> tuple[Any, ...]:
-    message = parcel.message
+def _attempt_row(delivery: Delivery, outcome: Outcome | Deferred | SendRefused) -> tuple[Any, ...]:
+    message = delivery.message
     return (
         message.task_id,
-        parcel.attempt,
-        parcel.claim.lease_no,
-        parcel.instant(parcel.sent_at),
-        parcel.instant(parcel.ended_at),
+        delivery.attempt,
+        delivery.claim.lease_no,
+        delivery.instant(delivery.sent_at),
+        delivery.instant(delivery.ended_at),
         _OUTCOMES[type(outcome)],
         getattr(outcome, "reason", ""),
         _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
@@ -205,47 +209,47 @@ def _attempt(parcel: Parcel, outcome: Outcome | Held | Refused) -> tuple[Any, ..
     )
 
 
-@metrics.harmless
-def measure(results: Sequence[Result]) -> None:
+@metrics.never_raises
+def measure_attempts(results: Sequence[DeliveryResult]) -> None:
     """Measure lateness, duration and outcome of the calls. Equal labels are written once."""
-    alike: dict[tuple[str, str, str, str], list[Parcel]] = {}
-    for parcel, outcome in results:
+    alike: dict[tuple[str, str, str, str], list[Delivery]] = {}
+    for delivery, outcome in results:
         if not isinstance(outcome, Untried):
-            key = (parcel.spec.kind, parcel.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
-            alike.setdefault(key, []).append(parcel)
-    for (kind, channel, outcome_name, reason), parcels in alike.items():
-        metrics.attempts.labels(channel, outcome_name, metrics.code(reason)).inc(len(parcels))
-        late = [each.late + each.sent_at - each.clock for each in parcels]
+            key = (delivery.spec.kind, delivery.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
+            alike.setdefault(key, []).append(delivery)
+    for (kind, channel, outcome_name, reason), deliveries in alike.items():
+        metrics.attempts.labels(channel, outcome_name, metrics.reason_label(reason)).inc(len(deliveries))
+        late = [each.late + each.sent_at - each.clock for each in deliveries]
         metrics.observe_all(metrics.lateness.labels(kind), late)
-        took = [each.ended_at - each.sent_at for each in parcels]
+        took = [each.ended_at - each.sent_at for each in deliveries]
         if any(took):  # a local channel makes no call and takes no time
             metrics.observe_all(metrics.send_duration.labels(kind, outcome_name), took)
 
 
-@metrics.harmless
-def measure_verdicts(verdicts: Iterable[Verdict]) -> None:
+@metrics.never_raises
+def measure_verdicts(verdicts: Iterable[GuardVerdict]) -> None:
     for (decision, rule), count in Counter((each.decision, each.rule) for each in verdicts).items():
-        metrics.verdicts.labels(decision, metrics.code(rule)).inc(count)
+        metrics.verdicts.labels(decision, metrics.reason_label(rule)).inc(count)
 
 
-@metrics.harmless
+@metrics.never_raises
 def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
     """Count ended touches by state and reason."""
     for (state, reason), count in ends.items():
         if state not in ("scheduled", "running"):
-            metrics.ended.labels(state, metrics.code(reason)).inc(count)
+            metrics.ended.labels(state, metrics.reason_label(reason)).inc(count)
 
 
-def disable_targets(results: Sequence[Result]) -> None:
+def disable_targets(results: Sequence[DeliveryResult]) -> None:
     """Disable the targets of receivers that answered that they are gone."""
-    disabled_targets.disable(
+    disabled_targets.store_disabled_targets(
         (
-            parcel.spec.id,
-            target_digest(parcel.spec, parcel.message.target),
-            parcel.message.chat_id,
+            delivery.spec.id,
+            target_digest(delivery.spec, delivery.message.target),
+            delivery.message.chat_id,
             _printable(result.detail[:200] or result.reason),
         )
-        for parcel, result in results
+        for delivery, result in results
         if isinstance(result, Permanent) and result.disable_target
     )
 

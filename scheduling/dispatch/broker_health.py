@@ -18,34 +18,34 @@ from kombu.transport import pyamqp
 
 log = structlog.get_logger(__name__)
 
-CONFIRMED_WITHIN = 5.0  #: seconds to wait for the confirmation of a silent broker
+CONFIRM_TIMEOUT = 5.0  #: seconds to wait for the confirmation of a silent broker
 #: exchanges without a waiting consumer: their messages are dropped during an alarm
-ONLY_TOLD = ("celeryev", "reply.celery.pidbox")
+UNCONSUMED_EXCHANGES = ("celeryev", "reply.celery.pidbox")
 
 
-class Blocked(ConnectionError):
+class BrokerBlocked(ConnectionError):
     """The broker takes no messages now."""
 
 
-class Channel(pyamqp.Channel):
+class ConfirmingChannel(pyamqp.Channel):
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         connection = self.connection
         if connection is None:
             raise ConnectionError("the connection is closed")
         connection.publishing = True
         try:
-            if connection.is_still_blocked() or alarm.is_on():
-                raise Blocked("the broker takes no messages")
-            kwargs["timeout"] = kwargs.get("timeout") or CONFIRMED_WITHIN
-            kwargs["confirm_timeout"] = kwargs.get("confirm_timeout") or CONFIRMED_WITHIN
+            if connection.is_still_blocked() or broker_alarm.is_on():
+                raise BrokerBlocked("the broker takes no messages")
+            kwargs["timeout"] = kwargs.get("timeout") or CONFIRM_TIMEOUT
+            kwargs["confirm_timeout"] = kwargs.get("confirm_timeout") or CONFIRM_TIMEOUT
             return super().basic_publish_confirm(*args, **kwargs)
-        except Blocked:
-            if kwargs.get("exchange") not in ONLY_TOLD:
+        except BrokerBlocked:
+            if kwargs.get("exchange") not in UNCONSUMED_EXCHANGES:
                 raise
             return None
         except TimeoutError:
             connection.collect()  # a late confirmation would be taken for that of the next message
-            raise ConnectionError(f"not confirmed within {CONFIRMED_WITHIN:g} s") from None
+            raise ConnectionError(f"not confirmed within {CONFIRM_TIMEOUT:g} s") from None
         finally:
             connection.publishing = False
 
@@ -57,7 +57,7 @@ class Channel(pyamqp.Channel):
 
 
 class Connection(pyamqp.Connection):
-    Channel = Channel
+    Channel = ConfirmingChannel
     blocked = False
     publishing = False
 
@@ -76,13 +76,13 @@ class Connection(pyamqp.Connection):
 
     def _on_blocked(self) -> None:
         self.blocked = True
-        alarm.begins()
+        broker_alarm.mark_blocked()
         if self.publishing:
-            raise Blocked("the broker takes no messages")
+            raise BrokerBlocked("the broker takes no messages")
 
     def _on_unblocked(self) -> None:
         self.blocked = False
-        alarm.ends()
+        broker_alarm.mark_unblocked()
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the connection. Keep the first blocked one to hear the end of the alarm; discard others.
@@ -91,30 +91,30 @@ class Connection(pyamqp.Connection):
         """
         if not self.blocked:
             return super().close(*args, **kwargs)
-        if not alarm.keeps(self):
+        if not broker_alarm.keep_connection(self):
             self.collect()
         return None
 
 
-class Alarm:
+class BrokerAlarm:
     """The state of the broker alarm in this process. Holds one blocked connection that its owner has released."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: Connection | None = None
-        self._told = False
+        self._logged = False
 
-    def begins(self) -> None:
-        if not self._told:
-            self._told = True
+    def mark_blocked(self) -> None:
+        if not self._logged:
+            self._logged = True
             log.warning("broker_blocked")
 
-    def ends(self) -> None:
-        if self._told:
-            self._told = False
+    def mark_unblocked(self) -> None:
+        if self._logged:
+            self._logged = False
             log.warning("broker_unblocked")
 
-    def keeps(self, connection: Connection) -> bool:
+    def keep_connection(self, connection: Connection) -> bool:
         with self._lock:
             if self._kept is not None:
                 return False
@@ -129,7 +129,7 @@ class Alarm:
                 self._kept = None
             return self._kept is not None
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child.
 
         Keep a reference to the parent's connection: closing it would end it for both.
@@ -139,11 +139,11 @@ class Alarm:
 
 
 _inherited: list[Connection | None] = []
-alarm = Alarm()
-os.register_at_fork(after_in_child=alarm.forget)
+broker_alarm = BrokerAlarm()
+os.register_at_fork(after_in_child=broker_alarm.reset_after_fork)
 
 
-def takes_messages(connection: Any) -> bool | None:
+def accepts_messages(connection: Any) -> bool | None:
     """Return whether the broker accepts messages; None if this type of broker or account cannot be checked.
 
     The caller closes the kombu `connection` afterwards. RabbitMQ reports an alarm only during publishing, so two
@@ -159,7 +159,7 @@ def takes_messages(connection: Any) -> bool | None:
     try:
         for _ in range(2):  # RabbitMQ may confirm the first message before it reports the alarm
             channel.basic_publish(channel.prepare_message(b""), exchange="", routing_key="aftertouch.nobody")
-    except Blocked:
+    except BrokerBlocked:
         return False
     except connection.channel_errors:
         return None  # no permission to publish there

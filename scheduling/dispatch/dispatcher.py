@@ -18,11 +18,11 @@ from kombu.exceptions import OperationalError
 
 from scheduling import metrics, tracing
 from scheduling.configuration import snapshot
-from scheduling.dispatch.broker_health import alarm
+from scheduling.dispatch.broker_health import broker_alarm
 from scheduling.dispatch.publisher import TOUCH_QUEUES, oldest_message_at, publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
-from scheduling.ledger.transitions import Hint, Settlement
+from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Attempt, Touch
 
 log = structlog.get_logger(__name__)
@@ -32,41 +32,41 @@ RESUME_SPREAD = timedelta(minutes=2)
 LONGEST_PASS = timedelta(seconds=4)  #: below the interval of the tick, so that passes do not accumulate
 
 
-def hand_over_due() -> int:
+def dispatch_due_touches() -> int:
     """Dispatch the touches that fall due within the horizon. Return their number.
 
     While the broker accepts no messages, touches stay in the table. There they do not count as lost wake-ups.
     """
-    if alarm.is_on():
+    if broker_alarm.is_on():
         return 0
     handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     while datetime.now(UTC) < ends_at:
-        hints = touches.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
-        announce(hints)
-        handed_over += len(hints)
-        if len(hints) < PASS_LIMIT:
+        wakeups = touches.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
+        publish_wakeups(wakeups)
+        handed_over += len(wakeups)
+        if len(wakeups) < PASS_LIMIT:
             break
     return handed_over
 
 
-def announce(hints: list[Hint]) -> None:
+def publish_wakeups(wakeups: list[WakeUp]) -> None:
     """Publish wake-ups for dispatched touches."""
-    if hints:
+    if wakeups:
         nodes = snapshot.current().nodes
-        publish_touches(hints, {hint.route: nodes[hint.route].channel.id for hint in hints})
+        publish_touches(wakeups, {wakeup.route: nodes[wakeup.route].channel.id for wakeup in wakeups})
 
 
-def rescue() -> tuple[int, int]:
+def rescue_lost_work() -> tuple[int, int]:
     """Return lost work to the ledger: wake-ups that no worker used, and runs whose worker is lost.
 
     Return the number of touches and of runs.
     """
-    unpark_resumed()
-    return _rescue_hints(), _repeat(_rescue_runs)
+    resume_unpaused()
+    return _requeue_lost_wakeups(), _repeat_until_empty(_rescue_expired_runs)
 
 
-def _repeat(rescue: Callable[[], int]) -> int:
-    """Call `rescue` until nothing is left or its share of `LONGEST_PASS` is over. Return the total.
+def _repeat_until_empty(rescue: Callable[[], int]) -> int:
+    """Call `rescue_lost_work` until nothing is left or its share of `LONGEST_PASS` is over. Return the total.
 
     A flushed broker loses all dispatched touches. One thousand per tick would never catch up with the touches that fall
     due.
@@ -79,8 +79,8 @@ def _repeat(rescue: Callable[[], int]) -> int:
             return rescued
 
 
-def _rescue_hints() -> int:
-    if alarm.is_on() or not touches.has_lapsed_hints():
+def _requeue_lost_wakeups() -> int:
+    if broker_alarm.is_on() or not touches.has_expired_wakeups():
         return 0
     try:
         backlog = {
@@ -92,20 +92,20 @@ def _rescue_hints() -> int:
         # Publishing would fail as well. The rows wait in the table until the broker is reachable.
         log.warning("broker_unreachable", error=str(error))
         return 0
-    rescued = _repeat(lambda: touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT))
+    rescued = _repeat_until_empty(lambda: touches.requeue_expired(trusted_since=backlog, limit=PASS_LIMIT))
     if rescued:
         log.info("wakeups_requeued", count=rescued)
     return rescued
 
 
-def _rescue_runs() -> int:
+def _rescue_expired_runs() -> int:
     """Settle runs with an expired lease.
 
     A run that was not sending returns to `scheduled` at once. A run that was sending may have had its effect: an
     idempotent channel gets the same key again. For any other channel an operator decides.
     """
     with transaction.atomic():
-        lapsed = touches.lapsed_runs(limit=PASS_LIMIT)
+        lapsed = touches.expired_runs(limit=PASS_LIMIT)
         if not lapsed:
             return 0
         nodes = snapshot.current().nodes
@@ -124,12 +124,14 @@ def _rescue_runs() -> int:
         Attempt.objects.bulk_create(
             [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
         )
-        dead_letters.bury_touches([claim.task_id for claim, end in settlements.items() if end.state == "unknown"])
-    metrics.worker_lost(sum(end.state == "unknown" for end in settlements.values()))
+        dead_letters.record_failed_touches(
+            [claim.task_id for claim, end in settlements.items() if end.state == "unknown"]
+        )
+    metrics.count_lost_touches(sum(end.state == "unknown" for end in settlements.values()))
     log.warning("runs_rescued", count=len(settlements))
     for state in ("scheduled", "unknown"):
-        names = [tracing.name(None, claim.task_id) for claim, end in settlements.items() if end.state == state]
-        tracing.say("touches_settled", names, state=state, reason="worker_lost")
+        names = [tracing.trace_label(None, claim.task_id) for claim, end in settlements.items() if end.state == state]
+        tracing.log_touches("touches_settled", names, state=state, reason="worker_lost")
     return len(settlements)
 
 
@@ -145,54 +147,54 @@ def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
     )  # fmt: skip
 
 
-def unpark_resumed() -> int:
+def resume_unpaused() -> int:
     """Resume touches whose pause is over, spread over `RESUME_SPREAD`. Return their number.
 
     An interrupted pass is safe: the next one continues.
     """
-    resumed = set(touches.parked_scopes()) - snapshot.current().paused
+    resumed = set(touches.paused_scopes()) - snapshot.current().paused
     unparked, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     for scope in sorted(resumed):
-        while datetime.now(UTC) < ends_at and (count := touches.unpark(scope, spread=RESUME_SPREAD)):
+        while datetime.now(UTC) < ends_at and (count := touches.resume_paused(scope, spread=RESUME_SPREAD)):
             unparked += count
     return unparked
 
 
-class Doorbell:
+class BackgroundPublisher:
     """Publish dispatched touches in a background thread, so that no request or commit waits for the broker.
 
     Wake-ups beyond the capacity are dropped. The leases of their rows expire and the rescue dispatches them again.
     """
 
-    def __init__(self, publish: Callable[[list[Hint]], None], *, capacity: int = 1000) -> None:
+    def __init__(self, publish: Callable[[list[WakeUp]], None], *, capacity: int = 1000) -> None:
         self._publish = publish
-        self._waiting: queue.Queue[list[Hint]] = queue.Queue(capacity)
+        self._waiting: queue.Queue[list[WakeUp]] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    def ring(self, hints: list[Hint]) -> None:
+    def submit(self, wakeups: list[WakeUp]) -> None:
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="doorbell", daemon=True)
                 self._thread.start()
         try:
-            self._waiting.put_nowait(hints)
+            self._waiting.put_nowait(wakeups)
         except queue.Full:
-            log.warning("wakeups_dropped", count=len(hints))
+            log.warning("wakeups_dropped", count=len(wakeups))
 
     def _run(self) -> None:
         while True:
-            hints = self._waiting.get()
-            while len(hints) < PASS_LIMIT:
+            wakeups = self._waiting.get()
+            while len(wakeups) < PASS_LIMIT:
                 try:
-                    hints = hints + self._waiting.get_nowait()
+                    wakeups = wakeups + self._waiting.get_nowait()
                 except queue.Empty:
                     break
             try:
                 close_old_connections()
-                self._publish(hints)
+                self._publish(wakeups)
             except Exception:
-                log.exception("wakeups_lost", count=len(hints))
+                log.exception("wakeups_lost", count=len(wakeups))
 
 
-doorbell = Doorbell(announce)
+background_publisher = BackgroundPublisher(publish_wakeups)

@@ -13,32 +13,37 @@ import structlog
 from celery import current_app
 from kombu.exceptions import OperationalError
 
-from scheduling.dispatch.broker_health import alarm
-from scheduling.ledger.transitions import UNSEEN, Hint
+from scheduling.dispatch.broker_health import broker_alarm
+from scheduling.ledger.transitions import AGE_UNKNOWN, WakeUp
 
 log = structlog.get_logger(__name__)
 
 TOUCH_QUEUES = {0: "touch.high", 1: "touch.normal", 2: "touch.low"}
-BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries touches due together
+DUE_BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries touches due together
 MESSAGE_LIMIT = 500  #: ids per message
-DELIVER = "scheduling.deliver"
+DELIVER_TASK = "scheduling.deliver"
 
 
-def publish_touches(hints: Iterable[Hint], channels: dict[int, int]) -> int:
+def publish_touches(wakeups: Iterable[WakeUp], channels: dict[int, int]) -> int:
     """Publish wake-ups, grouped by queue, channel and due bucket. Return the number of messages.
 
     `channels` maps node ids to channel ids, so that a slow channel gets separate messages. Raises nothing: if the
     broker is unavailable, the leases of the rows expire and they are dispatched again.
     """
-    messages = list(_messages(hints, channels))
-    if alarm.is_on():
+    messages = list(_build_messages(wakeups, channels))
+    if broker_alarm.is_on():
         log.warning("wakeups_lost", messages=len(messages), error="the broker takes no messages")
         return 0
     try:
         with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
             for queue, eta, task_ids in messages:
                 current_app.send_task(
-                    DELIVER, args=[task_ids], queue=queue, eta=eta, producer=producer, headers=published_now()
+                    DELIVER_TASK,
+                    args=[task_ids],
+                    queue=queue,
+                    eta=eta,
+                    producer=producer,
+                    headers=publication_headers(),
                 )
     except (OperationalError, OSError, TimeoutError) as error:
         log.warning("wakeups_lost", messages=len(messages), error=str(error))
@@ -49,27 +54,29 @@ def publish_touches(hints: Iterable[Hint], channels: dict[int, int]) -> int:
     return len(messages)
 
 
-def _messages(hints: Iterable[Hint], channels: dict[int, int]) -> Iterator[tuple[str, datetime | None, list[str]]]:
+def _build_messages(
+    wakeups: Iterable[WakeUp], channels: dict[int, int]
+) -> Iterator[tuple[str, datetime | None, list[str]]]:
     now = datetime.now(UTC).timestamp()
-    groups: dict[tuple[int, int, int], list[Hint]] = defaultdict(list)
-    for hint in hints:
-        due = hint.due_at.timestamp()
-        groups[hint.priority, channels.get(hint.route, 0), ceil(max(due, now) / BUCKET)].append(hint)
+    groups: dict[tuple[int, int, int], list[WakeUp]] = defaultdict(list)
+    for wakeup in wakeups:
+        due = wakeup.due_at.timestamp()
+        groups[wakeup.priority, channels.get(wakeup.route, 0), ceil(max(due, now) / DUE_BUCKET)].append(wakeup)
     for (priority, _, bucket), members in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2])):
-        eta = datetime.fromtimestamp(bucket * BUCKET, UTC) if bucket * BUCKET > now + BUCKET else None
+        eta = datetime.fromtimestamp(bucket * DUE_BUCKET, UTC) if bucket * DUE_BUCKET > now + DUE_BUCKET else None
         for start in range(0, len(members), MESSAGE_LIMIT):
-            task_ids = [str(hint.task_id) for hint in members[start : start + MESSAGE_LIMIT]]
+            task_ids = [str(wakeup.task_id) for wakeup in members[start : start + MESSAGE_LIMIT]]
             yield TOUCH_QUEUES[priority], eta, task_ids
 
 
-def published_now() -> dict[str, Any]:
+def publication_headers() -> dict[str, Any]:
     return {"published_at": datetime.now(UTC).timestamp()}
 
 
 def oldest_message_at(queue: str) -> datetime | None:
     """Return when the oldest waiting message of `queue` was published; None for an empty queue.
 
-    RabbitMQ does not show waiting messages: the result is `UNSEEN` if its queue is not empty.
+    RabbitMQ does not show waiting messages: the result is `AGE_UNKNOWN` if its queue is not empty.
 
     Raises:
         OperationalError: the broker is unreachable.
@@ -80,17 +87,17 @@ def oldest_message_at(queue: str) -> datetime | None:
         if hasattr(channel, "client"):
             # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.
             raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
-            instant = published_at(raw) if raw else None
+            instant = read_publication_time(raw) if raw else None
             # Subtract a margin: the clock of the publishing node may be a second ahead of PostgreSQL's clock.
             return instant - timedelta(seconds=2) if instant else None
         try:
             waiting = channel.queue_declare(queue, passive=True).message_count
         except connection.channel_errors:
             return None
-        return UNSEEN if waiting else None
+        return AGE_UNKNOWN if waiting else None
 
 
-def published_at(raw: bytes) -> datetime | None:
+def read_publication_time(raw: bytes) -> datetime | None:
     """Return the publication time of a message as stored in Redis, by the publisher's clock; None if absent."""
     try:
         return datetime.fromtimestamp(json.loads(raw)["headers"]["published_at"], UTC)

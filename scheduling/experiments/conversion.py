@@ -14,27 +14,27 @@ from scheduling.policy.rollout import Lift, Share
 
 #: Rules of verdicts from the hold-out draw on. All other rules apply before the draw and are no evidence of it; their
 #: codes also come from Presence and events.
-FROM_THE_DRAW_ON = ("holdout", "rollout", "quiet_hours", "dedupe", "cap", "community_cap", "slot_hold")
+DRAWN_RULES = ("holdout", "rollout", "quiet_hours", "dedupe", "cap", "community_cap", "slot_hold")
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class VersionShare:
     template: str
     number: int
     share: Share
 
 
 @dataclass(slots=True)
-class Effect:
+class NodeEffect:
     """The effect of one node."""
 
     node: str
     goal: str
     lift: Lift
-    versions: list[Version] = field(default_factory=list)
+    versions: list[VersionShare] = field(default_factory=list)
 
 
-def effects(since: datetime, until: datetime) -> list[Effect]:
+def compute_effects(since: datetime, until: datetime) -> list[NodeEffect]:
     """Return the effect of each node with a goal. Decisions younger than the goal's span are left out.
 
     There are two comparisons:
@@ -46,14 +46,14 @@ def effects(since: datetime, until: datetime) -> list[Effect]:
     2. Template versions, among the receivers. The version of a community is also drawn at random. The edits over time
        from one version to the next are not.
     """
-    parameters = {"since": since, "until": until, "drawn": list(FROM_THE_DRAW_ON)}
+    parameters = {"since": since, "until": until, "drawn": list(DRAWN_RULES)}
     found = {
-        key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
+        key: NodeEffect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
         for key, goal, treated, treated_hits, control, control_hits in sql.rows(_BY_NODE, parameters)
     }
-    versions: dict[str, list[Version]] = defaultdict(list)
+    versions: dict[str, list[VersionShare]] = defaultdict(list)
     for node, template, number, count, hits in sql.rows(_BY_VERSION, parameters):
-        versions[node].append(Version(template, number, Share(hits or 0, count)))
+        versions[node].append(VersionShare(template, number, Share(hits or 0, count)))
     for key, effect in found.items():
         effect.versions = versions[key]
     return list(found.values())

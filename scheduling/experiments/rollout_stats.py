@@ -19,29 +19,29 @@ from prometheus_client.registry import Collector
 from scheduling import sql
 from scheduling.ids import first_id_at
 from scheduling.models import GuardedRollout
-from scheduling.policy.rollout import Tally
+from scheduling.policy.rollout import VersionCounts
 
 #: Age below which an end is not stored yet. A touch of a transaction that stays open for longer may be missed; no
 #: transaction stays open so long.
-LATELY = timedelta(minutes=2)
-STRETCH = 100_000  #: touches of all nodes read by one statement
-CATCHING_UP = 20.0  #: seconds of a pass for storing counts
-APART = timedelta(minutes=5)  #: more than the clock of any API node is behind
+MIN_STORED_AGE = timedelta(minutes=2)
+PART_SIZE = 100_000  #: touches of all nodes read by one statement
+PERSIST_SECONDS = 20.0  #: seconds of a pass for storing counts
+MAX_CLOCK_LAG = timedelta(minutes=5)  #: more than the clock of any API node is behind
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndCounts:
     """Counts of the touches of one version."""
 
     ended: int = 0
     failed: int = 0  #: included in `ended`
 
-    def __add__(self, other: Ends) -> Ends:
-        return Ends(self.ended + other.ended, self.failed + other.failed)
+    def __add__(self, other: EndCounts) -> EndCounts:
+        return EndCounts(self.ended + other.ended, self.failed + other.failed)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class StoredCounts:
     """Counts of touches that ended before `until`.
 
     There may be millions of touches, too many to read every minute. An end is final. Touches that ended some minutes
@@ -50,12 +50,12 @@ class Counted:
     """
 
     until: datetime
-    canary: Ends  #: of this step
-    stable: Ends  #: of this step
-    stable_in_all: Ends  #: since the start of the roll-out: at 100 % no community gets the stable version any more
+    canary: EndCounts  #: of this step
+    stable: EndCounts  #: of this step
+    stable_in_all: EndCounts  #: since the start of the roll-out: at 100 % no community gets the stable version any more
 
 
-def catch_up(seen: GuardedRollout, patience: str) -> bool:
+def persist_older_counts(seen: GuardedRollout, time_limit: str) -> bool:
     """Count older touches and store the counts, part by part.
 
     Return whether the roll-out still runs and no other process holds it.
@@ -63,12 +63,12 @@ def catch_up(seen: GuardedRollout, patience: str) -> bool:
     Raises:
         TimeoutError: much is left, for example after a long pause; the next pass continues.
     """
-    ends_at = monotonic() + CATCHING_UP
+    ends_at = monotonic() + PERSIST_SECONDS
     while True:
-        with sql.within(patience):
-            if not count_for_good(seen):
+        with sql.limit_statement_time(time_limit):
+            if not count_next_part(seen):
                 return True
-        with sql.within(patience):
+        with sql.limit_statement_time(time_limit):
             mine = GuardedRollout.objects.select_for_update(skip_locked=True)
             row = mine.filter(pk=seen.pk, state=GuardedRollout.State.RUNNING).first()
             if row is None:
@@ -79,62 +79,62 @@ def catch_up(seen: GuardedRollout, patience: str) -> bool:
             raise TimeoutError("what ended earlier is not counted yet; the next pass goes on with it")
 
 
-def count_for_good(rollout: GuardedRollout) -> bool:
+def count_next_part(rollout: GuardedRollout) -> bool:
     """Add one more part to `rollout.counted` without saving it. Return whether more is left."""
-    before = _counted(rollout)
-    ((until, more),) = sql.rows(_STRETCH, {"since": before.until, "most": STRETCH, "lately": LATELY})
+    before = _read_stored_counts(rollout)
+    ((until, more),) = sql.rows(_STRETCH, {"since": before.until, "most": PART_SIZE, "lately": MIN_STORED_AGE})
     if until <= before.until:
         return False
-    after = _ended(rollout, before, until)
+    after = _add_ended_touches(rollout, before, until)
     rollout.counted = {
         "step_at": rollout.step_at.isoformat(),
         "until": until.isoformat(),
-        **{name: [ends.ended, ends.failed] for name, ends in _versions(after).items()},
+        **{name: [ends.ended, ends.failed] for name, ends in _map_end_counts(after).items()},
     }
     return bool(more)
 
 
-def tallies(rollout: GuardedRollout) -> tuple[Tally, Tally]:
+def count_version_results(rollout: GuardedRollout) -> tuple[VersionCounts, VersionCounts]:
     """Return the counts of the canary and of the stable version."""
     # Complaints first: touches that end in between are counted below, so no rate exceeds 1.
-    complained, opted_out = _found(rollout, _COMPLAINED), _found(rollout, _OPTED_OUT)
-    ends = _ended(rollout, _counted(rollout), None)
-    stable = ends.stable_in_all if _is_last(rollout) else ends.stable
+    complained, opted_out = _count_by_version(rollout, _COMPLAINED), _count_by_version(rollout, _OPTED_OUT)
+    ends = _add_ended_touches(rollout, _read_stored_counts(rollout), None)
+    stable = ends.stable_in_all if _is_last_step(rollout) else ends.stable
     return (
-        Tally(ends.canary.ended, ends.canary.failed, complained.get(True, 0), opted_out.get(True, 0)),
-        Tally(stable.ended, stable.failed, complained.get(False, 0), opted_out.get(False, 0)),
+        VersionCounts(ends.canary.ended, ends.canary.failed, complained.get(True, 0), opted_out.get(True, 0)),
+        VersionCounts(stable.ended, stable.failed, complained.get(False, 0), opted_out.get(False, 0)),
     )
 
 
-def _is_last(rollout: GuardedRollout) -> bool:
+def _is_last_step(rollout: GuardedRollout) -> bool:
     """Return whether the stable version's figures are those of all steps."""
     return rollout.percent >= 100
 
 
-def _counted(rollout: GuardedRollout) -> Counted:
+def _read_stored_counts(rollout: GuardedRollout) -> StoredCounts:
     """Return the stored counts. A new step starts with those that cover all steps."""
     kept = rollout.counted
     if not kept:
-        return Counted(rollout.started_at, Ends(), Ends(), Ends())
+        return StoredCounts(rollout.started_at, EndCounts(), EndCounts(), EndCounts())
     until = datetime.fromisoformat(kept["until"])
-    counted = Counted(until, **{name: Ends(*kept[name]) for name in ("canary", "stable", "stable_in_all")})
+    counted = StoredCounts(until, **{name: EndCounts(*kept[name]) for name in ("canary", "stable", "stable_in_all")})
     if datetime.fromisoformat(kept["step_at"]) == rollout.step_at:
         return counted
     if until <= rollout.step_at:
-        return Counted(until, Ends(), Ends(), counted.stable_in_all)
-    return Counted(rollout.started_at, Ends(), Ends(), Ends())
+        return StoredCounts(until, EndCounts(), EndCounts(), counted.stable_in_all)
+    return StoredCounts(rollout.started_at, EndCounts(), EndCounts(), EndCounts())
 
 
-def _versions(counted: Counted) -> dict[str, Ends]:
+def _map_end_counts(counted: StoredCounts) -> dict[str, EndCounts]:
     return {"canary": counted.canary, "stable": counted.stable, "stable_in_all": counted.stable_in_all}
 
 
-def _ended(rollout: GuardedRollout, before: Counted, until: datetime | None) -> Counted:
+def _add_ended_touches(rollout: GuardedRollout, before: StoredCounts, until: datetime | None) -> StoredCounts:
     """Return the counts with the touches that ended from then on, up to `until` or now."""
-    given = {**_parameters(rollout), "from": before.until, "until": until}
-    found = {(canary, of_step): Ends(*counts) for canary, of_step, *counts in sql.rows(_ENDED, given)}
-    canary, stable, earlier = (found.get(each, Ends()) for each in ((True, True), (False, True), (False, False)))
-    return Counted(
+    given = {**_build_parameters(rollout), "from": before.until, "until": until}
+    found = {(canary, of_step): EndCounts(*counts) for canary, of_step, *counts in sql.rows(_ENDED, given)}
+    canary, stable, earlier = (found.get(each, EndCounts()) for each in ((True, True), (False, True), (False, False)))
+    return StoredCounts(
         until or before.until,
         before.canary + canary,
         before.stable + stable,
@@ -142,13 +142,13 @@ def _ended(rollout: GuardedRollout, before: Counted, until: datetime | None) -> 
     )
 
 
-def _found(rollout: GuardedRollout, statement: str) -> dict[bool, int]:
-    rows: Sequence[Any] = sql.rows(statement, _parameters(rollout))
+def _count_by_version(rollout: GuardedRollout, statement: str) -> dict[bool, int]:
+    rows: Sequence[Any] = sql.rows(statement, _build_parameters(rollout))
     return dict(rows)
 
 
-def _parameters(rollout: GuardedRollout) -> dict[str, Any]:
-    stable_since = rollout.started_at if _is_last(rollout) else rollout.step_at
+def _build_parameters(rollout: GuardedRollout) -> dict[str, Any]:
+    stable_since = rollout.started_at if _is_last_step(rollout) else rollout.step_at
     return {
         "node": rollout.node_id,
         "canary": rollout.canary_id,
@@ -156,7 +156,7 @@ def _parameters(rollout: GuardedRollout) -> dict[str, Any]:
         "started": rollout.started_at,
         "since": rollout.step_at,
         "stable_since": stable_since,
-        "first_event": first_id_at(stable_since - APART),
+        "first_event": first_id_at(stable_since - MAX_CLOCK_LAG),
     }
 
 
@@ -206,7 +206,7 @@ GROUP BY 1
 """  # noqa: S608 (made of constants)
 
 
-class Rollouts(Collector):
+class RolloutCollector(Collector):
     """Metrics of roll-outs that have not ended: at most one per node of the matrix."""
 
     def collect(self) -> Iterator[Metric]:

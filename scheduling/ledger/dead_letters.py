@@ -14,7 +14,7 @@ from uuid import UUID
 from scheduling.models import FailedTask, Touch
 
 
-def bury_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None = None) -> None:
+def record_failed_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None = None) -> None:
     """Create a failed task for each of these touches, which have just ended `failed` or `unknown`.
 
     Idempotent: an existing failed task stays unchanged. `details` adds text for touches that failed before any attempt.
@@ -27,11 +27,11 @@ def bury_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None
         .prefetch_related("attempts")
     )
     FailedTask.objects.bulk_create(
-        [_of_touch(row, (details or {}).get(row.task_id, "")) for row in rows], ignore_conflicts=True
+        [_failed_task_for(row, (details or {}).get(row.task_id, "")) for row in rows], ignore_conflicts=True
     )
 
 
-def _of_touch(row: Touch, detail: str) -> FailedTask:
+def _failed_task_for(row: Touch, detail: str) -> FailedTask:
     attempts = [
         {
             "number": attempt.number,
@@ -65,11 +65,11 @@ def _of_touch(row: Touch, detail: str) -> FailedTask:
         },
         attempts=attempts,
         channel=row.node.channel.key,
-        fingerprint=fingerprint("touch", row.node.channel.key, row.reason, detail),
+        fingerprint=failure_fingerprint("touch", row.node.channel.key, row.reason, detail),
     )
 
 
-def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -> None:
+def record_unreadable_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -> None:
     """Create a failed task for a broker message that cannot be read or run.
 
     Not idempotent: the same message again adds a row with the same fingerprint. The message is cut at 20,000
@@ -84,11 +84,11 @@ def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -
         detail=detail[:2_000],
         payload={"message": text},
         channel=queue[:64],
-        fingerprint=fingerprint("message", queue, reason, detail),
+        fingerprint=failure_fingerprint("message", queue, reason, detail),
     )
 
 
-def fingerprint(*parts: str) -> str:
+def failure_fingerprint(*parts: str) -> str:
     """Return the same digest for failures whose last part differs only in numbers, ids and addresses."""
     detail = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", parts[-1].lower())
     normal = "\n".join([*parts[:-1], detail])

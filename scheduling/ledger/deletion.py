@@ -19,8 +19,8 @@ def delete_ended(task_ids: Sequence[UUID], before: datetime) -> int:
     if not over:
         return 0
     for statement in (_DELETE_ATTEMPTS, _DELETE_VERDICTS, _LEAVE_COMPLAINTS):
-        sql.count(statement, {"ids": over})
-    return sql.count(_DELETE_TOUCHES, {"ids": over})
+        sql.execute(statement, {"ids": over})
+    return sql.execute(_DELETE_TOUCHES, {"ids": over})
 
 
 # A touch stays as long as its failed task, from which it may be published again. It also stays as long as its

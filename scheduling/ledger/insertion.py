@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from scheduling import sql
 from scheduling.ledger.touches import touches
-from scheduling.ledger.transitions import HINT_LEASE
+from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import Touch
 from scheduling.policy.matrix import PlannedTouch
 from scheduling.policy.specs import EventSpec
@@ -18,7 +18,7 @@ from scheduling.policy.specs import EventSpec
 
 def insert_planned(rows: list[tuple[Any, ...]]) -> None:
     """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
-    sql.copy(_COPY_TOUCHES, rows)
+    sql.copy_rows(_COPY_TOUCHES, rows)
 
 
 def planned_row(
@@ -40,7 +40,7 @@ def planned_row(
         "",
         0,
         0,
-        max(due_at, at) + HINT_LEASE if dispatched else None,
+        max(due_at, at) + WAKEUP_LEASE if dispatched else None,
         int(dispatched),
         at if dispatched else None,
         at if cancelled_as else None,
@@ -66,7 +66,7 @@ def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool)
     old = Touch.objects.select_related("node").get(pk=str(old_id))
     reserved_at = Now() if as_new else old.reserved_at
     if reserved_at and not as_new:
-        touches.free_slot(old.task_id)
+        touches.release_cap_slot(old.task_id)
     Touch.objects.create(
         task_id=task_id,
         root_id=task_id if as_new else old.root_id,

@@ -15,7 +15,7 @@ from scheduling.policy.specs import CustomerSpec
 
 def insert_customers(user_ids: Sequence[str]) -> None:
     """Insert the users that are not yet stored. Call it before any lock is taken. Idempotent."""
-    sql.count(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+    sql.execute(_INSERT_CUSTOMERS, {"user_ids": user_ids})
 
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
@@ -57,7 +57,7 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
 
     Needed only while a community cap is active.
     """
-    sql.count(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
+    sql.execute(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
     sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
 

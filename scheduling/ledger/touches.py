@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db import transaction
 
 from scheduling import sql, tracing
-from scheduling.ledger.transitions import Claim, Hint, Ledger, Settlement
+from scheduling.ledger.transitions import Claim, Ledger, Settlement, WakeUp
 from scheduling.models import Touch
 from scheduling.policy.specs import EventSpec
 
@@ -50,7 +50,7 @@ class Due:
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
-    is_repeat: bool  #: a later attempt, or a retry of another touch
+    is_retry: bool  #: a later attempt, or a retry of another touch
     event: EventSpec
 
 
@@ -61,7 +61,7 @@ class Reconfigured(Exception):
 class TouchLedger(Ledger):
     def lock_due(
         self, task_ids: Sequence[UUID], *, most_bytes: int = 2**62
-    ) -> tuple[list[Due], list[Hint], datetime | None]:
+    ) -> tuple[list[Due], list[WakeUp], datetime | None]:
         """Lock the due, waiting and unlocked touches among `task_ids`. Return them, the rest and the time of the lock.
 
         The most important come first. Once the event data reaches `most_bytes`, further touches are returned as
@@ -76,7 +76,7 @@ class TouchLedger(Ledger):
             for row in rows
             if row[22]
         ]
-        rest = [Hint(row[0], row[7], row[6], row[4]) for row in rows if not row[22]]
+        rest = [WakeUp(row[0], row[7], row[6], row[4]) for row in rows if not row[22]]
         return due, rest, rows[0][21] if rows else None
 
     def settle_batch(
@@ -97,7 +97,7 @@ class TouchLedger(Ledger):
         """
         contents = [each.content for each in settlements]
         task_ids = [task_id for task_ids in settlements.values() for task_id in task_ids]
-        written = sql.count(
+        written = sql.execute(
             f"""
             UPDATE {self.table} AS row
             SET lease_no = row.lease_no + 1, hints = 0,
@@ -135,7 +135,7 @@ class TouchLedger(Ledger):
                 "reasons": [each.reason[:64] for each in settlements],
                 "due": [each.due_at for each in settlements],
                 "parked": [each.parked for each in settlements],
-                "frees": [each.frees_slot for each in settlements],
+                "frees": [each.releases_cap_slot for each in settlements],
                 "types": [each and each.content_type for each in contents],
                 "templates": [each and each.template_id for each in contents],
                 "versions": [each and each.template_version for each in contents],
@@ -181,21 +181,23 @@ class TouchLedger(Ledger):
         """
         cancelled = self._cancel(_CANCELLABLE if wait else _CANCELLABLE_AT_ONCE, task_ids, reason)
         if cancelled:
-            sql.count(
+            sql.execute(
                 f"""
                 UPDATE {self.table} AS t SET reserved_at = NULL
                 WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT {_IN_DOUBT}
                 """,
                 {"ids": list(cancelled)},
             )
-            names = [tracing.name(None, task_id) for task_id in cancelled]
-            transaction.on_commit(lambda: tracing.say("touches_settled", names, state="cancelled", reason=reason))
+            names = [tracing.trace_label(None, task_id) for task_id in cancelled]
+            transaction.on_commit(
+                lambda: tracing.log_touches("touches_settled", names, state="cancelled", reason=reason)
+            )
         return cancelled
 
     def reschedule(self, task_ids: Sequence[UUID], due: Sequence[datetime], *, expires_after: timedelta) -> None:
         """Set new due times for waiting touches, and the times at which they expire."""
         self.move(task_ids, due)
-        sql.count(
+        sql.execute(
             f"""
             UPDATE {self.table} SET expires_at = due_at + %(after)s
             WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'scheduled'
@@ -203,14 +205,14 @@ class TouchLedger(Ledger):
             {"ids": list(task_ids), "after": expires_after},
         )
 
-    def in_doubt(self, task_ids: Sequence[UUID]) -> set[UUID]:
+    def with_unknown_outcome(self, task_ids: Sequence[UUID]) -> set[UUID]:
         """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""
         asked = f"SELECT task_id FROM {self.table} AS t WHERE task_id = ANY(%(ids)b) AND {_IN_DOUBT}"
         return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)})}
 
-    def free_slot(self, task_id: UUID) -> None:
+    def release_cap_slot(self, task_id: UUID) -> None:
         """Release the cap slot of an unknown touch that was not delivered or is republished under the same key."""
-        sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
+        sql.execute(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
 # The statement waits for no lock, so it needs no lock order. The size of

@@ -24,18 +24,18 @@ from uuid import UUID
 from scheduling import sql
 from scheduling.models import LedgerRow
 
-MOMENT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
-JUST_NOW = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
-HINT_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
-UNSEEN = datetime.min.replace(tzinfo=UTC)  #: age of the oldest message of a queue that does not show it
+MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
+RECENTLY_DUE = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
+WAKEUP_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
+AGE_UNKNOWN = datetime.min.replace(tzinfo=UTC)  #: age of the oldest message of a queue that does not show it
 #: How long past due a wake-up in such a queue is trusted; doubles with each one, up to half an hour. A lost wake-up
 #: therefore does not wait until the queue is empty. An hour's backlog of a million is published four times more, not at
 #: each pass.
-UNSEEN_LEASE = timedelta(minutes=2)
+AGE_UNKNOWN_LEASE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class WakeUp:
     """A dispatched row, for which a message is worth publishing."""
 
     task_id: UUID
@@ -74,7 +74,7 @@ class Settlement:
     reason: str = ""
     due_at: datetime | None = None
     parked: str = ""
-    frees_slot: bool = False  #: certainly not delivered, so it releases its cap slot
+    releases_cap_slot: bool = False  #: certainly not delivered, so it releases its cap slot
     content: Content | None = None  #: given by a verdict
 
 
@@ -89,12 +89,12 @@ class Ledger:
 
     # --- scheduled → queued -------------------------------------------------------------------------------------
 
-    def hand_over(self, *, horizon: timedelta, limit: int = 1000) -> list[Hint]:
+    def dispatch_due(self, *, horizon: timedelta, limit: int = 1000) -> list[WakeUp]:
         """Mark up to `limit` rows due within `horizon` as dispatched and return them for publishing.
 
         Safe to run concurrently on any node: only one caller gets a row.
         """
-        return _hints(
+        return _fetch_wakeups(
             f"""
             WITH due AS MATERIALIZED (
                 SELECT task_id FROM {self.table}
@@ -108,10 +108,10 @@ class Ledger:
             WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
             RETURNING row.task_id, row.due_at, row.priority, row.{self.route}
             """,
-            {"horizon": horizon, "limit": limit, "lease": HINT_LEASE},
+            {"horizon": horizon, "limit": limit, "lease": WAKEUP_LEASE},
         )
 
-    def has_lapsed_hints(self) -> bool:
+    def has_expired_wakeups(self) -> bool:
         """Return whether a dispatched row has an expired lease. If not, the caller need not ask the broker."""
         statement = f"""
             SELECT 1 FROM {self.table}
@@ -121,22 +121,22 @@ class Ledger:
             """
         return bool(sql.rows(statement, {}))
 
-    def rescue_hints(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
+    def requeue_expired(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
         """Return rows whose wake-up message was lost to `scheduled`.
 
         A wake-up younger than the oldest message of its queue still waits its turn. Its lease is extended instead, so
         that the backlog does not grow.
 
         Args:
-            trusted_since: by priority, publication time of the oldest message in that queue. `UNSEEN`: messages of
-                unknown age wait; a wake-up is then trusted for `UNSEEN_LEASE`.
+            trusted_since: by priority, publication time of the oldest message in that queue. `AGE_UNKNOWN`: messages of
+                unknown age wait; a wake-up is then trusted for `AGE_UNKNOWN_LEASE`.
             limit: rows per statement.
 
         Returns:
             Number of rows changed, extended leases included.
         """
         priorities = list(trusted_since)
-        return sql.count(
+        return sql.execute(
             f"""
             WITH lapsed AS MATERIALIZED (
                 SELECT task_id, priority, due_at, queued_at, hints FROM {self.table}
@@ -162,9 +162,9 @@ class Ledger:
                 "limit": limit,
                 "priorities": priorities,
                 "since": [trusted_since[priority] for priority in priorities],
-                "lease": HINT_LEASE,
-                "unseen": UNSEEN,
-                "unseen_lease": UNSEEN_LEASE,
+                "lease": WAKEUP_LEASE,
+                "unseen": AGE_UNKNOWN,
+                "unseen_lease": AGE_UNKNOWN_LEASE,
             },
         )
 
@@ -193,7 +193,7 @@ class Ledger:
             )
         ]
 
-    def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
+    def premature_wakeups(self, task_ids: Sequence[UUID]) -> list[WakeUp]:
         """Return dispatched rows of `task_ids` whose wake-up message arrived before they were due.
 
         Publish their messages again. The returned `due_at` is by this node's clock, which was ahead. With the
@@ -202,7 +202,7 @@ class Ledger:
         Rows that fell due since the claim are included: otherwise they would wait until their lease expires. A row that
         another worker has just claimed may be included; its second message then has no effect.
         """
-        return _hints(
+        return _fetch_wakeups(
             f"""
             SELECT task_id, %(here)b::timestamptz + GREATEST(due_at - statement_timestamp(), %(moment)s), priority,
                    {self.route}
@@ -210,13 +210,13 @@ class Ledger:
             WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'queued'
               AND due_at > statement_timestamp() - %(since)s
             """,
-            {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MOMENT, "since": JUST_NOW},
+            {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MIN_REPUBLISH_WAIT, "since": RECENTLY_DUE},
         )
 
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:
         """Extend the lease of a claim. Return False if the claim is lost; the caller must then stop."""
         return (
-            sql.count(
+            sql.execute(
                 f"""
             UPDATE {self.table} SET lease_until = statement_timestamp() + %(lease)s
             WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
@@ -258,12 +258,12 @@ class Ledger:
                     "reasons": [each.reason[:64] for each in ends],
                     "due": [each.due_at for each in ends],
                     "parked": [each.parked for each in ends],
-                    "frees": [each.frees_slot for each in ends],
+                    "frees": [each.releases_cap_slot for each in ends],
                 },
             )
         }
 
-    def lapsed_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
+    def expired_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
         """Lock and return claims with an expired lease, each with whether sending had started.
 
         Call it in a transaction and settle the claims before it ends.
@@ -317,7 +317,7 @@ class Ledger:
 
         A wake-up already published for the old time is premature or has no effect.
         """
-        return sql.count(
+        return sql.execute(
             f"""
             WITH waiting AS MATERIALIZED (
                 SELECT row.task_id, v.due_at
@@ -334,12 +334,12 @@ class Ledger:
             {"ids": list(task_ids), "due": list(due)},
         )
 
-    def unpark(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
+    def resume_paused(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
         """Resume up to `limit` rows that `scope` had paused. Return their number.
 
         Overdue rows are spread evenly over `spread`.
         """
-        return sql.count(
+        return sql.execute(
             f"""
             WITH parked AS MATERIALIZED (
                 SELECT task_id FROM {self.table} WHERE parked = %(scope)s AND parked <> ''
@@ -352,7 +352,7 @@ class Ledger:
             {"scope": scope, "spread": spread, "limit": limit},
         )
 
-    def parked_scopes(self) -> list[str]:
+    def paused_scopes(self) -> list[str]:
         """Return the scopes that pause rows.
 
         Skips through the index: rows may be a million, scopes are few.
@@ -372,5 +372,5 @@ class Ledger:
         return [row[0] for row in rows]
 
 
-def _hints(statement: str, parameters: dict[str, Any]) -> list[Hint]:
-    return [Hint(*row) for row in sql.rows(statement, parameters)]
+def _fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
+    return [WakeUp(*row) for row in sql.rows(statement, parameters)]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scheduling.models.alert import Alert, AlertReceiver
-from scheduling.models.api_key import INCLUDED, ApiKey, Pause, Scope, granted
+from scheduling.models.api_key import INCLUDED, ApiKey, Pause, Scope, expand_scopes
 from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
@@ -34,5 +34,5 @@ __all__ = [
     "ChannelConfig", "Community", "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event",
     "EventType", "FailedLogin", "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat",
     "OverCap", "Pause", "Priority", "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template",
-    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun", "granted",
+    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun", "expand_scopes",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ class Scope(models.TextChoices):
 INCLUDED = {Scope.RPA.value: frozenset({Scope.RPA_PUBLISH.value, Scope.RPA_READ.value, Scope.RPA_OPERATE.value})}
 
 
-def granted(scopes: Iterable[str]) -> frozenset[str]:
+def expand_scopes(scopes: Iterable[str]) -> frozenset[str]:
     """Return the scopes with those that they include."""
     stored = frozenset(scopes)
     return stored.union(*(INCLUDED.get(scope, frozenset()) for scope in stored))

@@ -49,7 +49,7 @@ class Customer(Addressed):
     def __str__(self) -> str:
         return self.name or self.user_id
 
-    def addresses_held(self) -> set[str]:
+    def stored_addresses(self) -> set[str]:
         return {str(address) for address in self.addresses.values()} if isinstance(self.addresses, dict) else set()
 
     def spec(self) -> CustomerSpec:
@@ -85,7 +85,7 @@ class Community(Addressed):
     def __str__(self) -> str:
         return self.name or self.chat_id
 
-    def addresses_held(self) -> set[str]:
+    def stored_addresses(self) -> set[str]:
         if isinstance(self.targets, Sealed) or not isinstance(self.targets, dict):
             return set()
         targets = [each for each in self.targets.values() if isinstance(each, dict)]

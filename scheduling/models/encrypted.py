@@ -55,7 +55,7 @@ class Sealed(Mapping[str, Any]):
 
 
 @cache
-def _cipher() -> MultiFernet:
+def _secrets_cipher() -> MultiFernet:
     secrets = settings.AFTERTOUCH_SECRETS_KEYS or [settings.SECRET_KEY]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in secrets])
 
@@ -66,14 +66,14 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
     def get_prep_value(self, value: Any) -> str:
         if isinstance(value, Sealed):
             return value.stored
-        return _cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
+        return _secrets_cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
         """Return the decrypted value, or `Sealed` if no key can decrypt it."""
         if not value:
             return {}
         try:
-            return json.loads(_cipher().decrypt(value.encode()))
+            return json.loads(_secrets_cipher().decrypt(value.encode()))
         except InvalidToken:
             return Sealed(value, f"{self.model._meta.label}.{self.name}")
 
@@ -84,7 +84,7 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
         return json.dumps(self.value_from_object(obj), default=dict)  # raises `Unreadable` for a sealed value
 
 
-def encrypt_anew() -> Iterator[tuple[str, int]]:
+def reencrypt_secrets() -> Iterator[tuple[str, int]]:
     """Encrypt all stored secrets with the first key. Yield each field's name and number of rows.
 
     Locks one row at a time, so that no concurrent change is overwritten. Versions and history stay unchanged.
@@ -97,11 +97,11 @@ def encrypt_anew() -> Iterator[tuple[str, int]]:
         for field in model._meta.get_fields():
             if isinstance(field, EncryptedJSONField):
                 keys = list(model._default_manager.order_by("pk").values_list("pk", flat=True))
-                yield f"{model._meta.label}.{field.name}", sum(_again(model, field.name, key) for key in keys)
+                yield f"{model._meta.label}.{field.name}", sum(_reencrypt_row(model, field.name, key) for key in keys)
 
 
 @transaction.atomic
-def _again(model: type[models.Model], field: str, key: Any) -> int:
+def _reencrypt_row(model: type[models.Model], field: str, key: Any) -> int:
     rows = model._default_manager.filter(pk=key)
     value = rows.select_for_update().values_list(field, flat=True).first()
     if isinstance(value, Sealed):

@@ -17,7 +17,7 @@ from scheduling.models.ledger import Priority
 from scheduling.models.versioned import Versioned
 
 
-def digest_of(address: object) -> str:
+def digest_address(address: object) -> str:
     """Return a digest that identifies an address without revealing it."""
     return sha256(str(address).encode()).hexdigest()
 
@@ -34,20 +34,20 @@ class Addressed(models.Model):
     @classmethod
     def from_db(cls, *args: Any, **kwargs: Any) -> Any:
         found: Any = super().from_db(*args, **kwargs)
-        found._held = set() if found.get_deferred_fields() else found.addresses_held()
+        found._held = set() if found.get_deferred_fields() else found.stored_addresses()
         return found
 
     def save(self, *args: Any, **kwargs: Any) -> None:  # noqa: DJ012 (`from_db` comes first)
         before: set[str] = self.__dict__.get("_held", set())
-        after = self.addresses_held()
+        after = self.stored_addresses()
         with transaction.atomic():
             super().save(*args, **kwargs)
             if changed := before ^ after:
                 disabled = apps.get_model("scheduling", "DisabledTarget")._default_manager
-                disabled.filter(target_digest__in=[digest_of(each) for each in sorted(changed)]).delete()
+                disabled.filter(target_digest__in=[digest_address(each) for each in sorted(changed)]).delete()
         self._held = after
 
-    def addresses_held(self) -> set[str]:
+    def stored_addresses(self) -> set[str]:
         """Return the addresses that touches of this row go to."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class ChannelConfig(Addressed, Versioned):
     def __str__(self) -> str:
         return self.key
 
-    def addresses_held(self) -> set[str]:
+    def stored_addresses(self) -> set[str]:
         if isinstance(self.config, Sealed) or not isinstance(self.config, dict):
             return set()
         return {str(self.config.get("url") or "")}

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 Rows = TypeVar("Rows", bound="models.QuerySet[Any]")
 
 
-def locked_to_write(rows: Rows) -> Rows:
+def lock_for_write(rows: Rows) -> Rows:
     """Return these rows, locked on read until the transaction ends.
 
     The table lock is taken before the row locks. Storing a configuration file locks the whole table. Between the lock
@@ -36,7 +36,7 @@ class Versioned(models.Model):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save the row; increment `version` if a field has changed."""
         with transaction.atomic():
-            stored = locked_to_write(type(self)._default_manager.all())
+            stored = lock_for_write(type(self)._default_manager.all())
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
@@ -44,13 +44,13 @@ class Versioned(models.Model):
                     self.version = before["version"] + 1
             super().save(*args, **kwargs)
 
-    def take_over_all_but(self, edited: Collection[str]) -> None:
+    def reload_except(self, edited: Collection[str]) -> None:
         """Load the fields outside `edited` from the stored row.
 
         A save would otherwise overwrite concurrent changes with values read before the lock. Locks the row until the
         transaction ends.
         """
-        row = locked_to_write(type(self)._default_manager.all()).get(pk=self.pk)
+        row = lock_for_write(type(self)._default_manager.all()).get(pk=self.pk)
         for field in self._meta.concrete_fields:
             if field.name not in edited:
                 setattr(self, field.attname, getattr(row, field.attname))

@@ -19,84 +19,89 @@ from prometheus_client.registry import Collector
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import multiprocess
-from scheduling.monitoring.queue_stats import broker_takes_messages, known_queues, learn_queues, queue_figures
+from scheduling.monitoring.queue_stats import (
+    broker_accepts_messages,
+    list_known_queues,
+    read_queue_stats,
+    refresh_app_queues,
+)
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-PATIENCE = 2.0  #: seconds; limit of one statement
+STATEMENT_TIMEOUT = 2.0  #: seconds; limit of one statement
 #: seconds for all statements together: Prometheus waits for 10 s, and the broker and Redis have their own limits
 DEADLINE = 4.0
 MOST = 100_000  #: rows counted of each kind; this value means this many or more
 OWN = (
-    "scheduling.monitoring.collectors.Ledger",
-    "scheduling.monitoring.collectors.Broker",
-    "scheduling.experiments.rollout_stats.Rollouts",
+    "scheduling.monitoring.collectors.LedgerCollector",
+    "scheduling.monitoring.collectors.BrokerCollector",
+    "scheduling.experiments.rollout_stats.RolloutCollector",
 )
 
 
-def of_node() -> bytes:
+def export_node_metrics() -> bytes:
     """Return the process metrics of this node in text format; empty if they cannot be read."""
     try:
-        return multiprocess.exposition()
+        return multiprocess.export_process_metrics()
     except Exception:
         log.exception("metrics_missing", source="processes")
         return b""
 
 
-def of_house() -> bytes:
+def export_cluster_metrics() -> bytes:
     """Return the cluster metrics in text format. Other apps add collectors through `settings.METRICS`."""
-    return b"".join(map(_text, told(Deadline(DEADLINE))))
+    return b"".join(map(_format_metrics, collect_metrics(Deadline(DEADLINE))))
 
 
-def told(deadline: Deadline) -> Iterator[list[Metric]]:
+def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
     """Yield the metrics of each collector; an empty list if its source does not answer in time."""
-    _told("queues", learn_queues, deadline)
+    _read_source("queues", refresh_app_queues, deadline)
     for path in (*OWN, *settings.METRICS):
         collector = import_string(path)()
         asked = deadline if getattr(collector, "asks_database", True) else None
-        yield _told(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
+        yield _read_source(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
 
 
-def _told(source: str, tell: Callable[[], T], asked: Deadline | None) -> T | None:
+def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> T | None:
     try:
-        with asked.asking(PATIENCE) if asked else nullcontext():
-            return tell()
+        with asked.limit_queries(STATEMENT_TIMEOUT) if asked else nullcontext():
+            return read()
     except Exception as error:
         log.warning("metrics_missing", source=source, error=str(error))
         return None
 
 
-def _text(said: list[Metric]) -> bytes:
+def _format_metrics(metrics: list[Metric]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Said(said))
+    registry.register(_StaticCollector(metrics))
     return generate_latest(registry)
 
 
-class _Said(Collector):
-    def __init__(self, said: list[Metric]) -> None:
-        self._said = said
+class _StaticCollector(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> list[Metric]:
-        return self._said
+        return self._metrics
 
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-class Ledger(Collector):
+class LedgerCollector(Collector):
     """Collect counts of touches, failed tasks and pauses.
 
     Each statement reads a partial index of active rows, at most `MOST` rows.
     """
 
     def collect(self) -> Iterator[Metric]:
-        yield from _touches()
-        yield from _failed_tasks()
-        yield from _pauses()
+        yield from _collect_touches()
+        yield from _collect_failed_tasks()
+        yield from _collect_pauses()
 
 
-def _touches() -> Iterator[Metric]:
+def _collect_touches() -> Iterator[Metric]:
     counts = GaugeMetricFamily(
         "aftertouch_touches",
         f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
@@ -120,7 +125,7 @@ def _touches() -> Iterator[Metric]:
     yield oldest
 
 
-def _failed_tasks() -> Iterator[Metric]:
+def _collect_failed_tasks() -> Iterator[Metric]:
     counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
     ages = GaugeMetricFamily(
         "aftertouch_failed_tasks_oldest_age_seconds",
@@ -136,7 +141,7 @@ def _failed_tasks() -> Iterator[Metric]:
     yield ages
 
 
-def _pauses() -> Iterator[Metric]:
+def _collect_pauses() -> Iterator[Metric]:
     counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
     ages = GaugeMetricFamily(
         "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
@@ -190,7 +195,7 @@ FROM (
 # --- the broker ---------------------------------------------------------------------------------------------------
 
 
-class Broker(Collector):
+class BrokerCollector(Collector):
     """Collect queue lengths.
 
     RabbitMQ shows neither the age of a waiting message nor the unacknowledged messages of one queue: use its own
@@ -210,18 +215,18 @@ class Broker(Collector):
             "Messages that workers received and did not acknowledge. Most of them wait for their eta.",
             labels=["queue"],
         )
-        for queue in queue_figures(known_queues()):
+        for queue in read_queue_stats(list_known_queues()):
             length.add_metric([queue.name], queue.length)
             if queue.oldest_age is not None:
                 age.add_metric([queue.name], queue.oldest_age)
             if queue.unacked is not None:
                 unacked.add_metric([queue.name], queue.unacked)
-        yield from (length, age, unacked, _blocked())
+        yield from (length, age, unacked, _detect_blocked_broker())
 
 
-def _blocked() -> Metric:
+def _detect_blocked_broker() -> Metric:
     """Detect a blocked broker by publishing, because RabbitMQ notifies only publishers."""
     blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
-    if (takes := broker_takes_messages()) is not None:
+    if (takes := broker_accepts_messages()) is not None:
         blocked.add_metric([], float(not takes))
     return blocked

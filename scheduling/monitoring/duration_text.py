@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 
-def spoken(span: timedelta | None) -> str:
+def describe_duration(span: timedelta | None) -> str:
     """Return at most the two largest units: `15 minutes`, `2 hours`, `7 days`."""
     if span is None:
         return "–"

@@ -24,14 +24,16 @@ from prometheus_client.registry import REGISTRY
 
 log = structlog.get_logger(__name__)
 
-GONE = "gone"  #: replaces the process id in a file name
+ENDED = "gone"  #: replaces the process id in a file name
 SLACK = 2.0  #: seconds by which a file's time may be earlier than the start of its process
-ROOM = 64 * 2**20  #: bytes that must be free: a write to a mapped file on a full disk ends the process (SIGBUS)
-PATIENCE = 1.0  #: seconds that a start waits for a reader of the folder
-TURN = 10.0  #: seconds that a reader waits for earlier readers: Prometheus waits no longer
+MIN_FREE_BYTES = (
+    64 * 2**20
+)  #: bytes that must be free: a write to a mapped file on a full disk ends the process (SIGBUS)
+START_LOCK_TIMEOUT = 1.0  #: seconds that a start waits for a reader of the folder
+READ_LOCK_TIMEOUT = 10.0  #: seconds that a reader waits for earlier readers: Prometheus waits no longer
 
 
-def share() -> None:
+def share_metrics() -> None:
     """Make this process count in the shared folder.
 
     Call it before the first count. Every instrument of `scheduling.metrics` has labels, so it creates its file only
@@ -43,10 +45,10 @@ def share() -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-        if free < ROOM:
-            log.warning("measures_not_shared", folder=str(folder), free=free, needed=ROOM)
+        if free < MIN_FREE_BYTES:
+            log.warning("measures_not_shared", folder=str(folder), free=free, needed=MIN_FREE_BYTES)
             return
-        _fold_if_free(folder)
+        _merge_ended_if_free(folder)
     except OSError as error:
         log.warning("measures_not_shared", folder=str(folder), error=str(error))
         return
@@ -58,28 +60,28 @@ def share() -> None:
     values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
 
 
-def exposition(folder: Path | None = None) -> bytes:
+def export_process_metrics(folder: Path | None = None) -> bytes:
     """Return the metrics of this node's processes, or of this process if nothing is shared."""
     if folder is None and values.ValueClass is values.MutexValue:
         return generate_latest(REGISTRY)
     folder = folder or Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
     registry = CollectorRegistry()
-    with _alone(folder, TURN) as ours:
+    with _lock_folder(folder, READ_LOCK_TIMEOUT) as ours:
         if not ours:
             raise TimeoutError("somebody has been reading the counts for too long")
-        _fold(folder)
+        _merge_ended_processes(folder)
         multiprocess.MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
 
 @contextmanager
-def _alone(folder: Path, patience: float) -> Iterator[bool]:
+def _lock_folder(folder: Path, time_limit: float) -> Iterator[bool]:
     """Lock the folder, so that no file is folded while another process reads it.
 
     Yields False if the lock is not free within the given seconds: its holder may hang.
     """
     with (folder / "lock").open("a") as lock:
-        gives_up_at = time.monotonic() + patience
+        gives_up_at = time.monotonic() + time_limit
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,31 +95,31 @@ def _alone(folder: Path, patience: float) -> Iterator[bool]:
                 return
 
 
-def _fold_if_free(folder: Path) -> None:
+def _merge_ended_if_free(folder: Path) -> None:
     """Fold the files of ended processes, unless another process keeps the folder locked.
 
     The next reader folds them too.
     """
-    with _alone(folder, PATIENCE) as ours:
+    with _lock_folder(folder, START_LOCK_TIMEOUT) as ours:
         if ours:
-            _fold(folder)
+            _merge_ended_processes(folder)
         else:
             log.warning("measures_not_folded", folder=str(folder))
 
 
-def _fold(folder: Path) -> None:
-    for total in folder.glob(f"*_{GONE}.db"):
-        _set_aside_if_spoiled(total)
+def _merge_ended_processes(folder: Path) -> None:
+    for total in folder.glob(f"*_{ENDED}.db"):
+        _quarantine_corrupt_totals(total)
     for path in folder.glob("*_*.db"):
         kind, _, owner = path.stem.rpartition("_")
-        if not owner.isdecimal() or _lives(int(owner), path):
+        if not owner.isdecimal() or _is_writer_alive(int(owner), path):
             continue
         if not kind.startswith("gauge"):
-            _add(path, folder / f"{kind}_{GONE}.db")
+            _add_counts(path, folder / f"{kind}_{ENDED}.db")
         path.unlink()
 
 
-def _set_aside_if_spoiled(total: Path) -> None:
+def _quarantine_corrupt_totals(total: Path) -> None:
     """Move an unreadable file of totals aside. It would fail every later fold and scrape."""
     try:
         multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
@@ -127,7 +129,7 @@ def _set_aside_if_spoiled(total: Path) -> None:
         total.replace(aside)
 
 
-def _lives(pid: int, path: Path) -> bool:
+def _is_writer_alive(pid: int, path: Path) -> bool:
     """Return whether the process that wrote the file is alive.
 
     The operating system reuses process ids, most often after a reboot. A process that started after the last write is
@@ -139,7 +141,7 @@ def _lives(pid: int, path: Path) -> bool:
         return False
 
 
-def _add(path: Path, total: Path) -> None:
+def _add_counts(path: Path, total: Path) -> None:
     try:
         counts = [(key, value) for key, value, *_ in MmapedDict.read_all_values_from_file(str(path))]  # type: ignore[no-untyped-call]
     except Exception as error:  # the process was killed while it created the file

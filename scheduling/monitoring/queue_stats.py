@@ -16,76 +16,80 @@ from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from scheduling.dispatch import broker_health
-from scheduling.dispatch.publisher import published_at
+from scheduling.dispatch.publisher import read_publication_time
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = 1.0  #: seconds for the connection, and for each response
+BROKER_TIMEOUT = 1.0  #: seconds for the connection, and for each response
 SAMPLE = 50  #: unacknowledged messages that are sampled
 _UNACKED = Path(__file__).with_name("unacked.lua").read_text()
 #: kept in memory, because broker metrics are needed most while the database is unavailable
-_further: frozenset[str] = frozenset()
+_app_queues: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFigures:
+class QueueStats:
     name: str
     length: int
     oldest_age: float | None = None  #: seconds; None if the broker does not show it
     unacked: int | None = None
 
 
-def learn_queues() -> None:
+def refresh_app_queues() -> None:
     """Ask the other apps for their queue names (`settings.QUEUES`). Their functions query the database."""
-    global _further
-    _further = frozenset(name for path in settings.QUEUES for name in import_string(path)())
+    global _app_queues
+    _app_queues = frozenset(name for path in settings.QUEUES for name in import_string(path)())
 
 
-def known_queues() -> list[str]:
+def list_known_queues() -> list[str]:
     """Return all queues that receive messages: the declared ones, and those that other apps last named."""
-    return sorted({*current_app.amqp.queues, *_further})
+    return sorted({*current_app.amqp.queues, *_app_queues})
 
 
-def queue_figures(names: Sequence[str] | None = None) -> list[QueueFigures]:
+def read_queue_stats(names: Sequence[str] | None = None) -> list[QueueStats]:
     """Return statistics of the given queues; by default, of all known queues.
 
     Raises:
         Exception: whatever the broker's client raises if the broker does not answer in time.
     """
-    names = _queue_names() if names is None else names
-    with _broker() as connection:
+    names = _refresh_known_queues() if names is None else names
+    with _connect_broker() as connection:
         channel = connection.default_channel
         if hasattr(channel, "client"):
-            return _redis(channel, names)
-        return [QueueFigures(name, length) for name in names if (length := _declared(connection, name)) is not None]
+            return _read_redis_stats(channel, names)
+        return [
+            QueueStats(name, length)
+            for name in names
+            if (length := _read_declared_length(connection, name)) is not None
+        ]
 
 
-def broker_takes_messages() -> bool | None:
+def broker_accepts_messages() -> bool | None:
     """Return whether the broker accepts messages; None if this cannot be determined.
 
-    Raises the same as `queue_figures`.
+    Raises the same as `read_queue_stats`.
     """
-    with _broker() as connection:
-        return broker_health.takes_messages(connection)
+    with _connect_broker() as connection:
+        return broker_health.accepts_messages(connection)
 
 
-def _queue_names() -> list[str]:
+def _refresh_known_queues() -> list[str]:
     try:
-        learn_queues()
+        refresh_app_queues()
     except DatabaseError as error:
         log.warning("queues_unknown", error=str(error))
-    return known_queues()
+    return list_known_queues()
 
 
 @contextmanager
-def _broker() -> Iterator[Any]:
-    with current_app.connection_for_read(connect_timeout=PATIENCE) as connection:
-        connection.transport_options = {**connection.transport_options, "socket_timeout": PATIENCE}
-        connection.ensure_connection(max_retries=1, timeout=PATIENCE)
+def _connect_broker() -> Iterator[Any]:
+    with current_app.connection_for_read(connect_timeout=BROKER_TIMEOUT) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": BROKER_TIMEOUT}
+        connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT)
         yield connection
 
 
-def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:
+def _read_redis_stats(channel: Any, names: Sequence[str]) -> list[QueueStats]:
     with channel.client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(name)
@@ -95,22 +99,22 @@ def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:
         *found, (total, *sample) = pipe.execute()
     keys = [key.decode() for key in sample]
     return [
-        QueueFigures(
-            name, length, _age(oldest), round(total * keys.count(name) / len(keys)) if keys else 0
+        QueueStats(
+            name, length, _compute_oldest_age(oldest), round(total * keys.count(name) / len(keys)) if keys else 0
         )
         for name, length, oldest in zip(names, found[::2], found[1::2], strict=True)
     ]  # fmt: skip
 
 
-def _age(oldest: bytes | None) -> float | None:
+def _compute_oldest_age(oldest: bytes | None) -> float | None:
     """Return the age in seconds; 0 if the queue is empty, None if the message has no time."""
     if oldest is None:
         return 0.0
-    instant = published_at(oldest)
+    instant = read_publication_time(oldest)
     return None if instant is None else max(0.0, time.time() - instant.timestamp())
 
 
-def _declared(connection: Any, name: str) -> int | None:
+def _read_declared_length(connection: Any, name: str) -> int | None:
     """Return the length of a queue; None if it does not exist.
 
     RabbitMQ closes the channel after a question about a missing queue, so each question has its own channel.

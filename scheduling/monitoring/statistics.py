@@ -22,7 +22,7 @@ HOUR = timedelta(hours=1)
 T = TypeVar("T", bound="Counter[Any]")
 
 
-class Past(Generic[T]):
+class HourlyCache(Generic[T]):
     """Cache the hourly counts of `read(since, until)`.
 
     Counts expire after `KEPT`, because an operator may still resolve touches that ended long ago.
@@ -33,7 +33,7 @@ class Past(Generic[T]):
     CLOSED = timedelta(minutes=2)
     KEPT = timedelta(minutes=15)
 
-    _all: list[Past[Any]] = []
+    _all: list[HourlyCache[Any]] = []
 
     def __init__(self, read: Callable[[datetime, datetime], dict[datetime, T]]) -> None:
         self._read = read
@@ -45,7 +45,7 @@ class Past(Generic[T]):
         self,
         wanted: Iterable[datetime],
         now: datetime,
-        patiently: Callable[[Callable[[], dict[datetime, T]]], dict[datetime, T] | None],
+        count_within: Callable[[Callable[[], dict[datetime, T]]], dict[datetime, T] | None],
     ) -> dict[datetime, T | None]:
         """Return counts by hour, latest first.
 
@@ -54,29 +54,29 @@ class Past(Generic[T]):
         found: dict[datetime, T | None] = {}
         missing = []
         for hour in sorted(wanted, reverse=True):
-            found[hour] = self._remembered(hour, now)
+            found[hour] = self._get_cached(hour, now)
             if found[hour] is None:
                 missing.append(hour)
-        for block in _blocks(missing, self.BLOCK):
-            counted = patiently(lambda block=block: self._read(block[-1], block[0] + HOUR))  # type: ignore[misc]
+        for block in _group_hours(missing, self.BLOCK):
+            counted = count_within(lambda block=block: self._read(block[-1], block[0] + HOUR))  # type: ignore[misc]
             if counted is None:
                 break
             found.update(counted)
-            self._remember(counted, now)
+            self._store_cached(counted, now)
         return found
 
     @classmethod
-    def forget(cls) -> None:
+    def clear_all(cls) -> None:
         """Clear the caches of this process for all kinds of counts."""
         for each in cls._all:
             with each._lock:
                 each._hours.clear()
 
-    def _remembered(self, hour: datetime, now: datetime) -> T | None:
+    def _get_cached(self, hour: datetime, now: datetime) -> T | None:
         read_at, tally = self._hours.get(hour, (now, None))
         return tally if now - read_at < self.KEPT else None
 
-    def _remember(self, counted: dict[datetime, T], now: datetime) -> None:
+    def _store_cached(self, counted: dict[datetime, T], now: datetime) -> None:
         with self._lock:
             self._hours |= {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
             for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
@@ -88,7 +88,7 @@ def hours_between(since: datetime, until: datetime) -> list[datetime]:
     return [since + HOUR * number for number in range(-((since - until) // HOUR))]
 
 
-def _blocks(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
+def _group_hours(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
     """Group consecutive hours into blocks of at most `size`, latest first."""
     block: list[datetime] = []
     for hour in hours:
@@ -108,7 +108,7 @@ RATE_WINDOW = timedelta(minutes=5)
 # --- backlog ------------------------------------------------------------------------------------------------------
 
 
-def due_within(span: timedelta) -> int:
+def count_due_within(span: timedelta) -> int:
     """Count the touches that fall due within `span`, overdue ones included; at most `MOST` + 1."""
     return int(sql.rows(_DUE_WITHIN, {"span": span, "most": MOST + 1})[0][0])
 
@@ -119,7 +119,7 @@ class Overdue:
     oldest: timedelta | None
 
 
-def overdue() -> Overdue:
+def count_overdue() -> Overdue:
     """Count the touches that should have started and still wait in the table or at the broker."""
     return Overdue(*sql.rows(_OVERDUE, {"late": OVERDUE_AFTER, "most": MOST + 1})[0])
 
@@ -156,7 +156,7 @@ class Lateness:
     count: int  #: deliveries included
 
 
-def lateness() -> Lateness:
+def measure_lateness() -> Lateness:
     """Compute the lateness of the latest deliveries of the last hour."""
     ((quantiles, count),) = sql.rows(_LATENESS, {"window": HOUR, "latest": LATEST})
     p50, p99 = quantiles or (None, None)
@@ -164,18 +164,18 @@ def lateness() -> Lateness:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class TouchRates:
     """Touches per minute over `RATE_WINDOW`."""
 
-    handed_over: float
+    dispatched: float
     ended: float
 
 
-def rates() -> Rates:
+def measure_touch_rates() -> TouchRates:
     """Count dispatched and ended touches over `RATE_WINDOW`."""
     minutes = RATE_WINDOW / timedelta(minutes=1)
     ((handed_over, ended),) = sql.rows(_RATES, {"window": RATE_WINDOW})
-    return Rates(handed_over / minutes, ended / minutes)
+    return TouchRates(handed_over / minutes, ended / minutes)
 
 
 _LATENESS = """
@@ -198,12 +198,12 @@ SELECT (SELECT count(*) FROM scheduling_touch
 
 # --- results ------------------------------------------------------------------------------------------------------
 
-Tally = Counter[tuple[str, str, int]]  #: number by state, reason and node
+OutcomeCounts = Counter[tuple[str, str, int]]  #: number by state, reason and node
 
 
-def ended(since: datetime, until: datetime) -> dict[datetime, Tally]:
+def count_ended_by_hour(since: datetime, until: datetime) -> dict[datetime, OutcomeCounts]:
     """Count ended touches by the hour of their end, counted from `since`."""
-    found = {hour: Tally() for hour in hours_between(since, until)}
+    found = {hour: OutcomeCounts() for hour in hours_between(since, until)}
     for hour, state, reason, node, count in sql.rows(_ENDED, {"since": since, "until": until}):
         found[hour][state, reason, node] += count
     return found
@@ -215,27 +215,27 @@ WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
 """
 
 
-past = Past(ended)
+ended_cache = HourlyCache(count_ended_by_hour)
 
 
 # --- lateness and events by hour ----------------------------------------------------------------------------------
 
-Late = Counter[int]  #: number of deliveries by step of lateness
+LatenessCounts = Counter[int]  #: number of deliveries by step of lateness
 STEP = 1.05  #: ratio of a step to the one before: quantiles are exact to 3 %
 LEAST = 0.001  #: seconds; lower bound of the first step. Counts by step can be added up, quantiles cannot
 GOAL = timedelta(seconds=3)  #: 99 % of touches are sent within this time; the alert rules warn beyond it
 
 
-def late(since: datetime, until: datetime) -> dict[datetime, Late]:
+def count_lateness_by_hour(since: datetime, until: datetime) -> dict[datetime, LatenessCounts]:
     """Count delivered touches by step of their lateness and by the hour of their end, counted from `since`."""
-    found = {hour: Late() for hour in hours_between(since, until)}
+    found = {hour: LatenessCounts() for hour in hours_between(since, until)}
     parameters = {"since": since, "until": until, "least": LEAST, "step": math.log(STEP)}
     for hour, step, count in sql.rows(_LATE, parameters):
         found[hour][step] += count
     return found
 
 
-def quantile(late: Late, part: float) -> timedelta | None:
+def compute_lateness_quantile(late: LatenessCounts, part: float) -> timedelta | None:
     """Return the lateness that the share `part` of deliveries does not exceed; None without deliveries."""
     left = part * late.total()
     for step in sorted(late):
@@ -253,16 +253,16 @@ WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered'
 GROUP BY 1, 2
 """
 
-Taken = Counter[str]  #: number of events by type
+EventCounts = Counter[str]  #: number of events by type
 
 
-def taken(since: datetime, until: datetime) -> dict[datetime, Taken]:
+def count_events_by_hour(since: datetime, until: datetime) -> dict[datetime, EventCounts]:
     """Count events by the hour of their receipt, counted from `since`.
 
     Event ids grow with time. The hours are therefore ranges of the primary key, and events need no further index.
     """
     hours = hours_between(since, until)
-    found = {hour: Taken() for hour in hours}
+    found = {hour: EventCounts() for hour in hours}
     bounds = [*map(first_id_at, hours), first_id_at(until)]
     parameters = {"hours": hours, "firsts": bounds[:-1], "nexts": bounds[1:]}
     for hour, kind, count in sql.rows(_TAKEN, parameters):
@@ -278,14 +278,14 @@ CROSS JOIN LATERAL (
 ) AS taken
 """
 
-past_lateness = Past(late)
-past_events = Past(taken)
+lateness_cache = HourlyCache(count_lateness_by_hour)
+event_cache = HourlyCache(count_events_by_hour)
 
 
 # --- complaints ---------------------------------------------------------------------------------------------------
 
 
-def complained(since: datetime) -> dict[int, int]:
+def count_complaints_by_node(since: datetime) -> dict[int, int]:
     """Count touches delivered since then that have a complaint, by node."""
     return dict(sql.rows(_COMPLAINED, {"since": since}))
 

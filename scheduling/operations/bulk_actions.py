@@ -26,22 +26,24 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger import locks
 from scheduling.models import BulkAction
 from scheduling.operations import failed_tasks
-from scheduling.operations.deeds import DEEDS, TOUCHES, Deed
+from scheduling.operations.deeds import ROW_ACTIONS, TOUCHES, RowAction
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.filters import matching
+from scheduling.operations.filters import matching_rows
 
 log = structlog.get_logger(__name__)
 
 BATCH = 100  #: most rows per transaction
-SPAN = 2.0  #: seconds; at a slow rate a batch holds the rows of this span
+BATCH_SPAN = 2.0  #: seconds; at a slow rate a batch holds the rows of this span
 SLOWEST, FASTEST = 0.1, 200.0  #: rows per second
 MOST_RUNNING = 20
-HELD = timedelta(seconds=10)  #: after that time a batch is repeated, unless its worker still holds the row's lock
-TRIES = 5  #: tries of one batch before the action fails
-COUNTING = "5s"
-LONGEST = "20s"  #: per statement of a batch; beyond it the try has failed
-STOPPING = "3s"  #: how long a cancellation waits for the current batch
-ENTRANCE = 4_163_072  #: advisory lock for starting an action
+RESERVED_FOR = timedelta(
+    seconds=10
+)  #: after that time a batch is repeated, unless its worker still holds the row's lock
+MAX_TRIES = 5  #: tries of one batch before the action fails
+COUNT_TIME_LIMIT = "5s"
+STATEMENT_TIME_LIMIT = "20s"  #: per statement of a batch; beyond it the try has failed
+CANCEL_LOCK_TIMEOUT = "3s"  #: how long a cancellation waits for the current batch
+START_LOCK_ID = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
 
@@ -49,7 +51,7 @@ State = BulkAction.State
 # --- user ---------------------------------------------------------------------------------------------------------
 
 
-def begin(
+def start_bulk_action(
     action: str, chosen: Mapping[str, str], actor: Actor, *, per_second: float | None = None,
     as_of: datetime | None = None,
 ) -> BulkAction:  # fmt: skip
@@ -62,25 +64,25 @@ def begin(
         Conflict: the same action is running, or `MOST_RUNNING` others are.
     """
     at = sql.now()  # excludes later rows, by PostgreSQL's clock instead of this node's
-    check(action, chosen, as_of or at)
-    pace = DEEDS[action].per_second if per_second is None else per_second
+    check_action(action, chosen, as_of or at)
+    pace = ROW_ACTIONS[action].per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
         raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
     row = BulkAction(
         action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
         per_second=pace, as_of=min(as_of or at, at), next_at=at,
     )  # fmt: skip
-    row.total = count(row)
-    _enter(row)
+    row.total = count_matching(row)
+    _insert_exclusively(row)
     log.info("bulk_action_started", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
     return row
 
 
-def _enter(row: BulkAction) -> None:
+def _insert_exclusively(row: BulkAction) -> None:
     """Insert the action under an advisory lock. Of two concurrent starts the second sees the first."""
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ENTRANCE])
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
         running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
         if (row.action, row.filter) in running:
             raise Conflict("the same bulk action is already running")
@@ -89,36 +91,36 @@ def _enter(row: BulkAction) -> None:
         row.save(force_insert=True)
 
 
-def check(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
+def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
     """Check action and filter.
 
     Raises:
         InvalidInput: one has no meaning; the error names it.
     """
-    if action not in DEEDS:
+    if action not in ROW_ACTIONS:
         raise InvalidInput.of("action", f"there is no “{action[:50]}”")
-    matching(DEEDS[action], chosen, as_of)
+    matching_rows(ROW_ACTIONS[action], chosen, as_of)
 
 
-def count(row: BulkAction) -> int | None:
-    """Return the number of matching rows, or None if the count takes longer than `COUNTING`."""
-    rows = _rows(row)
+def count_matching(row: BulkAction) -> int | None:
+    """Return the number of matching rows, or None if the count takes longer than `COUNT_TIME_LIMIT`."""
+    rows = _matching_rows(row)
     try:
-        with sql.within(COUNTING):
+        with sql.limit_statement_time(COUNT_TIME_LIMIT):
             return rows.count()
     except OperationalError:
         return None
 
 
-def cancel(action_id: UUID, actor: Actor) -> None:
+def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
     """Stop an action before its next batch.
 
     Raises:
-        Conflict: the action has ended, or its current batch takes longer than `STOPPING`.
+        Conflict: the action has ended, or its current batch takes longer than `CANCEL_LOCK_TIMEOUT`.
         NotFound: there is no such action.
     """
     mine = BulkAction.objects.filter(pk=action_id)
-    if _stop(mine, actor):
+    if _stop_running(mine, actor):
         log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
         return
     if mine.exists():
@@ -126,12 +128,12 @@ def cancel(action_id: UUID, actor: Actor) -> None:
     raise NotFound(f"There is no bulk action {action_id}.")
 
 
-def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
+def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
     stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
     try:
         with transaction.atomic():
             with connection.cursor() as cursor:
-                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [STOPPING])
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [CANCEL_LOCK_TIMEOUT])
             return bool(mine.filter(state=State.RUNNING).update(**stopped))
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
@@ -142,29 +144,29 @@ def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
 # --- worker -------------------------------------------------------------------------------------------------------
 
 
-def due() -> list[UUID]:
+def due_actions() -> list[UUID]:
     """Return the actions whose next batch is due, or whose worker died."""
-    return list(_due().order_by("next_at").values_list("pk", flat=True))
+    return list(_due_rows().order_by("next_at").values_list("pk", flat=True))
 
 
-def _due() -> QuerySet[BulkAction]:
+def _due_rows() -> QuerySet[BulkAction]:
     return BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now())
 
 
-def advance(action_id: UUID) -> timedelta | None:
+def run_batch(action_id: UUID) -> timedelta | None:
     """Run one batch. Return the wait before the next one.
 
     None: no further batch, or another worker has it.
     """
-    held_until = _begin_batch(action_id)
+    held_until = _reserve_batch(action_id)
     if held_until is None:
         return None
-    with sql.within(LONGEST):
-        row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
+    with sql.limit_statement_time(STATEMENT_TIME_LIMIT):
+        row = _lock_action(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
             return None  # cancelled, or so late that another worker has repeated this batch
         since = monotonic()  # this node's clock may be ahead of PostgreSQL's, and a premature request finds nothing
-        _do_batch(row, row.at)  # type: ignore[attr-defined]
+        _process_batch(row, row.at)  # type: ignore[attr-defined]
         row.save()
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
@@ -173,37 +175,37 @@ def advance(action_id: UUID) -> timedelta | None:
     return max(wait, timedelta(0))
 
 
-def _begin_batch(action_id: UUID) -> datetime | None:
+def _reserve_batch(action_id: UUID) -> datetime | None:
     """Reserve the next batch. Return the end of the reservation; None if there is nothing to do.
 
-    A separate transaction counts the try, so that a batch that kills its worker each time ends after `TRIES`. Of
+    A separate transaction counts the try, so that a batch that kills its worker each time ends after `MAX_TRIES`. Of
     concurrent workers one gets the batch.
     """
     with transaction.atomic():
-        row = _locked(_due().filter(pk=action_id))
+        row = _lock_action(_due_rows().filter(pk=action_id))
         if row is None:
             return None
-        if row.tries < TRIES:
+        if row.tries < MAX_TRIES:
             row.tries += 1
-            row.next_at = row.at + HELD  # type: ignore[attr-defined]
+            row.next_at = row.at + RESERVED_FOR  # type: ignore[attr-defined]
         else:
             row.state, row.ended_at = State.FAILED, now()
-            row.note = f"{row.note}\nthe same batch could not be finished {TRIES} times".strip()
+            row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
             log.error("bulk_action_given_up", id=str(row.pk), position=str(row.position))
         row.save(update_fields=["tries", "next_at", "state", "ended_at", "note"])
         return row.next_at if row.state == State.RUNNING else None
 
 
-def _locked(rows: QuerySet[BulkAction]) -> BulkAction | None:
+def _lock_action(rows: QuerySet[BulkAction]) -> BulkAction | None:
     """Return the row locked for this transaction, with PostgreSQL's time. None if another transaction has it."""
     mine = rows.select_for_update(skip_locked=True, of=("self",))
     return mine.select_related("actor").annotate(at=Now()).first()
 
 
-def _do_batch(row: BulkAction, at: datetime) -> None:
+def _process_batch(row: BulkAction, at: datetime) -> None:
     """Process one batch. The caller saves the row in the same transaction."""
-    deed, size = DEEDS[row.action], _size(row.per_second)
-    rows = _rows(row)
+    deed, size = ROW_ACTIONS[row.action], _batch_size(row.per_second)
+    rows = _matching_rows(row)
     if row.position:
         rows = rows.filter(pk__gt=row.position)
     keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
@@ -211,9 +213,9 @@ def _do_batch(row: BulkAction, at: datetime) -> None:
     became: Counter[str] = Counter()
     if deed.over == TOUCHES:
         locks.lock_customers(keys)  # before the touches, as in every writer
-    for key in failed_tasks.locked_in_order(keys) if deed.publishes else keys:
+    for key in failed_tasks.lock_in_publish_order(keys) if deed.publishes else keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
-        became[_act(row, deed, key, actor, due_at)] += 1
+        became[_apply_to_row(row, deed, key, actor, due_at)] += 1
     row.done += became["done"]
     row.skipped += became["skipped"]
     row.failed += became["failed"]
@@ -225,18 +227,18 @@ def _do_batch(row: BulkAction, at: datetime) -> None:
     row.next_at = at + timedelta(seconds=len(keys) / row.per_second)
 
 
-def _size(per_second: float) -> int:
-    return max(1, min(BATCH, round(per_second * SPAN)))
+def _batch_size(per_second: float) -> int:
+    return max(1, min(BATCH, round(per_second * BATCH_SPAN)))
 
 
-def _act(row: BulkAction, deed: Deed, key: UUID, actor: Actor, due_at: datetime) -> str:
+def _apply_to_row(row: BulkAction, deed: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:
     """Process one row within a savepoint, so that its failure does not undo the others."""
     try:
         with transaction.atomic():
             deed.act(key, actor, due_at)
     except (Conflict, NotFound):
         return "skipped"
-    except sql.AWAY:
+    except sql.UNAVAILABLE_ERRORS:
         raise  # an error of PostgreSQL, not of this row
     except Exception as error:
         log.exception("bulk_row_failed", id=str(row.pk), key=str(key))
@@ -245,5 +247,5 @@ def _act(row: BulkAction, deed: Deed, key: UUID, actor: Actor, due_at: datetime)
     return "done"
 
 
-def _rows(row: BulkAction) -> QuerySet[Any]:
-    return matching(DEEDS[row.action], row.filter, row.as_of)
+def _matching_rows(row: BulkAction) -> QuerySet[Any]:
+    return matching_rows(ROW_ACTIONS[row.action], row.filter, row.as_of)

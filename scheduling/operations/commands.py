@@ -21,7 +21,7 @@ from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, ApiKey, ChannelConfig, Customer, Node, Pause, Scope, Touch
 
 
-def put_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
+def update_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
     """Create the customer or change the named fields. A change of `opted_out` also stores its time."""
     with transaction.atomic():
         Customer.objects.bulk_create([Customer(user_id=user_id)], ignore_conflicts=True)
@@ -34,7 +34,7 @@ def put_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
     return customer
 
 
-def cancel_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
+def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
     """Cancel a touch that is not marked as sending, also while a worker holds it.
 
     A caller that holds locks of other touches passes `wait=False`. A running touch that another transaction has locked
@@ -57,14 +57,14 @@ def cancel_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
     raise Conflict(f"The touch is {state} already.")
 
 
-def pause(scope: str, *, reason: str = "", user: User | None = None) -> Pause:
+def pause_scope(scope: str, *, reason: str = "", user: User | None = None) -> Pause:
     """Pause all touches of a scope as they fall due: "all", "channel:<key>" or "node:<key>". Idempotent."""
     _check_scope(scope)
     row, _ = Pause.objects.get_or_create(scope=scope, defaults={"reason": reason[:200], "paused_by": user})
     return row
 
 
-def resume(scope: str) -> None:
+def resume_scope(scope: str) -> None:
     """End a pause. The next pass spreads its paused touches over the next minutes.
 
     Raises:
@@ -103,7 +103,7 @@ def create_api_key(
     key = f"at_{secrets.token_urlsafe(32)}"
     ApiKey.objects.create(
         name=name,
-        digest=digest_of(key),
+        digest=digest_api_key(key),
         prefix=key[:8],
         scopes=sorted(set(scopes)),
         rate_per_minute=rate_per_minute,
@@ -112,7 +112,7 @@ def create_api_key(
     return key
 
 
-def digest_of(key: str) -> str:
+def digest_api_key(key: str) -> str:
     """Return the SHA-256 digest of a key.
 
     256 random bits need no slow hash. A slow one would cost more than storing the event.

@@ -19,7 +19,7 @@ FAILED_TASKS, TOUCHES = "failed_task", "touch"
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class RowAction:
     """An action on one row.
 
     Raises:
@@ -28,7 +28,7 @@ class Deed:
     """
 
     over: str
-    do: Callable[..., Any]
+    function: Callable[..., Any]
     states: tuple[str, ...]
     unknown_only: bool = False
     publishes: bool = False
@@ -37,32 +37,33 @@ class Deed:
 
     def act(self, key: UUID, actor: Actor, due_at: datetime | None = None) -> None:
         if self.publishes:
-            self.do(key, actor, due_at=due_at)
+            self.function(key, actor, due_at=due_at)
         else:
-            self.do(key, actor)
+            self.function(key, actor)
 
-    def fitting(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+    def allowed_rows(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         rows = rows.filter(state__in=self.states)
         return rows.filter(failure="unknown") if self.unknown_only else rows
 
 
-def _call_off(task_id: UUID, actor: Actor) -> None:
+def _cancel_row(task_id: UUID, actor: Actor) -> None:
     # A batch locks up to a hundred touches, and settling locks many in any order, so waiting could deadlock.
-    commands.cancel_touch(task_id, actor=actor.name, wait=False)
+    commands.cancel_one_touch(task_id, actor=actor.name, wait=False)
 
 
 OPEN, IGNORED = FailedTask.State.OPEN.value, FailedTask.State.IGNORED.value
 #: Rows per second: low enough not to flood a receiver that has just recovered.
-REPLAYS = 50
-DEEDS: dict[str, Deed] = {
-    "retry": Deed(FAILED_TASKS, failed_tasks.retry, (OPEN, IGNORED), publishes=True, per_second=REPLAYS),
-    "again": Deed(
-        FAILED_TASKS, partial(failed_tasks.retry, as_new=True), (OPEN, IGNORED), publishes=True, as_new=True,
-        per_second=REPLAYS,
-    ),
-    "delivered": Deed(FAILED_TASKS, partial(failed_tasks.resolve, delivered=True), (OPEN,), unknown_only=True),
-    "not_delivered": Deed(FAILED_TASKS, partial(failed_tasks.resolve, delivered=False), (OPEN,), unknown_only=True),
-    "ignore": Deed(FAILED_TASKS, failed_tasks.ignore, (OPEN,)),
-    "archive": Deed(FAILED_TASKS, failed_tasks.archive, (OPEN, IGNORED)),
-    "call_off": Deed(TOUCHES, _call_off, WAITING),
-}  # fmt: skip
+RETRY_RATE = 50
+_REPUBLISHES: dict[str, Any] = {"publishes": True, "per_second": RETRY_RATE}
+_retry_as_new = partial(failed_tasks.retry_failed_task, as_new=True)
+_resolve_delivered = partial(failed_tasks.resolve_failed_task, delivered=True)
+_resolve_not_delivered = partial(failed_tasks.resolve_failed_task, delivered=False)
+ROW_ACTIONS: dict[str, RowAction] = {
+    "retry": RowAction(FAILED_TASKS, failed_tasks.retry_failed_task, (OPEN, IGNORED), **_REPUBLISHES),
+    "again": RowAction(FAILED_TASKS, _retry_as_new, (OPEN, IGNORED), as_new=True, **_REPUBLISHES),
+    "delivered": RowAction(FAILED_TASKS, _resolve_delivered, (OPEN,), unknown_only=True),
+    "not_delivered": RowAction(FAILED_TASKS, _resolve_not_delivered, (OPEN,), unknown_only=True),
+    "ignore": RowAction(FAILED_TASKS, failed_tasks.ignore_failed_task, (OPEN,)),
+    "archive": RowAction(FAILED_TASKS, failed_tasks.archive_failed_task, (OPEN, IGNORED)),
+    "call_off": RowAction(TOUCHES, _cancel_row, WAITING),
+}

@@ -49,7 +49,7 @@ class Republisher:
     order: Callable[[Sequence[UUID]], Sequence[UUID]] | None = None
 
 
-def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
+def retry_failed_task(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
     """Publish a failed task again under a new task id. Return the id.
 
     The delivery key stays, so a receiver that honours it sees no second effect. With `as_new` the task gets a new key.
@@ -61,7 +61,7 @@ def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: dateti
     """
     task_id = new_id()
     with transaction.atomic():
-        row = _move(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=task_id)
+        row = _change_state(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=task_id)
         republisher = _republishers().get(row.origin)
         if republisher is None:
             raise Conflict("A broker message cannot be published again; ignore or archive it.")
@@ -69,7 +69,7 @@ def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: dateti
     return task_id
 
 
-def locked_in_order(failed_ids: Sequence[UUID]) -> list[UUID]:
+def lock_in_publish_order(failed_ids: Sequence[UUID]) -> list[UUID]:
     """Lock failed tasks and return the order in which one transaction publishes them again.
 
     All writers lock failed tasks by id before they publish. No holder of such a lock then waits for a published row.
@@ -84,7 +84,7 @@ def locked_in_order(failed_ids: Sequence[UUID]) -> list[UUID]:
     return [*ordered, *(pk for pk in failed_ids if pk not in ordered)]
 
 
-def resolve(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
+def resolve_failed_task(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
     """Settle an unknown outcome with the operator's finding. "Not delivered" releases the customer's cap slot.
 
     Raises:
@@ -92,26 +92,28 @@ def resolve(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
         NotFound: there is no such failed task.
     """
     with transaction.atomic():
-        row = _find(failed_id)
+        row = _lock_failed_task(failed_id)
         if row.failure != "unknown":
             raise Conflict("Only an unknown outcome can be resolved.")
-        _move(failed_id, State.RESOLVED_DELIVERED if delivered else State.RESOLVED_NOT_DELIVERED, actor, (State.OPEN,))
+        _change_state(
+            failed_id, State.RESOLVED_DELIVERED if delivered else State.RESOLVED_NOT_DELIVERED, actor, (State.OPEN,)
+        )
         if not delivered and row.origin == FailedTask.Origin.TOUCH and row.task_id:
-            touches.free_slot(row.task_id)
+            touches.release_cap_slot(row.task_id)
 
 
-def ignore(failed_id: UUID, actor: Actor) -> None:
+def ignore_failed_task(failed_id: UUID, actor: Actor) -> None:
     with transaction.atomic():
-        _move(failed_id, State.IGNORED, actor, (State.OPEN,))
+        _change_state(failed_id, State.IGNORED, actor, (State.OPEN,))
 
 
-def archive(failed_id: UUID, actor: Actor) -> None:
+def archive_failed_task(failed_id: UUID, actor: Actor) -> None:
     with transaction.atomic():
-        _move(failed_id, State.ARCHIVED, actor, (State.OPEN, State.IGNORED))
+        _change_state(failed_id, State.ARCHIVED, actor, (State.OPEN, State.IGNORED))
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class BulkResult:
     """The result of an action on many tasks.
 
     A conflict is a task handled by another process, or one that cannot be handled so.
@@ -121,7 +123,7 @@ class Tally:
     conflicts: int
 
 
-def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> Tally:
+def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> BulkResult:
     """Publish many tasks again at a limited rate, so that the receiver is not flooded.
 
     Conflicts use no share of the rate.
@@ -129,26 +131,26 @@ def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False,
     started_at = sql.now()
 
     def again(failed_id: UUID, done: int) -> None:
-        retry(failed_id, actor, as_new=as_new, due_at=started_at + timedelta(seconds=done / per_second))
+        retry_failed_task(failed_id, actor, as_new=as_new, due_at=started_at + timedelta(seconds=done / per_second))
 
-    return do_all(failed_ids, again)
+    return apply_to_each(failed_ids, again)
 
 
-def retry_first(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> Tally:
+def retry_sample(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> BulkResult:
     """Publish a sample at once: the first `count` tasks that can be published again.
 
     The operator then judges the result.
     """
-    tally = Tally(0, 0)
+    tally = BulkResult(0, 0)
     for failed_id in failed_ids:
         if tally.done == count:
             break
-        one = do_all([failed_id], lambda failed_id, done: retry(failed_id, actor))
-        tally = Tally(tally.done + one.done, tally.conflicts + one.conflicts)
+        one = apply_to_each([failed_id], lambda failed_id, done: retry_failed_task(failed_id, actor))
+        tally = BulkResult(tally.done + one.done, tally.conflicts + one.conflicts)
     return tally
 
 
-def do_all(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> Tally:
+def apply_to_each(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> BulkResult:
     """Apply `act` to each task in a separate transaction. Its second argument is the number done before."""
     done = conflicts = 0
     for failed_id in failed_ids:
@@ -158,18 +160,18 @@ def do_all(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> Ta
             conflicts += 1
         else:
             done += 1
-    return Tally(done, conflicts)
+    return BulkResult(done, conflicts)
 
 
-def _find(failed_id: UUID) -> FailedTask:
+def _lock_failed_task(failed_id: UUID) -> FailedTask:
     row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
     if row is None:
         raise NotFound(f"There is no failed task {failed_id}.")
     return row
 
 
-def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **changes: Any) -> FailedTask:
-    row = _find(failed_id)
+def _change_state(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **changes: Any) -> FailedTask:
+    row = _lock_failed_task(failed_id)
     changed = FailedTask.objects.filter(pk=failed_id, state__in=allowed).update(
         state=state,
         actor=actor.user,

@@ -18,18 +18,18 @@ from django.utils.timezone import make_aware, now
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import FailedTask, Touch
 from scheduling.operations import queries
-from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, Deed
-from scheduling.operations.queries import failed_named
+from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, RowAction
+from scheduling.operations.queries import filter_failed_by_term
 from scheduling.policy.specs import OVERDUE_AFTER
 
 #: Parameters that affect only how a list is displayed.
-SHOWN = frozenset({"o", "p", "all", "e", "_facets"})
-LONGEST = 200  #: characters per value
+DISPLAY_PARAMETERS = frozenset({"o", "p", "all", "e", "_facets"})
+MAX_VALUE_LENGTH = 200  #: characters per value
 Read = Callable[[str], Q]
 ReadAt = Callable[[str, datetime], Q]
 
 
-def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
+def read_filter(address: Mapping[str, Any]) -> dict[str, str]:
     """Return the filter in the URL parameters of a list.
 
     Raises:
@@ -40,24 +40,24 @@ def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
         values = address.getlist(name) if hasattr(address, "getlist") else [address[name]]
         if len(values) > 1:
             raise InvalidInput.of(name, "is given twice")
-        if name not in SHOWN:
+        if name not in DISPLAY_PARAMETERS:
             chosen[name] = str(values[0])
     return chosen
 
 
-def matching(deed: Deed, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
+def matching_rows(deed: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
     """Return the rows that existed at `as_of`, match the filter and allow the action.
 
     Raises:
         InvalidInput: parameters have no meaning; the error names each.
     """
     listed = LISTS[deed.over]
-    rows = listed.model._default_manager.filter(listed.wanted(chosen, as_of), **{f"{listed.since}__lte": as_of})
-    return deed.fitting(rows)
+    rows = listed.model._default_manager.filter(listed.build_query(chosen, as_of), **{f"{listed.since}__lte": as_of})
+    return deed.allowed_rows(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class FilteredList:
     model: type[Model]
     since: str  #: field with the time since when a row belongs to the list
     parameters: Mapping[str, Read]
@@ -65,7 +65,7 @@ class Listed:
     usual: Mapping[str, str]  #: values of parameters that are absent
     timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters whose matching rows change with time
 
-    def wanted(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
+    def build_query(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
         wanted, errors = Q(), []
         for name, value in {**self.usual, **chosen}.items():
             try:
@@ -79,19 +79,19 @@ class Listed:
         return wanted
 
     def _read(self, name: str, value: str, chosen: Mapping[str, str], as_of: datetime) -> Q:
-        if len(value) > LONGEST or "\0" in value:
+        if len(value) > MAX_VALUE_LENGTH or "\0" in value:
             raise ValueError
         for span in self.spans:
             for end, compare in (("from", "gte"), ("to", "lt")):
                 day, time = f"{span}_{end}_0", f"{span}_{end}_1"
                 if name == day and value:
-                    return Q(**{f"{span}__{compare}": _instant(value, chosen.get(time, ""))})
+                    return Q(**{f"{span}__{compare}": _parse_date_time(value, chosen.get(time, ""))})
                 if name in (day, time):
                     return Q()
         return self.timed[name](value, as_of) if name in self.timed else self.parameters[name](value)
 
 
-def _instant(day: str, time: str) -> datetime:
+def _parse_date_time(day: str, time: str) -> datetime:
     """Parse a date and time in the server's time zone. Without a time the start of the day applies."""
     for form in settings.DATETIME_INPUT_FORMATS:
         try:
@@ -117,7 +117,7 @@ def _number(field: str) -> Read:
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def state_of_failed(value: str) -> Q:
+def filter_failed_state(value: str) -> Q:
     """Filter by state: an empty value means open, "all" means no filter."""
     return Q() if value == "all" else Q(state=value or FailedTask.State.OPEN.value)
 
@@ -125,7 +125,7 @@ def state_of_failed(value: str) -> Q:
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-def standing(value: str, as_of: datetime | None = None) -> Q:
+def filter_effective_state(value: str, as_of: datetime | None = None) -> Q:
     """Return the filter of a combined state: at `as_of`, or now.
 
     Raises:
@@ -142,54 +142,54 @@ def standing(value: str, as_of: datetime | None = None) -> Q:
     return meant[value]
 
 
-def _standing(value: str, as_of: datetime) -> Q:
+def _read_effective_state(value: str, as_of: datetime) -> Q:
     try:
-        return standing(value, as_of)
+        return filter_effective_state(value, as_of)
     except KeyError:
         raise ValueError from None
 
 
-def _named_touch(term: str) -> Q:
+def _filter_named_touch(term: str) -> Q:
     """Filter by complete ids only. A text search finds sent messages, and those no longer wait."""
     term = term.strip()
     if not term:
         return Q()
-    named = Q(customer__user_id=term) | Q(event_id__in=queries.events_meant(term)) | Q(chat_id=term)
-    if (uuid := _uuid(term)) is not None:
+    named = Q(customer__user_id=term) | Q(event_id__in=queries.find_events_by_term(term)) | Q(chat_id=term)
+    if (uuid := _parse_uuid(term)) is not None:
         named |= Q(task_id=uuid) | Q(root_id=uuid)
     return named
 
 
-def _uuid(term: str) -> UUID | None:
+def _parse_uuid(term: str) -> UUID | None:
     try:
         return UUID(term)
     except ValueError:
         return None
 
 
-LISTS: dict[str, Listed] = {
-    FAILED_TASKS: Listed(
+LISTS: dict[str, FilteredList] = {
+    FAILED_TASKS: FilteredList(
         FailedTask,
         "failed_at",
         {
-            "state": state_of_failed, "origin__exact": _equal("origin"), "reason": _equal("reason"),
+            "state": filter_failed_state, "origin__exact": _equal("origin"), "reason": _equal("reason"),
             "channel": _equal("channel"), "failure": _equal("failure"), "fingerprint": _exactly("fingerprint"),
         },
         ("failed_at",),
         {"state": ""},
-        {"q": failed_named},
+        {"q": filter_failed_by_term},
     ),
-    TOUCHES: Listed(
+    TOUCHES: FilteredList(
         Touch,
         "created_at",
         {
             "state__exact": _equal("state"), "reason": _equal("reason"),
             "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": _number("node_id"),
             "node__channel__id__exact": _number("node__channel_id"), "priority__exact": _number("priority"),
-            "q": _named_touch,
+            "q": _filter_named_touch,
         },
         ("due_at", "settled_at"),
         {},
-        {"stands": _standing},
+        {"stands": _read_effective_state},
     ),
 }  # fmt: skip

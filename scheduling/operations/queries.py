@@ -13,13 +13,13 @@ from django.db.models import Prefetch, Q, QuerySet
 from scheduling.models import Event, FailedTask, Touch, Verdict
 from scheduling.sql import rows
 
-LOOKED_AT = 100_000  #: latest touches that a page searches if no index finds the matches
+SEARCHED_TOUCHES = 100_000  #: latest touches that a page searches if no index finds the matches
 LATEST_VERDICTS = 50  #: per touch; a touch that waits for a dead receiver is judged thousands of times
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-def touches_page(
+def query_touches(
     *,
     user: str = "",
     event: str = "",
@@ -33,13 +33,13 @@ def touches_page(
 
     The second value is None if the search covered all touches. `event` is the id given by the source or by Aftertouch;
     `source` restricts it. No index finds touches by `node` or `source` alone: each state change of a touch would write
-    it. Such a search covers only the latest `LOOKED_AT` touches.
+    it. Such a search covers only the latest `SEARCHED_TOUCHES` touches.
     """
-    found = with_trace(Touch.objects.all())
+    found = prefetch_trace(Touch.objects.all())
     if user:
         found = found.filter(customer__user_id=user)
     if event or source:
-        found = found.filter(_event(event, source))
+        found = found.filter(_event_filter(event, source))
     if node:
         found = found.filter(node__key=node)
     if state:
@@ -49,17 +49,17 @@ def touches_page(
         found, older = found.filter(pk__lt=before), older.filter(pk__lt=before)
     last = None
     if (node or source) and not user and not event:
-        last = older.values_list("pk", flat=True)[LOOKED_AT - 1 : LOOKED_AT].first()
+        last = older.values_list("pk", flat=True)[SEARCHED_TOUCHES - 1 : SEARCHED_TOUCHES].first()
     if last:
         found = found.filter(pk__gte=last)
     return list(found.order_by("-pk")[:limit]), last
 
 
-def touch(task_id: UUID) -> Touch | None:
-    return with_trace(Touch.objects.filter(pk=task_id)).first()
+def find_touch(task_id: UUID) -> Touch | None:
+    return prefetch_trace(Touch.objects.filter(pk=task_id)).first()
 
 
-def with_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
+def prefetch_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
     """Load events, nodes, customers, attempts and verdicts in three queries for any number of touches.
 
     `latest_verdicts` holds the last `LATEST_VERDICTS`, newest first.
@@ -68,32 +68,32 @@ def with_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
     return touches.select_related("event", "node", "customer").prefetch_related(latest, "attempts")
 
 
-def _event(event: str, source: str) -> Q:
+def _event_filter(event: str, source: str) -> Q:
     if not event:
         return Q(event__source=source)
     if source:
         return Q(event__source=source, event__event_id=event)
-    ids = events_named(event)
+    ids = find_events(event)
     with suppress(ValueError):
         ids.append(UUID(event))
     return Q(event_id__in=ids)
 
 
-def events_named(event_id: str) -> list[UUID]:
+def find_events(event_id: str) -> list[UUID]:
     """Return the events with this id from their sources."""
     return [row[0] for row in rows(_EVENTS_NAMED, {"event_id": event_id})]
 
 
-def events_meant(term: str) -> list[UUID]:
+def find_events_by_term(term: str) -> list[UUID]:
     """Return the events that an entered id matches: id of the source, id of Aftertouch, or trace id."""
-    found = events_named(term)
+    found = find_events(term)
     with suppress(ValueError):
         uuid = UUID(term)
         found += [uuid, *Event.objects.filter(trace_id=uuid).values_list("pk", flat=True)[:200]]
     return found
 
 
-def chain_of(root: UUID) -> Iterator[UUID]:
+def iterate_retries(root: UUID) -> Iterator[UUID]:
     """Yield the touches that share a delivery key, in order of retry, from the first."""
     task_id: UUID | None = root
     while task_id:
@@ -101,7 +101,7 @@ def chain_of(root: UUID) -> Iterator[UUID]:
         task_id = Touch.objects.filter(retry_of=task_id, root_id=root).values_list("task_id", flat=True).first()
 
 
-def retried_as(task_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+def find_republished(task_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     """Return, by task id, the task that republished it."""
     again = Touch.objects.filter(retry_of__in=task_ids).values_list("retry_of", "task_id")
     return {old: new for old, new in again if old}
@@ -153,11 +153,13 @@ class ComplaintRates:
 def complaint_rates(since: datetime) -> ComplaintRates:
     """Return the rates of touches delivered since then, including later complaints. One statement per dimension."""
     return ComplaintRates(
-        by_node=_rates(since, _BY_NODE), by_template=_rates(since, _BY_TEMPLATE), by_community=_rates(since, _BY_CHAT)
+        by_node=_query_rates(since, _BY_NODE),
+        by_template=_query_rates(since, _BY_TEMPLATE),
+        by_community=_query_rates(since, _BY_CHAT),
     )
 
 
-def _rates(since: datetime, sql: str) -> list[ComplaintRate]:
+def _query_rates(since: datetime, sql: str) -> list[ComplaintRate]:
     return [ComplaintRate(*row) for row in rows(sql, {"since": since})]
 
 
@@ -186,7 +188,7 @@ WHERE {_SINCE} AND t.chat_id <> '' GROUP BY t.chat_id {_WORST}
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def failed_tasks_page(
+def query_failed_tasks(
     named: Q | None = None, *, before: UUID | None = None, limit: int = 50, **equal: str
 ) -> list[FailedTask]:
     """Return failed tasks, newest first.
@@ -202,7 +204,7 @@ def failed_tasks_page(
 SEARCHED_ROWS = 50_000  #: latest failed tasks searched without an index; also most touches of one customer
 
 
-def failed_named(term: str, by: datetime | None = None) -> Q:
+def filter_failed_by_term(term: str, by: datetime | None = None) -> Q:
     """Return the filter for a search term.
 
     A complete id of a task, delivery key, event, trace or user matches at any age. Shop id, chat id, business key, and
@@ -212,33 +214,33 @@ def failed_named(term: str, by: datetime | None = None) -> Q:
     term = term.strip()
     if not term:
         return Q()
-    named = Q(task_id__in={*_of_customer(term), *_of_events(term), *_of_uuid(term)})
-    return named | _of_latest(by) & _told_in_row(term)
+    named = Q(task_id__in={*_failed_of_customer(term), *_touches_of_events(term), *_touches_of_key(term)})
+    return named | _filter_latest(by) & _filter_by_content(term)
 
 
-def _of_customer(term: str) -> list[UUID]:
+def _failed_of_customer(term: str) -> list[UUID]:
     failed = Touch.objects.filter(customer__user_id=term, state__in=("failed", "unknown"))
     return list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
 
 
-def _of_events(term: str) -> list[UUID]:
-    events = events_meant(term)
+def _touches_of_events(term: str) -> list[UUID]:
+    events = find_events_by_term(term)
     return list(Touch.objects.filter(event_id__in=events).values_list("pk", flat=True)) if events else []
 
 
-def _of_uuid(term: str) -> Iterator[UUID]:
+def _touches_of_key(term: str) -> Iterator[UUID]:
     with suppress(ValueError):
-        yield from chain_of(UUID(term))
+        yield from iterate_retries(UUID(term))
 
 
-def _of_latest(by: datetime | None) -> Q:
+def _filter_latest(by: datetime | None) -> Q:
     had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
     keys = had_failed.order_by("-pk").values_list("pk", flat=True)
     first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
     return Q(pk__gt=first) if first else Q()
 
 
-def _told_in_row(term: str) -> Q:
+def _filter_by_content(term: str) -> Q:
     told = Q(reason__icontains=term) | Q(detail__icontains=term)
     for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
         told |= Q(**{f"payload__{key}": term})

@@ -29,7 +29,7 @@ from scheduling.planning import disabled_targets
 log = structlog.get_logger(__name__)
 
 BATCH = 1_000  #: rows checked per transaction
-LONGEST = timedelta(seconds=1)  #: per kind and pass: its worker also delivers touches
+LONGEST_TABLE_PASS = timedelta(seconds=1)  #: per kind and pass: its worker also delivers touches
 #: A sender may repeat an event for that long. The stored row identifies the duplicate.
 EVENTS_KNOWN_FOR = timedelta(days=90)
 START = UUID(int=0)
@@ -38,7 +38,7 @@ _reached: dict[str, UUID] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RetentionTable:
     """A table with retention. Its key is a time-ordered UUID."""
 
     table: str
@@ -48,17 +48,17 @@ class Kind:
     delete: Callable[[list[UUID], datetime], int]
 
 
-def forget() -> dict[str, int]:
+def delete_expired_rows() -> dict[str, int]:
     """Run one pass. Return the number of deleted rows by table. The failure of one kind does not stop the others."""
     deleted: dict[str, int] = {}
     for kind in (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, *map(import_string, settings.RETENTION)):
         try:
-            deleted[kind.table] = forget_kind(kind, ends_at=datetime.now(UTC) + LONGEST)
+            deleted[kind.table] = delete_expired_in_table(kind, ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
         except Exception:
             log.exception("not_forgotten", table=kind.table)
             close_old_connections()
     try:
-        deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST)
+        deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST_TABLE_PASS)
     except Exception:
         log.exception("not_forgotten", table="scheduling_disabledtarget")
         close_old_connections()
@@ -67,19 +67,19 @@ def forget() -> dict[str, int]:
     return deleted
 
 
-def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
+def delete_expired_in_table(kind: RetentionTable, *, ends_at: datetime) -> int:
     """Delete old rows in batches, once around the table from where the last pass stopped.
 
     After `ends_at` no further batch starts.
     """
-    before = _ago(kind.kept())
+    before = _cutoff_time(kind.kept())
     newest = first_id_at(before)
     began = _reached.pop(kind.table, START)
     deleted = 0
     for start, end in ((began, newest), (START, min(began, newest))):
         after: UUID | None = start
         while after is not None:
-            after, gone = _forget_batch(kind, after, end, before)
+            after, gone = _delete_batch(kind, after, end, before)
             deleted += gone
             if after is not None and datetime.now(UTC) >= ends_at:
                 _reached[kind.table] = after
@@ -87,20 +87,20 @@ def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
     return deleted
 
 
-def _forget_batch(kind: Kind, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
+def _delete_batch(kind: RetentionTable, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
     """Process one batch. Return its last key (None at the end) and the number of deleted rows."""
     with transaction.atomic():
-        batch = _made_between(kind, after, end)
+        batch = _created_between(kind, after, end)
         return (batch[-1], kind.delete(batch, before)) if batch else (None, 0)
 
 
-def _ago(kept: timedelta) -> datetime:
+def _cutoff_time(kept: timedelta) -> datetime:
     ((instant,),) = sql.rows("SELECT statement_timestamp() - %(kept)s::interval", {"kept": kept})
     assert isinstance(instant, datetime)
     return instant
 
 
-def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
+def _created_between(kind: RetentionTable, after: UUID, end: UUID) -> list[UUID]:
     statement = f"""
         SELECT {kind.key} FROM {kind.table} WHERE {kind.key} > %(after)s AND {kind.key} < %(end)s
         ORDER BY {kind.key} LIMIT %(limit)s
@@ -114,42 +114,42 @@ def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
 def _delete_expired_targets(ends_at: datetime) -> int:
     deleted = 0
     while True:
-        gone = disabled_targets.delete_expired(BATCH)
+        gone = disabled_targets.delete_expired_targets(BATCH)
         deleted += gone
         if gone < BATCH or datetime.now(UTC) >= ends_at:
             return deleted
 
 
-def _kept() -> timedelta:
+def _retention_time() -> timedelta:
     """Return the retention time. It covers the longest window of a rule and the longest goal of a node."""
     goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
 
 
-def _events_kept() -> timedelta:
-    return max(_kept(), EVENTS_KNOWN_FOR)
+def _events_retention_time() -> timedelta:
+    return max(_retention_time(), EVENTS_KNOWN_FOR)
 
 
 def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
-    return sql.count(_DELETE_FAILED_TASKS, {"ids": batch, "before": before})
+    return sql.execute(_DELETE_FAILED_TASKS, {"ids": batch, "before": before})
 
 
 def _delete_events(batch: list[UUID], before: datetime) -> int:
     over = [row[0] for row in sql.rows(_LOCK_EVENTS, {"ids": batch, "before": before})]
     if not over:
         return 0
-    sql.count(_DELETE_COMPLAINTS, {"ids": over})
-    return sql.count(_DELETE_EVENTS, {"ids": over})
+    sql.execute(_DELETE_COMPLAINTS, {"ids": over})
+    return sql.execute(_DELETE_EVENTS, {"ids": over})
 
 
 def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
-    return sql.count(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
+    return sql.execute(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
 
 
-FAILED_TASKS = Kind(FailedTask._meta.db_table, "id", _kept, _delete_failed_tasks)
-TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, delete_ended)
-EVENTS = Kind(Event._meta.db_table, "id", _events_kept, _delete_events)
-BULK_ACTIONS = Kind(BulkAction._meta.db_table, "id", _kept, _delete_bulk_actions)
+FAILED_TASKS = RetentionTable(FailedTask._meta.db_table, "id", _retention_time, _delete_failed_tasks)
+TOUCHES = RetentionTable(Touch._meta.db_table, "task_id", _retention_time, delete_ended)
+EVENTS = RetentionTable(Event._meta.db_table, "id", _events_retention_time, _delete_events)
+BULK_ACTIONS = RetentionTable(BulkAction._meta.db_table, "id", _retention_time, _delete_bulk_actions)
 
 # An open failed task waits for an operator without limit. An ignored one may still be published again until it is
 # deleted; that action holds its lock.

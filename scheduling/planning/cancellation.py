@@ -21,7 +21,7 @@ from scheduling.policy.specs import EventSpec
 Planned = tuple[EventSpec, matrix.PlannedTouch, UUID]
 
 
-class CallingOff:
+class Cancellation:
     """Apply `cancel_on` and `on_repeat` for one batch, in the order of its events."""
 
     def __init__(self, config: Snapshot, events: Sequence[EventSpec], customers: Mapping[str, int]) -> None:
@@ -30,7 +30,9 @@ class CallingOff:
         self.events = events
         self.customers = customers
         self.reasons: dict[UUID, str] = {}  #: by planned touch: why it is stored as cancelled
-        self.kept: dict[UUID, list[UUID]] = {}  #: by event: the waiting touches because of which it planned nothing
+        self.kept_touches: dict[
+            UUID, list[UUID]
+        ] = {}  #: by event: the waiting touches because of which it planned nothing
 
     def cancel_waiting(self) -> None:
         """Cancel stored, unsent touches that an event of the batch makes obsolete (`cancel_on`).
@@ -41,7 +43,9 @@ class CallingOff:
         calling = [(event, node.id) for event in self.events for node in self.config.cancelling.get(event.type, ())]
         if not calling:
             return
-        unsent = _unsent({self.customers[event.user_id] for event, _ in calling}, {node_id for _, node_id in calling})
+        unsent = _load_unsent_touches(
+            {self.customers[event.user_id] for event, _ in calling}, {node_id for _, node_id in calling}
+        )
         reasons: dict[UUID, str] = {}
         for event, node_id in calling:
             for touch in unsent.get((self.customers[event.user_id], node_id), ()):
@@ -51,10 +55,10 @@ class CallingOff:
             obsolete = [task_id for task_id, why in reasons.items() if why == kind]
             touches.cancel(obsolete, reason=f"event:{kind}", wait=False)
 
-    def sift(self, planned: list[Planned]) -> list[Planned]:
+    def apply_to_planned(self, planned: list[Planned]) -> list[Planned]:
         """Return the planned touches to store. `reasons` names those to store as cancelled."""
         self._find_obsolete(planned)
-        return self._settle_repeats(planned)
+        return self._apply_on_repeat(planned)
 
     def _find_obsolete(self, planned: list[Planned]) -> None:
         """Find planned touches that another event cancels before they are stored.
@@ -75,7 +79,7 @@ class CallingOff:
                 },
             )
         }
-        following = self._following()
+        following = self._later_events()
         for event, each, task_id in revocable:
             for kind in sorted(each.node.cancel_on - {event.type}):
                 latest = happened.get((self.customers[event.user_id], kind))
@@ -85,7 +89,7 @@ class CallingOff:
                 if other.type in each.node.cancel_on and other.occurred_at >= event.occurred_at:
                     self.reasons.setdefault(task_id, f"event:{other.type}")
 
-    def _following(self) -> dict[UUID, list[EventSpec]]:
+    def _later_events(self) -> dict[UUID, list[EventSpec]]:
         """Return, for each event, the later events of the batch for the same customer that may cancel touches."""
         following: dict[UUID, list[EventSpec]] = {}
         rest: dict[str, list[EventSpec]] = defaultdict(list)
@@ -95,7 +99,7 @@ class CallingOff:
                 rest[event.user_id].append(event)
         return following
 
-    def _settle_repeats(self, planned: list[Planned]) -> list[Planned]:
+    def _apply_on_repeat(self, planned: list[Planned]) -> list[Planned]:
         """Apply `on_repeat`.
 
         `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
@@ -103,13 +107,13 @@ class CallingOff:
         repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
         if not repeating:
             return planned
-        unsent = _unsent(
+        unsent = _load_unsent_touches(
             {self.customers[event.user_id] for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
         )
         dropped: set[UUID] = set()
         for event, each, task_id in repeating:
             key = (self.customers[event.user_id], each.node.id)
-            planned_now = _Unsent(task_id, event.occurred_at, stored=False, running=False)
+            planned_now = _UnsentTouch(task_id, event.occurred_at, stored=False, running=False)
             if each.node.on_repeat == "restart":
                 stored = [other.task_id for other in unsent.get(key, ()) if other.stored]
                 touches.cancel(stored, reason=f"restarted:{event.type}", wait=False)
@@ -119,14 +123,14 @@ class CallingOff:
                 unsent[key] = [planned_now]
             elif waiting := [other.task_id for other in unsent.get(key, ()) if not other.running]:
                 dropped.add(task_id)
-                self.kept.setdefault(event.id, []).extend(waiting)
+                self.kept_touches.setdefault(event.id, []).extend(waiting)
             else:
                 unsent[key] = [planned_now]
         return [row for row in planned if row[2] not in dropped]
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsent:
+class _UnsentTouch:
     """A touch that an event can still cancel."""
 
     task_id: UUID
@@ -135,12 +139,12 @@ class _Unsent:
     running: bool = False  #: claimed by a worker and not marked as sending
 
 
-def _unsent(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[_Unsent]]:
+def _load_unsent_touches(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[_UnsentTouch]]:
     """Return the touches that are not marked as sending, by customer and node."""
-    found: dict[tuple[int, int], list[_Unsent]] = {}
+    found: dict[tuple[int, int], list[_UnsentTouch]] = {}
     parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
     for customer_id, node_id, task_id, happened_at, running in sql.rows(_UNSENT, parameters):
-        found.setdefault((customer_id, node_id), []).append(_Unsent(task_id, happened_at, running=running))
+        found.setdefault((customer_id, node_id), []).append(_UnsentTouch(task_id, happened_at, running=running))
     return found
 
 

@@ -12,34 +12,44 @@ from datetime import timedelta
 from django.conf import settings
 
 from scheduling import sql
-from scheduling.models.node import digest_of
+from scheduling.models.node import digest_address
 
 __all__ = [
-    "Lookup", "Target", "channels_with_any", "delete_expired", "digest_of", "disable", "disabled_among",
+    "Target",
+    "TargetLookup",
+    "channels_with_disabled",
+    "delete_expired_targets",
+    "digest_address",
+    "find_disabled",
+    "store_disabled_targets",
 ]  # fmt: skip
 
 Target = tuple[int, str]  #: channel id and digest of the address
 
 
-def kept_for() -> timedelta:
+def disabled_duration() -> timedelta:
     return timedelta(days=settings.AFTERTOUCH_DISABLED_TARGET_DAYS)
 
 
-def channels_with_any(channel_ids: Iterable[int]) -> set[int]:
+def channels_with_disabled(channel_ids: Iterable[int]) -> set[int]:
     """Return the channels that have a disabled target. For the others the caller computes no digest."""
     return {row[0] for row in sql.rows(_CHANNELS, {"channels": sorted(set(channel_ids))})}
 
 
-def disabled_among(targets: Iterable[Target]) -> set[Target]:
+def find_disabled(targets: Iterable[Target]) -> set[Target]:
     """Return the `targets` that are disabled."""
     wanted = sorted(set(targets))
     if not wanted:
         return set()
-    given = {"channels": [each[0] for each in wanted], "digests": [each[1] for each in wanted], "kept": kept_for()}
+    given = {
+        "channels": [each[0] for each in wanted],
+        "digests": [each[1] for each in wanted],
+        "kept": disabled_duration(),
+    }
     return {(row[0], row[1]) for row in sql.rows(_AMONG, given)}
 
 
-class Lookup:
+class TargetLookup:
     """Support `target in lookup`. Query the database once for each channel and target."""
 
     def __init__(self) -> None:
@@ -50,25 +60,25 @@ class Lookup:
         assert isinstance(target, tuple)
         channel_id, _ = target
         if channel_id not in self._channels:
-            self._channels[channel_id] = bool(channels_with_any([channel_id]))
+            self._channels[channel_id] = bool(channels_with_disabled([channel_id]))
         if not self._channels[channel_id]:
             return False
         if target not in self._known:
-            self._known[target] = bool(disabled_among([target]))
+            self._known[target] = bool(find_disabled([target]))
         return self._known[target]
 
 
-def disable(found: Iterable[tuple[int, str, str, str]]) -> None:
+def store_disabled_targets(found: Iterable[tuple[int, str, str, str]]) -> None:
     """Disable targets, given as channel id, digest, chat id and reason. Repeating it extends the expiry."""
     rows = sorted({(each[0], each[1]): each for each in found}.values())  # one order for all writers prevents deadlocks
     if rows:
         names = ("channels", "digests", "chats", "reasons")
-        sql.count(_DISABLE, {name: [row[place] for row in rows] for place, name in enumerate(names)})
+        sql.execute(_DISABLE, {name: [row[place] for row in rows] for place, name in enumerate(names)})
 
 
-def delete_expired(limit: int) -> int:
+def delete_expired_targets(limit: int) -> int:
     """Delete up to `limit` expired rows. Skip locked rows."""
-    return sql.count(_DELETE_EXPIRED, {"kept": kept_for(), "limit": limit})
+    return sql.execute(_DELETE_EXPIRED, {"kept": disabled_duration(), "limit": limit})
 
 
 _CHANNELS = """

@@ -19,10 +19,10 @@ import structlog
 from django.db import connection, reset_queries
 
 from scheduling import sql
-from scheduling.dispatch.dispatcher import doorbell
+from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ledger.locks import locked_users
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import WakeUp
 from scheduling.planning import ingest, request_metrics
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 
@@ -35,10 +35,10 @@ SHORT_LOCK_WAIT = timedelta(milliseconds=50)
 SEPARATE_WITHIN = 1.0  #: seconds for separating the locked customers of a group from the others
 REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer are stored separately
 
-Outcome = list[Receipt] | Exception
+SubmissionResult = list[Receipt] | Exception
 
 
-class Record(Protocol):
+class RecordEvents(Protocol):
     def __call__(self, events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
         """Store `events` in one transaction that waits at most `lock_wait` for a lock."""
 
@@ -51,7 +51,7 @@ class CustomerLocked(DatabaseUnavailable):
     """Another transaction holds this customer's row. Nothing is stored; send it again in a moment."""
 
 
-class Overloaded(AftertouchError):
+class IngestOverloaded(AftertouchError):
     """Too many events wait to be stored. Send it again in a moment."""
 
 
@@ -66,20 +66,20 @@ class _Submission:
         return {event.user_id for event in self.events}
 
 
-def record_and_ring(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+def record_and_publish(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
     """Store the events. After the commit a background thread publishes the touches that fall due soon."""
-    return record_events(events, announce=_ring, lock_wait=lock_wait)
+    return record_events(events, publish_wakeups=_publish_wakeups, lock_wait=lock_wait)
 
 
-def _ring(hints: list[Hint]) -> None:
+def _publish_wakeups(wakeups: list[WakeUp]) -> None:
     """Submit wake-ups for publishing.
 
     Raises nothing: the commit is done, and an error here must not look like a failed commit.
     """
     try:
-        doorbell.ring(hints)
+        background_publisher.submit(wakeups)
     except Exception:
-        log.exception("wakeups_lost", count=len(hints))
+        log.exception("wakeups_lost", count=len(wakeups))
 
 
 class GroupCommit:
@@ -88,7 +88,7 @@ class GroupCommit:
     `submit` works on any event loop; the result is set on that loop.
     """
 
-    def __init__(self, record: Record = record_and_ring, *, waiting_limit: int = WAITING_LIMIT) -> None:
+    def __init__(self, record: RecordEvents = record_and_publish, *, waiting_limit: int = WAITING_LIMIT) -> None:
         self._record = record
         self._waiting: deque[_Submission] = deque()
         self._waiting_events = 0
@@ -114,7 +114,7 @@ class GroupCommit:
         future: asyncio.Future[list[Receipt]] = loop.create_future()
         with self._changed:
             if self._waiting and self._waiting_events + len(events) > self._waiting_limit:
-                raise Overloaded
+                raise IngestOverloaded
             self._waiting.append(_Submission(events, loop, future))
             self._waiting_events += len(events)
             self._start()
@@ -143,7 +143,7 @@ class GroupCommit:
                 self._store_group(group)
             except Exception as error:
                 log.exception("group_lost", submissions=len(group))
-                _answer(group, [error] * len(group))
+                _resolve_group(group, [error] * len(group))
         connection.close()
 
     def _gather(self) -> list[_Submission]:
@@ -164,7 +164,7 @@ class GroupCommit:
         if self._locked:
             now = monotonic()
             self._locked = {user_id: until for user_id, until in self._locked.items() if until > now}
-        rest, apart = _apart(group, self._locked.keys()) if self._locked else (group, [])
+        rest, apart = _split_by_lock(group, self._locked.keys()) if self._locked else (group, [])
         if rest:
             self._store(rest, ingest.LOCK_WAIT)
         if apart:
@@ -177,22 +177,22 @@ class GroupCommit:
         seconds) the writer stops waiting for locked customers.
         """
         try:
-            _answer(group, self._commit(group, lock_wait))
-        except sql.AWAY as error:
+            _resolve_group(group, self._commit(group, lock_wait))
+        except sql.UNAVAILABLE_ERRORS as error:
             if sql.is_lock_timeout(error):
                 self._store_unlocked(group, ends_at or monotonic() + SEPARATE_WITHIN)
                 return
             log.warning("database_unavailable", submissions=len(group), error=str(error))
             unavailable = DatabaseUnavailable()
-            _answer(group, [unavailable] * len(group))
+            _resolve_group(group, [unavailable] * len(group))
             self._refuse_waiting(unavailable)
         except Exception as error:
             if len(group) == 1:
                 if not isinstance(error, InvalidInput):
                     log.exception("events_not_stored", events=len(group[0].events))
-                _answer(group, [error])
+                _resolve_group(group, [error])
                 return
-            for half in _halves(group):
+            for half in _split_in_half(group):
                 self._store(half, lock_wait, ends_at)
 
     def _store_unlocked(self, group: list[_Submission], ends_at: float) -> None:
@@ -201,19 +201,19 @@ class GroupCommit:
         self._locked |= dict.fromkeys(locked, monotonic() + REMEMBER_LOCKED)
         if len(group) == 1 or monotonic() >= ends_at:
             log.warning("customers_locked", submissions=len(group))
-            _answer(group, [CustomerLocked()] * len(group))
+            _resolve_group(group, [CustomerLocked()] * len(group))
             return
-        free, held_up = _apart(group, locked)
+        free, held_up = _split_by_lock(group, locked)
         # A customer whom another transaction inserts right now has no visible row, so the lock check misses it.
-        for part in (free, held_up) if free and held_up else _halves(group):
+        for part in (free, held_up) if free and held_up else _split_in_half(group):
             self._store(part, SHORT_LOCK_WAIT, ends_at)
 
-    def _commit(self, group: list[_Submission], lock_wait: timedelta) -> Sequence[Outcome]:
+    def _commit(self, group: list[_Submission], lock_wait: timedelta) -> Sequence[SubmissionResult]:
         """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
         events = [event for submission in group for event in submission.events]
         try:
             receipts = self._record(events, lock_wait)
-        except sql.AWAY as error:
+        except sql.UNAVAILABLE_ERRORS as error:
             if sql.is_lock_timeout(error):
                 raise
             connection.close()
@@ -234,22 +234,24 @@ class GroupCommit:
             refused = list(self._waiting)
             self._waiting.clear()
             self._waiting_events = 0
-        _answer(refused, [error] * len(refused))
+        _resolve_group(refused, [error] * len(refused))
 
 
-def _answer(group: Sequence[_Submission], outcomes: Sequence[Outcome]) -> None:
+def _resolve_group(group: Sequence[_Submission], outcomes: Sequence[SubmissionResult]) -> None:
     """Resolve the futures. Wake each loop once, however many futures it has."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[list[Receipt]], Outcome]]] = defaultdict(list)
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[list[Receipt]], SubmissionResult]]] = (
+        defaultdict(list)
+    )
     for submission, outcome in zip(group, outcomes, strict=True):
         by_loop[submission.loop].append((submission.future, outcome))
     for loop, answers in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, answers)
+            loop.call_soon_threadsafe(_set_results, answers)
         except RuntimeError:
             log.info("response_discarded", submissions=len(answers))  # the loop is closed
 
 
-def _apart(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
+def _split_by_lock(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
     """Return the submissions without a `locked` customer, then those with one."""
     free: list[_Submission] = []
     held_up: list[_Submission] = []
@@ -258,12 +260,12 @@ def _apart(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission
     return free, held_up
 
 
-def _halves(group: list[_Submission]) -> Iterable[list[_Submission]]:
+def _split_in_half(group: list[_Submission]) -> Iterable[list[_Submission]]:
     half = len(group) // 2
     return group[:half], group[half:]
 
 
-def _resolve(answers: Sequence[tuple[asyncio.Future[list[Receipt]], Outcome]]) -> None:
+def _set_results(answers: Sequence[tuple[asyncio.Future[list[Receipt]], SubmissionResult]]) -> None:
     for future, outcome in answers:
         if future.done():
             continue

@@ -13,22 +13,22 @@ from django.conf import settings
 from django.db import transaction
 
 from scheduling import sql
-from scheduling.dispatch.dispatcher import doorbell
+from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.ledger import locks
 from scheduling.planning.ingest import NewEvent, record_events
 
 SOURCE = "aftertouch"
 BATCH = 500
-LONGEST = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
+LONGEST_SCAN = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
 
 
-def scan() -> int:
-    """Raise an event for each inactive customer, for at most `LONGEST` seconds. Return the number of events.
+def scan_inactive_customers() -> int:
+    """Raise an event for each inactive customer, for at most `LONGEST_SCAN` seconds. Return the number of events.
 
     The next scan continues with the rest. The event id contains the last activity. A scan that repeats, or dies before
     it stores its progress, therefore raises no event twice.
     """
-    ends_at, raised = monotonic() + LONGEST, 0
+    ends_at, raised = monotonic() + LONGEST_SCAN, 0
     while True:
         count = _scan_batch()
         raised += count
@@ -52,16 +52,16 @@ def _scan_batch() -> int:
                 )
                 for _, user_id, last_active_at in inactive
             ],
-            announce=doorbell.ring,
+            publish_wakeups=background_publisher.submit,
         )
-        sql.count(_NOTE, {"ids": [row[0] for row in inactive]})
+        sql.execute(_NOTE, {"ids": [row[0] for row in inactive]})
     return len(inactive)
 
 
 _NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id = ANY(%(ids)b)"
 
 
-def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
+def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
     """Store customers' last activity, by user id, and insert unknown customers. The time never decreases.
 
     Return the stored user ids. Another transaction holds the others: the caller retries them later.
@@ -73,7 +73,7 @@ def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
         locks.insert_customers(sorted(seen))
         # A watcher runs this between two checks of its deadlines, so it waits for no lock.
         customers = locks.lock_free_users(sorted(seen))
-        sql.count(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
+        sql.execute(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
     return set(customers)
 
 

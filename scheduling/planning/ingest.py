@@ -22,9 +22,9 @@ from scheduling.configuration import snapshot
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import insertion, locks
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import EventType
-from scheduling.planning.cancellation import CallingOff, Planned
+from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.policy import matrix
 from scheduling.policy.specs import CustomerSpec, EventSpec
 
@@ -60,7 +60,7 @@ class Receipt:
 def record_events(
     new_events: Sequence[NewEvent],
     *,
-    announce: Callable[[list[Hint]], None] | None = None,
+    publish_wakeups: Callable[[list[WakeUp]], None] | None = None,
     lock_wait: timedelta | None = None,
 ) -> list[Receipt]:
     """Store events and plan their touches. Idempotent by source and id.
@@ -76,20 +76,20 @@ def record_events(
     """
     with transaction.atomic():
         sql.limit_lock_waits(lock_wait or LOCK_WAIT)
-        batch = _Batch(new_events)
+        batch = _EventBatch(new_events)
         batch.lock_customers()
         batch.insert_events()
         batch.plan()
         batch.insert_touches()
-        batch.note_customers()
-        transaction.on_commit(batch.say)
-        if announce and batch.hints:
-            hints = batch.hints
-            transaction.on_commit(lambda: announce(hints))
+        batch.update_customers()
+        transaction.on_commit(batch.log_touches)
+        if publish_wakeups and batch.wakeups:
+            hints = batch.wakeups
+            transaction.on_commit(lambda: publish_wakeups(hints))
     return batch.receipts()
 
 
-class _Batch:
+class _EventBatch:
     """One transaction of events, with its steps in the order of `record_events`."""
 
     def __init__(self, new_events: Sequence[NewEvent]) -> None:
@@ -99,7 +99,7 @@ class _Batch:
         self.events: list[EventSpec] = []
         self.accepted: set[UUID] = set()
         self.rows: list[Planned] = []
-        self.hints: list[Hint] = []
+        self.wakeups: list[WakeUp] = []
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.new_events})
@@ -139,9 +139,9 @@ class _Batch:
             },
         )
         self.accepted = {row[0] for row in inserted}
-        self.news = [event for event in self.events if event.id in self.accepted]
-        self.calling_off = CallingOff(
-            self.config, self.news, {user_id: customer.id for user_id, customer in self.customers.items()}
+        self.accepted_events = [event for event in self.events if event.id in self.accepted]
+        self.cancellation = Cancellation(
+            self.config, self.accepted_events, {user_id: customer.id for user_id, customer in self.customers.items()}
         )
 
     def _register_types(self) -> None:
@@ -156,18 +156,18 @@ class _Batch:
 
     def plan(self) -> None:
         """Plan in order of arrival. An event sees the activity of earlier events, not its own."""
-        self.calling_off.cancel_waiting()
-        for event in self.news:
+        self.cancellation.cancel_waiting()
+        for event in self.accepted_events:
             customer = self.customers[event.user_id]
             nodes = self.config.triggered.get(event.type, ())
-            planned = matrix.plan(
+            planned = matrix.plan_touches(
                 event, customer, nodes, self.config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE
             )
             self.rows.extend((event, each, new_id()) for each in planned)
-            self._note(event, customer)
-        self.rows = self.calling_off.sift(self.rows)
+            self._update_activity(event, customer)
+        self.rows = self.cancellation.apply_to_planned(self.rows)
 
-    def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
+    def _update_activity(self, event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = customer.last_active_at, customer.conversation_at
         is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
         if is_activity and (active_at is None or event.occurred_at > active_at):
@@ -184,26 +184,26 @@ class _Batch:
         self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
     ) -> tuple[Any, ...]:
         node, due_at = planned.node, planned.due_at
-        reason = self.calling_off.reasons.get(task_id, "")
+        reason = self.cancellation.reasons.get(task_id, "")
         dispatched = due_at <= soon and not reason
         if dispatched:
-            self.hints.append(Hint(task_id, due_at, node.priority, node.id))
+            self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
         customer_id = self.customers[event.user_id].id
         return insertion.planned_row(
             event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
         )
 
-    def note_customers(self) -> None:
+    def update_customers(self) -> None:
         """Advance the times of activity and conversation.
 
         A complaint opts its customer out of marketing and refers to its touch.
         """
-        complaints = [event for event in self.news if event.type == "complaint.received"]
+        complaints = [event for event in self.accepted_events if event.type == "complaint.received"]
         unhappy = {event.user_id for event in complaints}
         if not self.accepted:
             return
-        changed = [self.customers[user_id] for user_id in {event.user_id for event in self.news}]
-        sql.count(
+        changed = [self.customers[user_id] for user_id in {event.user_id for event in self.accepted_events}]
+        sql.execute(
             _NOTE_CUSTOMERS,
             {
                 "ids": [customer.id for customer in changed],
@@ -220,27 +220,27 @@ class _Batch:
                 "at": event.occurred_at,
                 "task_id": _task_id(event.data),
             }
-            sql.count(_INSERT_COMPLAINT, parameters)
+            sql.execute(_INSERT_COMPLAINT, parameters)
 
-    def say(self) -> None:
+    def log_touches(self) -> None:
         """Log each stored event, once for each touch it planned and at least once."""
         planned = defaultdict(list)
         for event, _, task_id in self.rows:
             planned[event.id].append(task_id)
-        tracing.say(
+        tracing.log_touches(
             "events_stored",
             (
-                tracing.name(event.trace_id or event.id, task_id)
-                for event in self.news
+                tracing.trace_label(event.trace_id or event.id, task_id)
+                for event in self.accepted_events
                 for task_id in planned.get(event.id, ("",))
             ),
         )
 
     def receipts(self) -> list[Receipt]:
-        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.calling_off.kept.items()}
+        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.cancellation.kept_touches.items()}
         for event, _, task_id in self.rows:
             by_event.setdefault(event.id, []).append(task_id)
-        earlier = self._earlier()
+        earlier = self._receipts_of_duplicates()
         return [
             Receipt(event.id, False, tuple(by_event.get(event.id, ())))
             if event.id in self.accepted
@@ -249,7 +249,7 @@ class _Batch:
             for event in self.events
         ]
 
-    def _earlier(self) -> dict[tuple[str, str], Receipt]:
+    def _receipts_of_duplicates(self) -> dict[tuple[str, str], Receipt]:
         """Return the receipts of the first arrival of each duplicate."""
         duplicates = [event for event in self.events if event.id not in self.accepted]
         if not duplicates:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Histogram
 
-from scheduling.metrics import harmless
+from scheduling.metrics import never_raises
 
 events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202.", ["result"])
 commits = Histogram(
@@ -21,17 +21,17 @@ requests = Histogram(
 )
 
 
-@harmless
+@never_raises
 def count_ingested(accepted: int, duplicates: int) -> None:
     events_ingested.labels("accepted").inc(accepted)
     events_ingested.labels("duplicate").inc(duplicates)
 
 
-@harmless
+@never_raises
 def count_commit(events: int) -> None:
     commits.observe(events)
 
 
-@harmless
-def time_answer(route: str, status: int, seconds: float) -> None:
+@never_raises
+def observe_request(route: str, status: int, seconds: float) -> None:
     requests.labels(route, status).observe(seconds)

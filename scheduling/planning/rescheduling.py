@@ -19,21 +19,21 @@ from django.db import connection, transaction
 from django.db.models import Count, Q
 
 from scheduling.configuration import snapshot as configuration
-from scheduling.configuration.file.apply import Plan
+from scheduling.configuration.file.apply import ChangePlan
 from scheduling.configuration.snapshot import Snapshot, delay_rules_spec, own_delay_rules
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, DelayRule, EventType, Node, Touch
 from scheduling.policy.matrix import delay_for
-from scheduling.policy.specs import CustomerSpec, DelayRules, NodeSpec, bucket
+from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, NodeSpec, hash_to_percent
 
 BATCH = 1_000
 SPREAD = timedelta(minutes=10)  #: overdue touches are spread over this span instead of sent at once
-WATCHED = timedelta(seconds=20)  #: time limit of a move that an operator awaits on a page
+PAGE_TIME_LIMIT = timedelta(seconds=20)  #: time limit of a move that an operator awaits on a page
 MOST_LEFT = 100_000  #: upper limit of the count of touches that a stopped move left
 
 
-class Waiting(NamedTuple):
+class WaitingTouch(NamedTuple):
     """One row of `_WAITING`."""
 
     task_id: UUID
@@ -55,57 +55,59 @@ class Movement:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveCounts:
     touches: int = 0
     overdue: int = 0
     left: int = 0  #: not checked within the time limit; counted up to `MOST_LEFT`
     broken: bool = False  #: PostgreSQL returned an error
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(self.touches + other.touches, self.overdue + other.overdue)
+    def __add__(self, other: MoveCounts) -> MoveCounts:
+        return MoveCounts(self.touches + other.touches, self.overdue + other.overdue)
 
 
-def foresee(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> dict[int, Moved]:
+def preview_moves(
+    nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timedelta | None = None
+) -> dict[int, MoveCounts]:
     """Count, by node, the waiting touches that would move, and those of them that would be overdue.
 
     Raises:
         TimeoutError: the count takes longer than `within`.
     """
-    ends_at = _end(within)
+    ends_at = _deadline_after(within)
     found = {}
     for node in nodes:
-        found[node.id] = Moved()
-        for _, batch in _batches(node, rules):
-            found[node.id] += _count(batch)
+        found[node.id] = MoveCounts()
+        for _, batch in _iterate_batches(node, rules):
+            found[node.id] += _count_moves(batch)
             if monotonic() > ends_at:
                 raise TimeoutError
     return found
 
 
-def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> Moved:
+def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timedelta | None = None) -> MoveCounts:
     """Move the waiting touches of `nodes` to the due time of the delay, one batch per transaction.
 
     Idempotent: a touch with the right due time does not change. After `within` no further batch starts.
     """
-    moved, ends_at = Moved(), _end(within)
+    moved, ends_at = MoveCounts(), _deadline_after(within)
     for place, node in enumerate(nodes):
-        for after, batch in _batches(node, rules):
+        for after, batch in _iterate_batches(node, rules):
             if monotonic() > ends_at:
-                return replace(moved, left=_left(nodes[place:], after))
+                return replace(moved, left=_count_unchecked(nodes[place:], after))
             if batch:
-                _move(batch, node)
-            moved += _count(batch)
+                _move_batch(batch, node)
+            moved += _count_moves(batch)
     return moved
 
 
-def _move(batch: Sequence[Movement], node: NodeSpec) -> None:
+def _move_batch(batch: Sequence[Movement], node: NodeSpec) -> None:
     with transaction.atomic():
         task_ids = [each.task_id for each in batch]
         locks.lock_customers(task_ids)  # before the touches, as in every writer
         touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
 
 
-def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:
+def _count_unchecked(nodes: Sequence[NodeSpec], after: UUID) -> int:
     """Count the waiting touches of the first node after `after`, and all of the other nodes, up to `MOST_LEFT`."""
     first, *others = [node.id for node in nodes]
     behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
@@ -113,15 +115,15 @@ def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:
     return first_turn.filter(behind)[:MOST_LEFT].count()
 
 
-def _end(within: timedelta | None) -> float:
+def _deadline_after(within: timedelta | None) -> float:
     return inf if within is None else monotonic() + within.total_seconds()
 
 
-def _count(batch: Sequence[Movement]) -> Moved:
-    return Moved(len(batch), sum(each.overdue for each in batch))
+def _count_moves(batch: Sequence[Movement]) -> MoveCounts:
+    return MoveCounts(len(batch), sum(each.overdue for each in batch))
 
 
-def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[tuple[UUID, list[Movement]]]:
+def _iterate_batches(node: NodeSpec, rules: DelayRulesSpec) -> Iterator[tuple[UUID, list[Movement]]]:
     """Yield the movements of each batch with the key after which the batch starts. A batch may be empty."""
     passive = list(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     after = UUID(int=0)
@@ -132,14 +134,14 @@ def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[tuple[UUID, list[Mov
                 {"node": node.id, "after": after, "limit": BATCH, "dynamic": node.dynamic, "passive": passive},
             )
             rows = cursor.fetchall()
-        found = [_movement(Waiting(*row), node, rules) for row in rows]
+        found = [_movement(WaitingTouch(*row), node, rules) for row in rows]
         yield after, [each for each in found if each]
         if len(rows) < BATCH:
             return
         after = rows[-1][0]
 
 
-def _movement(touch: Waiting, node: NodeSpec, rules: DelayRules) -> Movement | None:
+def _movement(touch: WaitingTouch, node: NodeSpec, rules: DelayRulesSpec) -> Movement | None:
     customer = CustomerSpec(id=0, user_id="", level=touch.level, last_active_at=touch.active_at)
     wait = delay_for(node, customer, rules, occurred_at=touch.occurred_at, time_scale=settings.AFTERTOUCH_TIME_SCALE)
     planned_at = touch.occurred_at + wait
@@ -148,7 +150,7 @@ def _movement(touch: Waiting, node: NodeSpec, rules: DelayRules) -> Movement | N
     if planned_at > touch.now:
         return Movement(touch.task_id, planned_at, overdue=False) if planned_at != touch.due_at else None
     # The place in the span depends only on the touch, so a second pass does not move it later.
-    spread_at = touch.now + SPREAD * (bucket("moved", str(touch.task_id)) / 100)
+    spread_at = touch.now + SPREAD * (hash_to_percent("moved", str(touch.task_id)) / 100)
     return Movement(touch.task_id, spread_at, overdue=True) if spread_at < touch.due_at else None
 
 
@@ -170,7 +172,7 @@ ORDER BY t.task_id LIMIT %(limit)s
 """
 
 
-DELAY = ("delay", "dynamic", "delay_rules")  #: columns of a node that determine its delay
+DELAY_COLUMNS = ("delay", "dynamic", "delay_rules")  #: columns of a node that determine its delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,44 +182,44 @@ class Impact:
     node: str
     verb: str
     waiting: int
-    moved: Moved | None  #: None: the delay does not change
+    moved: MoveCounts | None  #: None: the delay does not change
 
 
-def impacts(planned: Plan) -> list[Impact]:
+def list_impacts(planned: ChangePlan) -> list[Impact]:
     """Return the effect on each node that is edited or whose delay the delay rules change."""
     snapshot = configuration.current()
-    affected = _affected(planned, snapshot)
+    affected = _affected_nodes(planned, snapshot)
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
-    delayed = _delayed(planned, snapshot)
-    foreseen = foresee([node for node in delayed if counts.get(node.id)], _rules(planned, snapshot))
-    moved = {node.id: foreseen.get(node.id, Moved()) for node in delayed}
+    delayed = _nodes_with_new_delay(planned, snapshot)
+    foreseen = preview_moves([node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot))
+    moved = {node.id: foreseen.get(node.id, MoveCounts()) for node in delayed}
     return [
         Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk)) for pk, verb in affected.items()
     ]  # fmt: skip
 
 
-def _affected(planned: Plan, snapshot: Snapshot) -> dict[int, str]:
-    by_rules = {node.id: "changed" for node in _delayed(planned, snapshot)}
+def _affected_nodes(planned: ChangePlan, snapshot: Snapshot) -> dict[int, str]:
+    by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
     return by_rules | {each.row.pk: each.verb for each in planned.of("nodes") if each.row is not None}
 
 
-def _delayed(planned: Plan, snapshot: Snapshot) -> list[NodeSpec]:
+def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeSpec]:
     """Return the nodes whose delay changes, with their new values."""
     edited = {each.row.pk: each for each in planned.of("nodes") if each.row is not None and each.verb != "retired"}
     rules_change = bool(planned.of("delay_rules"))
     found = []
     for node in snapshot.nodes.values():
         change = edited.get(node.id)
-        after = _afterwards(node, change.values) if change else node
-        own = change is not None and any(change.before[column] != change.values[column] for column in DELAY)
+        after = _edited_node(node, change.values) if change else node
+        own = change is not None and any(change.before[column] != change.values[column] for column in DELAY_COLUMNS)
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
 
 
-def _afterwards(node: NodeSpec, values: Any) -> NodeSpec:
+def _edited_node(node: NodeSpec, values: Any) -> NodeSpec:
     return replace(
         node,
         delay=values["delay"],
@@ -227,19 +229,19 @@ def _afterwards(node: NodeSpec, values: Any) -> NodeSpec:
     )
 
 
-def _rules(planned: Plan, snapshot: Snapshot) -> DelayRules:
+def _new_delay_rules(planned: ChangePlan, snapshot: Snapshot) -> DelayRulesSpec:
     for change in planned.of("delay_rules"):
         return delay_rules_spec(DelayRule(**change.values))
     return snapshot.delay_rules
 
 
-def follow(planned: Plan, within: timedelta | None = None) -> Moved:
+def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> MoveCounts:
     """Move waiting touches after a plan was stored.
 
     Besides nodes with a changed delay this includes all nodes of the file with a fixed delay. Applying the same file
     again therefore finishes an interrupted move.
     """
-    before = {node.id for node in _delayed(planned, configuration.current())}
+    before = {node.id for node in _nodes_with_new_delay(planned, configuration.current())}
     after = configuration.current()
     listed = set()
     if "nodes" in planned.given:

@@ -28,14 +28,14 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from scheduling.durations import format_duration
-from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
+from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
-CALLED_OFF = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
+CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class CapSlot:
     """An earlier touch that took a slot at `at` and is perhaps not settled yet."""
 
     task_id: UUID
@@ -61,20 +61,20 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GuardContext:
     """The context of a verdict besides the touch."""
 
     rules: Sequence[RuleSpec]
     paused: frozenset[str] = frozenset()
-    slots: Sequence[Slot] = ()  #: the customer's, any order
-    community_slots: Sequence[Slot] = ()
+    slots: Sequence[CapSlot] = ()  #: the customer's, any order
+    community_slots: Sequence[CapSlot] = ()
     important: Sequence[datetime] = ()  #: due times of the customer's waiting touches of higher priority
-    called_off: str = ""  #: the reason if an event cancelled the touch
-    objection: str = ""  #: presence block: "conversation", "answered", "presence_unknown"
+    cancelled_by: str = ""  #: the reason if an event cancelled the touch
+    presence_block: str = ""  #: presence block: "conversation", "answered", "presence_unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuardVerdict:
     decision: str
     rule: str = ""
     rule_version: int | None = None
@@ -84,100 +84,100 @@ class Verdict:
     parked: str = ""
 
 
-Check = Callable[[Candidate, Surroundings, datetime], Verdict | None]
+Check = Callable[[Candidate, GuardContext, datetime], GuardVerdict | None]
 
 
-def judge(touch: Candidate, around: Surroundings, now: datetime) -> Verdict:
+def judge_touch(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict:
     """Return the first verdict in the documented order, or Send."""
     for check in CHECKS:
-        verdict = check(touch, around, now)
+        verdict = check(touch, context, now)
         if verdict is not None:
-            return _within_life(verdict, touch)
-    return Verdict(SEND)
+            return _limit_deferral_to_expiry(verdict, touch)
+    return GuardVerdict(SEND)
 
 
-def _within_life(verdict: Verdict, touch: Candidate) -> Verdict:
+def _limit_deferral_to_expiry(verdict: GuardVerdict, touch: Candidate) -> GuardVerdict:
     """Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire."""
     if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
-        return Verdict(
+        return GuardVerdict(
             SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
         )
     return verdict
 
 
-def _called_off(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if not around.called_off:
+def _judge_cancellation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if not context.cancelled_by:
         return None
-    return Verdict(SUPPRESS, around.called_off[:64], touch.node.version)
+    return GuardVerdict(SUPPRESS, context.cancelled_by[:64], touch.node.version)
 
 
-def _expired(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_expiry(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if now <= touch.expires_at:
         return None
-    return Verdict(SUPPRESS, "expired", touch.node.version, now.isoformat(), touch.expires_at.isoformat())
+    return GuardVerdict(SUPPRESS, "expired", touch.node.version, now.isoformat(), touch.expires_at.isoformat())
 
 
-def _node_disabled(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    return None if touch.node.enabled else Verdict(SUPPRESS, "node_disabled", touch.node.version)
+def _judge_node_state(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    return None if touch.node.enabled else GuardVerdict(SUPPRESS, "node_disabled", touch.node.version)
 
 
-def _paused(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if not around.paused:
+def _judge_pause(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if not context.paused:
         return None
     for scope in ("all", f"channel:{touch.node.channel.key}", f"node:{touch.node.key}"):
-        if scope in around.paused:
-            return Verdict(HOLD, "paused", observed=scope, parked=scope)
+        if scope in context.paused:
+            return GuardVerdict(HOLD, "paused", observed=scope, parked=scope)
     return None
 
 
-def _opted_out(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_opt_out(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.customer.opted_out and touch.template.category == "marketing":
-        return Verdict(SUPPRESS, "opted_out", observed=touch.template.category)
+        return GuardVerdict(SUPPRESS, "opted_out", observed=touch.template.category)
     return None
 
 
-def _conversation(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if around.objection and around.objection != "conversation":
-        return objection_verdict(around.objection, now)
-    rule = next((rule for rule in around.rules if rule.kind == "conversation"), None)
+def _judge_conversation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if context.presence_block and context.presence_block != "conversation":
+        return verdict_for_presence_block(context.presence_block, now)
+    rule = next((rule for rule in context.rules if rule.kind == "conversation"), None)
     if rule is None or touch.node.guard_conversation == "ignore":
         return None
     began_at = touch.customer.conversation_at
     if began_at is not None and began_at > touch.event_at:
-        return Verdict(SUPPRESS, "conversation", rule.version, began_at.isoformat(), touch.event_at.isoformat())
-    return Verdict(SUPPRESS, "conversation", rule.version, "live") if around.objection else None
+        return GuardVerdict(SUPPRESS, "conversation", rule.version, began_at.isoformat(), touch.event_at.isoformat())
+    return GuardVerdict(SUPPRESS, "conversation", rule.version, "live") if context.presence_block else None
 
 
-def objection_verdict(objection: str, now: datetime) -> Verdict:
+def verdict_for_presence_block(objection: str, now: datetime) -> GuardVerdict:
     """Return the verdict for a presence block of a touch that had to ask Presence."""
     if objection == "presence_unknown":
-        return Verdict(HOLD, objection, next_eligible_at=now + timedelta(seconds=30))
-    return Verdict(SUPPRESS, objection, observed="live" if objection == "conversation" else "")
+        return GuardVerdict(HOLD, objection, next_eligible_at=now + timedelta(seconds=30))
+    return GuardVerdict(SUPPRESS, objection, observed="live" if objection == "conversation" else "")
 
 
-def _holdout(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if held_out(touch.node, touch.customer.user_id):
-        return Verdict(SUPPRESS, "holdout", touch.node.version, limit=f"{touch.node.holdout_percent:g} %")
+def _judge_holdout(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if in_holdout(touch.node, touch.customer.user_id):
+        return GuardVerdict(SUPPRESS, "holdout", touch.node.version, limit=f"{touch.node.holdout_percent:g} %")
     return None
 
 
-def _rollout(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if rolled_out(touch.node, touch.chat_id, touch.customer.user_id):
+def _judge_rollout(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if in_rollout(touch.node, touch.chat_id, touch.customer.user_id):
         return None
     observed = touch.chat_id or touch.customer.user_id
-    return Verdict(SUPPRESS, "rollout", touch.node.version, observed, f"{touch.node.rollout_percent:g} %")
+    return GuardVerdict(SUPPRESS, "rollout", touch.node.version, observed, f"{touch.node.rollout_percent:g} %")
 
 
-def _quiet_hours(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.node.guard_quiet_hours == "ignore":
         return None
-    for rule in around.rules:
+    for rule in context.rules:
         if rule.kind == "quiet_hours":
             zone = ZoneInfo(touch.customer.timezone or rule.timezone)
             until = quiet_until(rule, zone, now)
             if until is not None:
                 span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
-                return Verdict(HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, until)
+                return GuardVerdict(HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, until)
     return None
 
 
@@ -203,94 +203,96 @@ def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | Non
     return quiet_until(rule, zone, until) or until
 
 
-def _dedupe(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.has_slot or touch.node.guard_dedupe == "ignore":
         return None
-    for rule in around.rules:
+    for rule in context.rules:
         if rule.kind != "dedupe":
             continue
         same = [
             slot
-            for slot in around.slots
+            for slot in context.slots
             if slot.content_type == touch.template.content_type
             and slot.at > now - rule.window
             and slot.task_id != touch.task_id
         ]
         if same:
-            return _full(rule, "dedupe", same, 1, touch.template.content_type, now, "suppress")
+            return _limit_reached_verdict(rule, "dedupe", same, 1, touch.template.content_type, now, "suppress")
     return None
 
 
-def _cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.has_slot or touch.node.guard_cap != "apply":
         return None
-    return _fullest("cap", "user", around.slots, touch, around, now)
+    return _strictest_cap_verdict("cap", "user", context.slots, touch, context, now)
 
 
-def _community_cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+def _judge_community_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.has_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
         return None
-    return _fullest("community_cap", "community", around.community_slots, touch, around, now)
+    return _strictest_cap_verdict("community_cap", "community", context.community_slots, touch, context, now)
 
 
-def _fullest(
-    name: str, scope: str, slots: Sequence[Slot], touch: Candidate, around: Surroundings, now: datetime
-) -> Verdict | None:
+def _strictest_cap_verdict(
+    name: str, scope: str, slots: Sequence[CapSlot], touch: Candidate, context: GuardContext, now: datetime
+) -> GuardVerdict | None:
     """Return the verdict of the full cap that defers longest, so that a deferred touch is woken once.
 
     A suppression has precedence over a deferral.
     """
     verdicts = []
-    for rule in around.rules:
+    for rule in context.rules:
         if rule.kind == "cap" and rule.scope == scope:
-            taken = _counting(slots, rule, touch, now)
+            taken = _slots_in_window(slots, rule, touch, now)
             if len(taken) >= rule.limit:
-                verdicts.append(_full(rule, name, taken, rule.limit, str(len(taken)), now, touch.node.over_cap))
+                verdicts.append(
+                    _limit_reached_verdict(rule, name, taken, rule.limit, str(len(taken)), now, touch.node.over_cap)
+                )
     return max(verdicts, key=lambda each: (each.decision == SUPPRESS, each.next_eligible_at), default=None)
 
 
-def _counting(slots: Sequence[Slot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[Slot]:
+def _slots_in_window(slots: Sequence[CapSlot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[CapSlot]:
     return [slot for slot in slots if slot.counts and slot.at > now - rule.window and slot.task_id != touch.task_id]
 
 
-def _full(
-    rule: RuleSpec, name: str, taken: list[Slot], limit: int, observed: str, now: datetime, over_cap: str
-) -> Verdict:
+def _limit_reached_verdict(
+    rule: RuleSpec, name: str, taken: list[CapSlot], limit: int, observed: str, now: datetime, over_cap: str
+) -> GuardVerdict:
     allowed = f"{limit} in {format_duration(rule.window)}"
     open_until = [slot.until or now for slot in taken if not slot.settled]
     if len(taken) - len(open_until) < limit and open_until:
         until = max(min(open_until), now + timedelta(seconds=1))
-        return Verdict(HOLD, name, rule.version, f"{observed} ({len(open_until)} unsettled)", allowed, until)
+        return GuardVerdict(HOLD, name, rule.version, f"{observed} ({len(open_until)} unsettled)", allowed, until)
     # This slot must leave the window before a slot is available.
     leaving = sorted(slot.at for slot in taken)[max(len(taken) - limit, 0)]
     decision = HOLD if over_cap == "defer" else SUPPRESS
-    return Verdict(decision, name, rule.version, observed, allowed, leaving + rule.window)
+    return GuardVerdict(decision, name, rule.version, observed, allowed, leaving + rule.window)
 
 
-def _slot_hold(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if touch.has_slot or touch.node.guard_cap != "apply" or not around.important:
+def _judge_slot_hold(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    if touch.has_slot or touch.node.guard_cap != "apply" or not context.important:
         return None
-    for rule in around.rules:
+    for rule in context.rules:
         if rule.kind == "cap" and rule.scope == "user":
-            room = rule.limit - len(_counting(around.slots, rule, touch, now))
-            if room <= len(around.important):
-                until = max(min(around.important), now) + timedelta(seconds=2)
-                return Verdict(HOLD, "slot_hold", rule.version, str(len(around.important)), str(room), until)
+            room = rule.limit - len(_slots_in_window(context.slots, rule, touch, now))
+            if room <= len(context.important):
+                until = max(min(context.important), now) + timedelta(seconds=2)
+                return GuardVerdict(HOLD, "slot_hold", rule.version, str(len(context.important)), str(room), until)
     return None
 
 
 CHECKS: tuple[Check, ...] = (
-    _called_off,
-    _expired,
-    _node_disabled,
-    _paused,
-    _opted_out,
-    _conversation,
-    _holdout,
-    _rollout,
-    _quiet_hours,
-    _dedupe,
-    _cap,
-    _community_cap,
-    _slot_hold,
+    _judge_cancellation,
+    _judge_expiry,
+    _judge_node_state,
+    _judge_pause,
+    _judge_opt_out,
+    _judge_conversation,
+    _judge_holdout,
+    _judge_rollout,
+    _judge_quiet_hours,
+    _judge_dedupe,
+    _judge_cap,
+    _judge_community_cap,
+    _judge_slot_hold,
 )

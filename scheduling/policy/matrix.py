@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from scheduling.policy.specs import CustomerSpec, DelayRules, EventSpec, NodeSpec
+from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec
 
 
 def delay_for(
-    node: NodeSpec, customer: CustomerSpec, rules: DelayRules, *, occurred_at: datetime, time_scale: float = 1
+    node: NodeSpec, customer: CustomerSpec, rules: DelayRulesSpec, *, occurred_at: datetime, time_scale: float = 1
 ) -> timedelta:
     """Return the wait from the event to the touch.
 
@@ -20,7 +20,7 @@ def delay_for(
     return wait / time_scale
 
 
-def dynamic_delay(rules: DelayRules, customer: CustomerSpec, occurred_at: datetime) -> timedelta:
+def dynamic_delay(rules: DelayRulesSpec, customer: CustomerSpec, occurred_at: datetime) -> timedelta:
     """Return the base delay of the customer's level, times `active_factor` after recent activity."""
     base = rules.by_level.get(customer.level, rules.default)
     active_at = customer.last_active_at
@@ -36,11 +36,11 @@ class PlannedTouch:
     expires_at: datetime
 
 
-def plan(
+def plan_touches(
     event: EventSpec,
     customer: CustomerSpec,
     nodes: Iterable[NodeSpec],
-    rules: DelayRules,
+    rules: DelayRulesSpec,
     *,
     time_scale: float = 1,
 ) -> list[PlannedTouch]:

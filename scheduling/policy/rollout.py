@@ -28,7 +28,7 @@ from math import sqrt
 from typing import Any
 
 from scheduling.durations import from_seconds
-from scheduling.errors import Findings, is_number
+from scheduling.errors import ErrorCollector, is_number
 
 Z_BOTH_SIDES = 1.96  #: 95 %, two-sided
 
@@ -117,7 +117,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """The steps of a canary and its limits."""
 
     steps: tuple[float, ...]  #: percent of communities
@@ -128,7 +128,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class VersionCounts:
     """Counts of one version: ended, failed and complained touches, customers who opted out after a touch."""
 
     ended: int = 0
@@ -149,7 +149,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RateComparison:
     """One rate of both versions with its limit."""
 
     rate: str
@@ -163,7 +163,7 @@ class Finding:
         return self.canary.rate - self.limit.factor * self.stable.rate - self.limit.points / 100
 
     @property
-    def at_least(self) -> float:
+    def excess_lower_bound(self) -> float:
         """Return the lower bound of the excess, one-sided at 99.9 %."""
         return self.bound(Z_ONE_SIDE)
 
@@ -185,15 +185,15 @@ class Judgement:
     reason: str = ""
 
 
-def judge(plan: Plan, canary: Tally, stable: Tally, since: timedelta) -> Judgement:
+def judge_step(plan: RolloutPlan, canary: VersionCounts, stable: VersionCounts, since: timedelta) -> Judgement:
     """Judge a step that started `since` ago.
 
     An exceeded limit pauses at once. Growth needs the time, the touches and rates within their limits.
     """
-    found = [Finding(rate, limit, canary.share(rate), stable.share(rate)) for rate, limit in plan.limits.items()]
+    found = [RateComparison(rate, limit, canary.share(rate), stable.share(rate)) for rate, limit in plan.limits.items()]
     judged = [each for each in found if min(each.canary.of, each.stable.of) >= plan.judged_from]
-    passed = max(judged, key=lambda each: each.at_least, default=None)
-    if passed is not None and passed.at_least > 0:
+    passed = max(judged, key=lambda each: each.excess_lower_bound, default=None)
+    if passed is not None and passed.excess_lower_bound > 0:
         return Judgement(PAUSE, f"limit:{passed.rate}")
     if since < plan.time:
         return Judgement(WAIT, "time")
@@ -210,7 +210,7 @@ def judge(plan: Plan, canary: Tally, stable: Tally, since: timedelta) -> Judgeme
 # --- as it is stored ------------------------------------------------------------------------------------------------
 
 #: defaults of a plan
-USUAL: Mapping[str, Any] = {
+PLAN_DEFAULTS: Mapping[str, Any] = {
     "steps": [5, 20, 50, 100], "time": 86400, "touches": 200, "judged_from": 50,
     "complaints": "+0.5", "failures": "+2", "opt_outs": "+1",
 }  # fmt: skip
@@ -218,16 +218,16 @@ MOST_STEPS = 20
 MOST_TOUCHES = 1_000_000
 
 
-def read_plan(stored: Mapping[str, Any]) -> Plan:
+def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
     """Parse a stored plan; absent keys get defaults and an empty limit is none.
 
     Raises:
         InvalidInput: by key, with all errors.
     """
-    found = Findings()
-    for key in stored.keys() - USUAL.keys():
-        found.add(key, f"is not known here; known are {', '.join(sorted(USUAL))}")
-    given = {**USUAL, **stored}
+    found = ErrorCollector()
+    for key in stored.keys() - PLAN_DEFAULTS.keys():
+        found.add(key, f"is not known here; known are {', '.join(sorted(PLAN_DEFAULTS))}")
+    given = {**PLAN_DEFAULTS, **stored}
     _check_steps(given["steps"], found)
     found.seconds(given, "time")
     for key in ("touches", "judged_from"):
@@ -236,13 +236,13 @@ def read_plan(stored: Mapping[str, Any]) -> Plan:
         else:
             found.number(given, key, 1, MOST_TOUCHES)
     limits = _read_limits(given, found)
-    found.settle()
-    return Plan(
+    found.raise_if_any()
+    return RolloutPlan(
         tuple(given["steps"]), from_seconds(given["time"]), given["touches"], given["judged_from"], limits
     )  # fmt: skip
 
 
-def _check_steps(steps: Any, found: Findings) -> None:
+def _check_steps(steps: Any, found: ErrorCollector) -> None:
     if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or not all(is_number(each) for each in steps):
         found.add("steps", f"must be a list of 1 to {MOST_STEPS} percentages")
     elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
@@ -251,7 +251,7 @@ def _check_steps(steps: Any, found: Findings) -> None:
         found.add("steps", "must start below 100, so that communities are left to compare with")
 
 
-def _read_limits(given: Mapping[str, Any], found: Findings) -> dict[str, Limit]:
+def _read_limits(given: Mapping[str, Any], found: ErrorCollector) -> dict[str, Limit]:
     limits = {}
     for rate in RATES:
         if given[rate] in ("", None):

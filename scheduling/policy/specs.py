@@ -13,7 +13,7 @@ OVERDUE_AFTER = timedelta(seconds=5)  #: past its due time; a waiting touch then
 
 
 @dataclass(frozen=True, slots=True)
-class DelayRules:
+class DelayRulesSpec:
     by_level: Mapping[str, timedelta]
     default: timedelta
     active_within: timedelta
@@ -58,7 +58,7 @@ class NodeSpec:
     trigger: str
     delay: timedelta
     dynamic: bool
-    delay_rules: DelayRules | None
+    delay_rules: DelayRulesSpec | None
     template: TemplateSpec
     channel: ChannelSpec
     priority: int
@@ -121,24 +121,24 @@ class EventSpec:
     trace_id: UUID | None = None  #: None: the event's id is the trace
 
 
-def bucket(salt: str, key: str) -> float:
+def hash_to_percent(salt: str, key: str) -> float:
     """Map `key` to a stable number from 0 to 100, equal on all nodes and independent between salts."""
     return int.from_bytes(hashlib.sha256(f"{salt}\0{key}".encode()).digest()[:8]) * 100 / 2**64
 
 
-def rolled_out(node: NodeSpec, chat_id: str, user_id: str) -> bool:
+def in_rollout(node: NodeSpec, chat_id: str, user_id: str) -> bool:
     """Return whether the node's roll-out includes this community, or the customer if there is no community."""
     if node.rollout_percent >= 100 or chat_id in node.rollout_communities:
         return True
-    return bucket(f"rollout:{node.key}", chat_id or user_id) < node.rollout_percent
+    return hash_to_percent(f"rollout:{node.key}", chat_id or user_id) < node.rollout_percent
 
 
-def held_out(node: NodeSpec, user_id: str) -> bool:
+def in_holdout(node: NodeSpec, user_id: str) -> bool:
     """Return whether the customer is in the node's hold-out.
 
     Hold-out customers never get the touch, so that its effect can be measured.
     """
-    return node.holdout_percent > 0 and bucket(f"holdout:{node.key}", user_id) < node.holdout_percent
+    return node.holdout_percent > 0 and hash_to_percent(f"holdout:{node.key}", user_id) < node.holdout_percent
 
 
 def template_for(node: NodeSpec, chat_id: str, user_id: str) -> TemplateSpec:
@@ -149,5 +149,7 @@ def template_for(node: NodeSpec, chat_id: str, user_id: str) -> TemplateSpec:
     if chat_id in node.canary_communities:
         return canary
     return (
-        canary if bucket(f"canary:{node.key}:{canary.key}", chat_id or user_id) < node.canary_percent else node.template
+        canary
+        if hash_to_percent(f"canary:{node.key}:{canary.key}", chat_id or user_id) < node.canary_percent
+        else node.template
     )

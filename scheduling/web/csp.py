@@ -36,7 +36,7 @@ NOT_NEEDED = "accelerometer camera display-capture geolocation gyroscope magneto
 PERMISSIONS = ", ".join(f"{each}=()" for each in NOT_NEEDED.split())
 
 
-def policy_of(request: HttpRequest, response: HttpResponseBase) -> str:
+def choose_policy(request: HttpRequest, response: HttpResponseBase) -> str:
     if not str(response.get("Content-Type", "")).startswith("text/html"):
         return NOT_A_PAGE
     match = request.resolver_match
@@ -44,26 +44,26 @@ def policy_of(request: HttpRequest, response: HttpResponseBase) -> str:
     return "; ".join(f"{name} {sources}" for name, sources in directives.items())
 
 
-def protect(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+def set_security_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Set the headers, except a policy that the view has set: evidence of failed runs has a stricter one."""
     if not (settings.DEBUG and response.status_code >= 400):  # Django's own debug pages
-        response.headers.setdefault(POLICY, policy_of(request, response))
+        response.headers.setdefault(POLICY, choose_policy(request, response))
     response.headers.setdefault("Permissions-Policy", PERMISSIONS)
     return response
 
 
 @sync_and_async_middleware
-def page_headers(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+def page_headers_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
     """Add the headers to the responses of sync and async views."""
     if iscoroutinefunction(get_response):
 
         async def answer_later(request: HttpRequest) -> HttpResponseBase:
-            return protect(request, await cast("Awaitable[HttpResponseBase]", get_response(request)))
+            return set_security_headers(request, await cast("Awaitable[HttpResponseBase]", get_response(request)))
 
         return answer_later
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        return protect(request, get_response(request))
+        return set_security_headers(request, get_response(request))
 
     return answer
 
@@ -71,7 +71,7 @@ def page_headers(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
 API = "/api/"  #: the API checks NUL itself and names the wrong field
 
 
-def refuse(request: HttpRequest) -> None:
+def refuse_nul(request: HttpRequest) -> None:
     """Refuse NUL in the path or query, which PostgreSQL cannot store. Filters, searches and ids need no own check.
 
     Raises:
@@ -82,18 +82,18 @@ def refuse(request: HttpRequest) -> None:
 
 
 @sync_and_async_middleware
-def unstorable(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+def refuse_nul_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
     """Answer 400 to an address that contains NUL, for sync and async views."""
     if iscoroutinefunction(get_response):
 
         async def answer_later(request: HttpRequest) -> HttpResponseBase:
-            refuse(request)
+            refuse_nul(request)
             return await cast("Awaitable[HttpResponseBase]", get_response(request))
 
         return answer_later
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        refuse(request)
+        refuse_nul(request)
         return cast("HttpResponseBase", get_response(request))
 
     return answer

@@ -45,7 +45,7 @@ ON CONFLICT (digest, address) DO UPDATE SET
 WHERE kept.tries < %(limit)s OR kept.last_at < statement_timestamp() - %(lockout)s
 RETURNING tries
 """
-REMEMBER = """
+RESET_TRIES = """
 INSERT INTO scheduling_failedlogin (digest, address, user_id, tries, last_at, succeeded_at)
 VALUES (%(digest)s, %(address)s, %(user)s, 0, statement_timestamp(), statement_timestamp())
 ON CONFLICT (digest, address) DO UPDATE SET tries = 0, succeeded_at = statement_timestamp(), user_id = %(user)s
@@ -58,12 +58,12 @@ class Lockout:
     def authenticate(self, request: HttpRequest | None, username: str | None = None, **_: Any) -> None:
         if request is None or username is None:
             return  # not a login over HTTP
-        tries = _try(username, _address(request))
+        tries = _count_try(username, _get_client_address(request))
         if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
             # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
             request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
         if tries is None:
-            log.warning("login_locked", address=_address(request))
+            log.warning("login_locked", address=_get_client_address(request))
             raise PermissionDenied
 
 
@@ -73,45 +73,45 @@ def locked_minutes(request: HttpRequest | None) -> int:
     return math.ceil(span.total_seconds() / 60) if span else 0
 
 
-def unlock(name: str) -> int:
+def unlock_login(name: str) -> int:
     """Forget the tries of a name from all addresses. Return the number of addresses with failed tries."""
-    rows = FailedLogin.objects.filter(digest=_digest(name))
+    rows = FailedLogin.objects.filter(digest=_hash_name(name))
     addresses = rows.filter(tries__gt=0).exclude(address=ANY).count()
     rows.delete()
     return addresses
 
 
 @receiver(user_logged_in)
-def come_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
+def reset_on_login(request: HttpRequest | None, user: Any, **_: Any) -> None:
     """Reset the tries of the name from this address, and mark the address as known."""
     if request is not None:
-        values = {"digest": _digest(user.get_username()), "address": _address(request), "user": user.pk}
+        values = {"digest": _hash_name(user.get_username()), "address": _get_client_address(request), "user": user.pk}
         with connection.cursor() as cursor:
-            cursor.execute(REMEMBER, values)
+            cursor.execute(RESET_TRIES, values)
 
 
-def forget() -> None:
+def clear_expired_sessions() -> None:
     """Delete expired sessions of the back office."""
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
 
 
-def _try(name: str, address: str) -> int | None:
+def _count_try(name: str, address: str) -> int | None:
     """Count a try. Return its number from this address, or None if the address or the name is locked."""
-    tries = _count(name, address, settings.AFTERTOUCH_LOGIN_TRIES)
+    tries = _increment_tries(name, address, settings.AFTERTOUCH_LOGIN_TRIES)
     known = FailedLogin.objects.filter(
-        digest=_digest(name), address=address, succeeded_at__gt=Now() - KNOWN_FOR
+        digest=_hash_name(name), address=address, succeeded_at__gt=Now() - KNOWN_FOR
     ).exists()
     if tries is None or known:
         return tries
-    total = _count(name, ANY, settings.AFTERTOUCH_LOGIN_TRIES * ADDRESSES)
+    total = _increment_tries(name, ANY, settings.AFTERTOUCH_LOGIN_TRIES * ADDRESSES)
     return None if total is None else tries
 
 
-def _count(name: str, address: str, limit: int) -> int | None:
+def _increment_tries(name: str, address: str, limit: int) -> int | None:
     """Count a try in one row. Return its number, or None if the row has reached the limit."""
     user = get_user_model().objects.filter(username=name).values_list("pk", flat=True).first()
     values: dict[str, Any] = {
-        "digest": _digest(name),
+        "digest": _hash_name(name),
         "address": address,
         "user": user,
         "limit": limit,
@@ -126,11 +126,11 @@ def _count(name: str, address: str, limit: int) -> int | None:
     return row[0] if row else None
 
 
-def _digest(name: str) -> str:
+def _hash_name(name: str) -> str:
     return salted_hmac("scheduling.web.login_lockout", name, algorithm="sha256").hexdigest()
 
 
-def _address(request: HttpRequest) -> str:
+def _get_client_address(request: HttpRequest) -> str:
     """Return the client address as the web server reports it.
 
     The web server accepts `X-Forwarded-For` only from trusted proxies. An IPv6 address is reduced to its /64 network,

@@ -23,7 +23,7 @@ from scheduling.channels.email import read_token
 from scheduling.dispatch import broker_health
 from scheduling.monitoring import collectors as exposition
 from scheduling.operations import commands
-from scheduling.redis_client import connect
+from scheduling.redis_client import connect_redis
 
 log = structlog.get_logger(__name__)
 
@@ -36,24 +36,24 @@ PROBE_TIMEOUT = 1.0  #: seconds
 
 @never_cache
 @require_safe
-def live(request: HttpRequest) -> JsonResponse:
+def report_liveness(request: HttpRequest) -> JsonResponse:
     """Return 200 while the process answers. Uses no other service, so that an outage elsewhere causes no restart."""
     return JsonResponse({"status": "ok"})
 
 
 @never_cache
 @require_safe
-def ready(request: HttpRequest) -> JsonResponse:
+def report_readiness(request: HttpRequest) -> JsonResponse:
     """Return 200 while events can be stored. Without Redis or the broker they still can; touches are then late."""
-    database = _state(_check_database)
-    states = {"database": database, "redis": _state(_check_redis), "broker": _state(_check_broker)}
+    database = _run_check(_check_database)
+    states = {"database": database, "redis": _run_check(_check_redis), "broker": _run_check(_check_broker)}
     is_ready = database["status"] == "ok"
     healthy = all(state["status"] == "ok" for state in states.values())
     status = "ok" if healthy else "degraded" if is_ready else "down"
     return JsonResponse({"status": status, **states}, status=200 if is_ready else 503)
 
 
-def _state(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _run_check(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     started_at = time.monotonic()
     try:
         found = {"status": "ok", **check()}
@@ -81,7 +81,7 @@ def _check_database() -> dict[str, Any]:
 
 
 def _check_redis() -> dict[str, Any]:
-    client = connect(settings.REDIS_URL, timeout=PROBE_TIMEOUT)
+    client = connect_redis(settings.REDIS_URL, timeout=PROBE_TIMEOUT)
     try:
         client.ping()
     finally:
@@ -93,7 +93,7 @@ def _check_broker() -> dict[str, Any]:
     with current_app.connection_for_write(connect_timeout=PROBE_TIMEOUT) as broker:
         broker.transport_options = {**broker.transport_options, "socket_timeout": PROBE_TIMEOUT}
         broker.ensure_connection(max_retries=1, timeout=PROBE_TIMEOUT)
-        if broker_health.takes_messages(broker) is False:
+        if broker_health.accepts_messages(broker) is False:
             return {"status": "blocked"}
     return {}
 
@@ -103,7 +103,7 @@ def _check_broker() -> dict[str, Any]:
 
 @never_cache
 @require_safe
-def administrators(request: HttpRequest) -> HttpResponse:
+def check_administrator(request: HttpRequest) -> HttpResponse:
     """Answer the web server's `auth_request`: 204 for an administrator, 401 without login, 403 for other users.
 
     It protects pages that have no accounts of this application, such as Flower.
@@ -119,9 +119,11 @@ def administrators(request: HttpRequest) -> HttpResponse:
 
 @never_cache
 @require_GET
-def metrics(request: HttpRequest) -> HttpResponse:
+def export_metrics(request: HttpRequest) -> HttpResponse:
     """Return process metrics of this node and cluster metrics."""
-    return HttpResponse(exposition.of_node() + exposition.of_house(), content_type=CONTENT_TYPE_LATEST)
+    return HttpResponse(
+        exposition.export_node_metrics() + exposition.export_cluster_metrics(), content_type=CONTENT_TYPE_LATEST
+    )
 
 
 # --- unsubscribe --------------------------------------------------------------------------------------------------
@@ -139,15 +141,15 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     try:
         user_id = read_token(token)
     except BadSignature:
-        return _page(request, "unknown", status=404)
+        return _render_unsubscribe_page(request, "unknown", status=404)
     if request.method == "POST":
-        commands.put_customer(user_id, {"opted_out": True})
+        commands.update_customer(user_id, {"opted_out": True})
         log.info("unsubscribed", user_id=user_id)
-        return _page(request, "done")
-    return _page(request, "ask")
+        return _render_unsubscribe_page(request, "done")
+    return _render_unsubscribe_page(request, "ask")
 
 
-def _page(request: HttpRequest, step: str, *, status: int = 200) -> HttpResponse:
+def _render_unsubscribe_page(request: HttpRequest, step: str, *, status: int = 200) -> HttpResponse:
     response = render(request, "scheduling/unsubscribe.html", {"step": step}, status=status)
     response["Referrer-Policy"] = "no-referrer"
     response["X-Robots-Tag"] = "noindex"

@@ -20,28 +20,37 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.dashboard.cards import Card, Figure
-from scheduling.admin.dashboard.charts import Bucket, Chart, Series, Span, days_asked, paired, spans, tallies
-from scheduling.admin.labels import spoken
-from scheduling.admin.patience import Patience, patiently
-from scheduling.admin.touches.touch import span_link
+from scheduling.admin.dashboard.cards import DashboardCard, Figure
+from scheduling.admin.dashboard.charts import (
+    Bucket,
+    Chart,
+    Series,
+    Span,
+    build_grouped_chart,
+    count_by_span,
+    read_requested_days,
+    split_period,
+)
+from scheduling.admin.patience import PageTimeLimit, count_within
+from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics
-from scheduling.monitoring.statistics import Past, hours_between
+from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.statistics import HourlyCache, hours_between
 from sessions.detection import nudge_stats
 from sessions.detection.presence import SILENT
-from sessions.detection.silence_events import undelivered
+from sessions.detection.silence_events import count_undelivered
 from sessions.models import Campaign, NudgeTally
 from sessions.store import sessions, stats
-from sessions.store.client import StoreAway
+from sessions.store.client import StoreUnavailable
 from sessions.store.stats import Overview, TagCount, WatcherState
 
 MOST_TAGS = 100  #: rows
-LATE = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
+LATE_MS = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TagRow:
     """A tag with its current chats and the outcomes of its guide messages."""
 
     tag: str
@@ -52,125 +61,128 @@ class Row:
     false: str
 
 
-def page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
+def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     """Render the overview. Requires the view permission for silence policies."""
     if not pages.has_view_or_change_permission(request):
         raise PermissionDenied
-    found, tallies = _look(), patiently(nudge_stats.lately)
+    found, tallies = _read_overview(), count_within(nudge_stats.recent_tallies)
     title = _("Live overview")
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
-        groups=[(_("Chats"), _chats(found)), (_("Silences"), _silences(found))], day=_day(tallies),
-        rows=_rows(found, tallies or []), watchers=[_watcher(each) for each in found.watchers] if found else [],
+        groups=[(_("Chats"), _chat_figures(found)), (_("Silences"), _silence_figures(found))],
+        day=_day_figures(tallies), rows=_tag_rows(found, tallies or []),
+        watchers=[_watcher_row(each) for each in found.watchers] if found else [],
         campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
     )  # fmt: skip
     answer["Cache-Control"] = "no-store"
     return answer
 
 
-def _look() -> Overview | None:
+def _read_overview() -> Overview | None:
     try:
-        return stats.look(sessions.live())
-    except StoreAway:
+        return stats.read_overview(sessions.live_store())
+    except StoreUnavailable:
         return None
 
 
-def _chats(found: Overview | None) -> list[dict[str, Any]]:
+def _chat_figures(found: Overview | None) -> list[dict[str, Any]]:
     return [
-        _figure(_("Live chats"), _many(found.live) if found else None),
-        _figure(_("Timer running"), _many(found.armed) if found else None),
-        _figure(_("Timer paused"), _many(found.paused) if found else None),
+        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
+        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
+        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
     ]
 
 
-def _silences(found: Overview | None) -> list[dict[str, Any]]:
-    late = found is not None and found.lag_ms >= LATE
+def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
+    late = found is not None and found.lag_ms >= LATE_MS
     return [
-        _figure(_("A second, last minute"), _rate(found.a_second) if found else None),
-        _figure(_("Watchers are behind by"), _span(found.lag_ms) if found else None, bad=late),
-        _figure(_("Claimed, event being recorded"), _many(found.in_flight) if found else None),
-        _backlog(),
+        _build_figure(_("A second, last minute"), _format_rate(found.a_second) if found else None),
+        _build_figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, bad=late),
+        _build_figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
+        _backlog_figure(),
     ]
 
 
-def _backlog() -> dict[str, Any]:
+def _backlog_figure() -> dict[str, Any]:
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-    waits = patiently(lambda: undelivered(bound))
+    waits = count_within(lambda: count_undelivered(bound))
     full = waits is not None and waits >= bound
-    return _figure(_("Not yet delivered"), None if waits is None else _many(waits) + ("+" if full else ""), bad=full)
+    return _build_figure(
+        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
+    )
 
 
-def _day(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
+def _day_figures(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
     known = tallies is not None
     sent, answered, false = (
         sum(getattr(each, name) for each in tallies or []) for name in ("sent", "answered", "false")
     )
     return [
-        _figure(_("Guide messages sent"), _many(sent) if known else None),
-        _figure(_("Answered within 10 minutes"), _part(answered, sent) if known else None),
-        _figure(_("False guide messages"), _part(false, sent) if known else None),
+        _build_figure(_("Guide messages sent"), _format_count(sent) if known else None),
+        _build_figure(_("Answered within 10 minutes"), _format_share(answered, sent) if known else None),
+        _build_figure(_("False guide messages"), _format_share(false, sent) if known else None),
     ]
 
 
-def _figure(words: str, value: str | None, *, bad: bool = False) -> dict[str, Any]:
+def _build_figure(words: str, value: str | None, *, bad: bool = False) -> dict[str, Any]:
     return {"words": words, "value": value or "–", "bad": bad}
 
 
-def _rows(found: Overview | None, tallies: list[NudgeTally]) -> list[Row]:
+def _tag_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[TagRow]:
     counts = {each.tag: each for each in found.tags} if found else {}
     day = {each.tag: each for each in tallies}
     tags = [*counts, *(tag for tag in day if tag not in counts)]
-    return [_row(tag, counts.get(tag), day.get(tag), known=found is not None) for tag in tags[:MOST_TAGS]]
+    return [_tag_row(tag, counts.get(tag), day.get(tag), known=found is not None) for tag in tags[:MOST_TAGS]]
 
 
-def _row(tag: str, count: TagCount | None, tally: NudgeTally | None, *, known: bool) -> Row:
+def _tag_row(tag: str, count: TagCount | None, tally: NudgeTally | None, *, known: bool) -> TagRow:
     sent = tally.sent if tally else 0
-    return Row(
+    return TagRow(
         tag,
-        _many(count.armed if count else 0) if known else "–",
-        _many(count.paused if count else 0) if known else "–",
-        _many(sent),
-        _part(tally.answered if tally else 0, sent),
-        _part(tally.false if tally else 0, sent),
+        _format_count(count.armed if count else 0) if known else "–",
+        _format_count(count.paused if count else 0) if known else "–",
+        _format_count(sent),
+        _format_share(tally.answered if tally else 0, sent),
+        _format_share(tally.false if tally else 0, sent),
     )
 
 
-def _watcher(state: WatcherState) -> dict[str, Any]:
+def _watcher_row(state: WatcherState) -> dict[str, Any]:
     return {
         "name": state.name,
-        "seen": _at(state.seen_at),
-        "rate": _rate(state.last_minute / 60),
-        "handed_in": _many(state.handed_in),
-        "latest": _span(state.latest_ms),
+        "seen": _format_time(state.seen_at),
+        "rate": _format_rate(state.last_minute / 60),
+        "handed_in": _format_count(state.handed_in),
+        "latest": _format_span(state.latest_ms),
         "waits": state.waits,
     }
 
 
-def _at(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{max(0, round((now() - at).total_seconds()))} s"
 
 
-def _many(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count:,}"
 
 
-def _part(count: int, whole: int) -> str:
+def _format_share(count: int, whole: int) -> str:
     return f"{count:,} · {100 * count / whole:.1f} %" if whole else f"{count:,}"
 
 
-def _rate(a_second: float) -> str:
+def _format_rate(a_second: float) -> str:
     return f"{a_second:,.0f}" if a_second >= 100 else f"{a_second:.1f}"
 
 
-def _span(ms: int) -> str:
-    return f"{ms} ms" if ms < 10_000 else spoken(timedelta(milliseconds=ms))
+def _format_span(ms: int) -> str:
+    return f"{ms} ms" if ms < 10_000 else describe_duration(timedelta(milliseconds=ms))
 
 
 SILENCES = Series("silences", gettext_lazy("Silences"), "hue0")
 GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
 
 
-def guides_sent(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
+def count_guides_sent(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
     """Count delivered guide messages by hour from `since`. Reads the five-minute counts, not the attempts."""
     found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
     for hour, count in sql.rows(_SENT, {"since": since, "until": until}):
@@ -183,74 +195,76 @@ SELECT date_bin('1 hour', at, %(since)s), sum(sent)::bigint FROM chat_sessions_n
 WHERE at >= %(since)s AND at < %(until)s GROUP BY 1
 """
 
-past_guides = Past(guides_sent)
+guide_history = HourlyCache(count_guides_sent)
 
 
-def silences(spans: list[Span], patience: Patience) -> Chart:
-    events = tallies(statistics.past_events, spans, patience)
-    guides = tallies(past_guides, spans, patience)
+def silences_chart(spans: list[Span], patience: PageTimeLimit) -> Chart:
+    events = count_by_span(statistics.event_cache, spans, patience)
+    guides = count_by_span(guide_history, spans, patience)
     buckets = []
     for span, taken, sent in zip(spans, events, guides, strict=True):
         counts = None
         if taken is not None and sent is not None:
             counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent[GUIDES.key]}
-        buckets.append(Bucket(span.label, counts, _links(span.hours[0], span.until)))
-    whole = _links(spans[0].hours[0], spans[-1].until)
+        buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until)))
+    whole = _bar_links(spans[0].hours[0], spans[-1].until)
     legend = [
         (each, sum(bucket.counts[each.key] for bucket in buckets if bucket.counts), whole.get(each.key, ""))
         for each in (SILENCES, GUIDES)
     ]
-    return paired("silences", _("Silences and guide messages"), legend, buckets)
+    return build_grouped_chart("silences", _("Silences and guide messages"), legend, buckets)
 
 
-def _links(since: datetime, until: datetime) -> dict[str, str]:
+def _bar_links(since: datetime, until: datetime) -> dict[str, str]:
     """Return links to the lists behind a bar. Guide messages have a link only if a single node sends them."""
-    links = {SILENCES.key: span_link("scheduling_event", "received_at", since, until, type=SILENT)}
+    links = {SILENCES.key: build_span_link("scheduling_event", "received_at", since, until, type=SILENT)}
     nodes = current().triggered.get(SILENT, ())
     if len(nodes) == 1:
         delivered = {"state__exact": "delivered", "node__id__exact": str(nodes[0].id)}
-        links[GUIDES.key] = span_link("scheduling_touch", "settled_at", since, until, **delivered)
+        links[GUIDES.key] = build_span_link("scheduling_touch", "settled_at", since, until, **delivered)
     return links
 
 
 LATE_AFTER = timedelta(seconds=5)
-PATIENCE = 1.0  #: seconds; time limit of the chart
+CHART_TIME_LIMIT = 1.0  #: seconds; time limit of the chart
 
 
-def card(request: HttpRequest) -> Card | None:
+def live_chats_card(request: HttpRequest) -> DashboardCard | None:
     """Show watched chats, watchers, their delay, and silences with guide messages by hour."""
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
-    link = _page(request)
-    charts = [silences(spans(days_asked(request)), Patience(PATIENCE))]
+    link = _page_link(request)
+    charts = [silences_chart(split_period(read_requested_days(request)), PageTimeLimit(CHART_TIME_LIMIT))]
     try:
-        found = stats.look(sessions.live())
-    except StoreAway:
+        found = stats.read_overview(sessions.live_store())
+    except StoreUnavailable:
         note = _("Redis does not respond. Silent chats are not detected.")
-        return Card(_("Live sessions"), link=link, note=note, charts=charts)
+        return DashboardCard(_("Live sessions"), link=link, note=note, charts=charts)
     note = "" if found.watchers else _("No watcher is running. Silent chats are not detected.")
-    return Card(_("Live sessions"), _figures(found, link), link, note, charts)
+    return DashboardCard(_("Live sessions"), _card_figures(found, link), link, note, charts)
 
 
-def _figures(found: Overview, link: str) -> list[Figure]:
+def _card_figures(found: Overview, link: str) -> list[Figure]:
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-    waits = patiently(lambda: undelivered(bound), "1s")
+    waits = count_within(lambda: count_undelivered(bound), "1s")
     silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
     figures = [
         Figure(_("Watched"), found.live, link),
         Figure(_("Silent, event being recorded"), found.in_flight, silences),
-        Figure(_("Guide messages not yet sent"), waits, _guides(), "bad" if waits and waits >= bound else ""),
+        Figure(_("Guide messages not yet sent"), waits, _guides_link(), "bad" if waits and waits >= bound else ""),
         Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
     ]
     behind = timedelta(milliseconds=found.lag_ms)
-    return [*figures, Figure(_("Behind by"), spoken(behind), link, "bad")] if behind > LATE_AFTER else figures
+    return (
+        [*figures, Figure(_("Behind by"), describe_duration(behind), link, "bad")] if behind > LATE_AFTER else figures
+    )
 
 
-def _page(request: HttpRequest) -> str:
+def _page_link(request: HttpRequest) -> str:
     return reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
 
 
-def _guides() -> str:
+def _guides_link() -> str:
     """Return the list of waiting touches, filtered by node if a single node answers silences."""
     nodes = current().triggered.get(SILENT, ())
     link = f"{reverse('admin:scheduling_touch_changelist')}?stands=waiting"

@@ -6,7 +6,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from scheduling.admin.labels import learn
+from scheduling.admin.labels import register_labels
 
 MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
     (
@@ -24,7 +24,7 @@ MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
 #: Plain name of a table, shown in the list of permissions.
 PLAIN = (gettext_noop("nudge mark"),)
 
-learn(
+register_labels(
     {
         "no_session": _("The customer has no chat that is open"),
         "inapp_away": _("The live sessions cannot be reached, trying again"),

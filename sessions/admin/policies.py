@@ -14,10 +14,10 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
+from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.form_fields import DurationField
-from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin import dashboard
 from sessions.models import Campaign, SilencePolicy
 from sessions.validation import check_campaign, check_policy
@@ -57,7 +57,7 @@ class SilencePolicyForm(CheckedForm):
 
 
 @admin.register(SilencePolicy)
-class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
+class SilencePolicyAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
     form = SilencePolicyForm
     list_display = ("tag", "wait", "ladder", "grace_text", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -68,13 +68,17 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
     shown_as: ClassVar[dict[str, str]] = {
         "threshold": "threshold_text", "jitter": "jitter_text", "grace": "grace_text", "growth": "growth_text",
     }  # fmt: skip
-    threshold_text = plainly("threshold", _("silent after"), spoken)
-    jitter_text = plainly("jitter", _("random delay (jitter)"), lambda span: spoken(span) if span else "–")
-    grace_text = plainly("grace", _("longer while writing"), lambda span: spoken(span) if span else "–")
-    growth_text = plainly("growth", _("growth of the gaps"), "{:g}".format)
+    threshold_text = make_readonly_display("threshold", _("silent after"), describe_duration)
+    jitter_text = make_readonly_display(
+        "jitter", _("random delay (jitter)"), lambda span: describe_duration(span) if span else "–"
+    )
+    grace_text = make_readonly_display(
+        "grace", _("longer while writing"), lambda span: describe_duration(span) if span else "–"
+    )
+    growth_text = make_readonly_display("growth", _("growth of the gaps"), "{:g}".format)
 
     def get_urls(self) -> list[URLPattern]:
-        look = self.admin_site.admin_view(lambda request: dashboard.page(self, request))
+        look = self.admin_site.admin_view(lambda request: dashboard.live_chats_page(self, request))
         return [path("live/", look, name="chat_sessions_live"), *super().get_urls()]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
@@ -94,14 +98,17 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
         """Return True: sessions were judged by the policy, and its history must remain."""
         return True
 
-    def keeps_from_retiring(self, row: SilencePolicy) -> str:
+    def explain_retirement_block(self, row: SilencePolicy) -> str:
         return gettext("Every tag without a policy of its own follows it.") if row.is_default else ""
 
     @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
     def wait(self, row: SilencePolicy) -> str:
         if not row.jitter:
-            return spoken(row.threshold)
-        return gettext("%(span)s and up to %(more)s") % {"span": spoken(row.threshold), "more": spoken(row.jitter)}
+            return describe_duration(row.threshold)
+        return gettext("%(span)s and up to %(more)s") % {
+            "span": describe_duration(row.threshold),
+            "more": describe_duration(row.jitter),
+        }
 
     @display(description=_("messages after"))  # type: ignore[untyped-decorator]
     def ladder(self, row: SilencePolicy) -> str:
@@ -109,7 +116,7 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
         at, spans = timedelta(0), []
         for number in range(row.max_nudges):
             at += row.threshold * row.growth**number
-            spans.append(spoken(at))
+            spans.append(describe_duration(at))
         return " · ".join(spans[:4]) + (" …" if len(spans) > 4 else "")
 
     @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
@@ -134,7 +141,7 @@ class CampaignForm(CheckedForm):
 
 
 @admin.register(Campaign)
-class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
+class CampaignAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
     form = CampaignForm
     list_display = ("key", "wait", "starts_at", "ends_at", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -143,7 +150,7 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
     readonly_fields = ("version",)
     write_only = frozenset({"change_reason"})
     shown_as: ClassVar[dict[str, str]] = {"threshold": "threshold_text"}
-    threshold_text = plainly("threshold", _("silent after"), spoken)
+    threshold_text = make_readonly_display("threshold", _("silent after"), describe_duration)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("enabled", "change_reason") if obj is None else ("enabled", "version", "change_reason")
@@ -163,7 +170,7 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
     def wait(self, row: Campaign) -> str:
-        return spoken(row.threshold)
+        return describe_duration(row.threshold)
 
     @display(  # type: ignore[untyped-decorator]
         description=_("state"),
@@ -177,11 +184,15 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
         if row.ends_at <= now():
             return "over", gettext("Over")
         if row.starts_at > now():
-            return "coming", gettext("Starts in %(span)s") % {"span": spoken(_whole(row.starts_at - now()))}
-        return "running", gettext("Runs for %(span)s more") % {"span": spoken(_whole(row.ends_at - now()))}
+            return "coming", gettext("Starts in %(span)s") % {
+                "span": describe_duration(_floor_to_minutes(row.starts_at - now()))
+            }
+        return "running", gettext("Runs for %(span)s more") % {
+            "span": describe_duration(_floor_to_minutes(row.ends_at - now()))
+        }
 
 
-def _whole(span: timedelta) -> timedelta:
+def _floor_to_minutes(span: timedelta) -> timedelta:
     """Round down to whole minutes, at least one."""
     minute = timedelta(minutes=1)
     return span // minute * minute if span >= minute else minute

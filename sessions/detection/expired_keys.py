@@ -19,7 +19,7 @@ from django.conf import settings
 from scheduling.errors import InvalidInput
 from sessions.frames import check_id
 from sessions.rates import Backoff
-from sessions.store.client import NotAllowed, Server, StoreAway
+from sessions.store.client import NotAllowed, Server, StoreUnavailable
 from sessions.store.sessions import Store
 
 log = structlog.get_logger(__name__)
@@ -42,42 +42,42 @@ class Pattern:
         return key[len(before) : len(key) - len(after)]
 
 
-def server() -> Server:
+def gateway_server() -> Server:
     """Return the server of the gateways' keys: `AFTERTOUCH_GATEWAY_REDIS_URL`, by default `REDIS_URL`."""
-    return _on(settings.AFTERTOUCH_GATEWAY_REDIS_URL or settings.REDIS_URL)
+    return _connect_server(settings.AFTERTOUCH_GATEWAY_REDIS_URL or settings.REDIS_URL)
 
 
 @cache
-def _on(url: str) -> Server:
+def _connect_server(url: str) -> Server:
     return Server(url)
 
 
-def is_back(keys: Sequence[str]) -> set[str]:
-    """Return the keys that exist again. Raises `StoreAway`."""
+def find_returned_keys(keys: Sequence[str]) -> set[str]:
+    """Return the keys that exist again. Raises `StoreUnavailable`."""
     if not keys:
         return set()
-    found = server().ask(lambda pipe: [pipe.exists(key) for key in keys])
+    found = gateway_server().ask(lambda pipe: [pipe.exists(key) for key in keys])
     return {key for key, exists in zip(keys, found, strict=True) if exists}
 
 
 BATCH = 500
-LISTEN = 0.5  #: seconds to wait for the first key of a batch
+LISTEN_SECONDS = 0.5  #: seconds to wait for the first key of a batch
 PROBE_WITHIN = 5.0  #: seconds
 HOW_TO_CONFIGURE = "Set it in the server's configuration file, or with CONFIG SET notify-keyspace-events Ex."
 
 
-class NotToldOfExpiry(Exception):
+class KeyspaceEventsDisabled(Exception):
     """The server does not publish expiry events."""
 
 
-def _not_allowed(error: NotAllowed) -> NotToldOfExpiry:
-    return NotToldOfExpiry(
+def _explain_denial(error: NotAllowed) -> KeyspaceEventsDisabled:
+    return KeyspaceEventsDisabled(
         f"The Redis user may not do “{error}”. Grant it the channel in the server's ACL: &__keyevent@*__:expired"
         " (deploy/redis/users.acl has a user for this program)."
     )
 
 
-class Listener:
+class ExpiredKeyListener:
     """Listen in one thread. Call `check` first: a server without expiry events causes no error while listening."""
 
     def __init__(
@@ -90,8 +90,8 @@ class Listener:
         self.window = window
         self.stop = stop
         self.connected = threading.Event()
-        self.failure: NotToldOfExpiry | None = None  #: reason of the final stop; `stop` is then set
-        self._heard: list[tuple[str, str]] = []  #: not yet recorded in the store
+        self.failure: KeyspaceEventsDisabled | None = None  #: reason of the final stop; `stop` is then set
+        self._received: list[tuple[str, str]] = []  #: not yet recorded in the store
         self._backoff = Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
 
@@ -103,32 +103,34 @@ class Listener:
             StoreAway: the server does not answer.
         """
         try:
-            with self.gateway.expiries():
+            with self.gateway.subscribe_to_expiry():
                 flags = self.gateway.keyspace_events()
             if flags is None:
                 self._probe()
         except NotAllowed as error:
-            raise _not_allowed(error) from error
+            raise _explain_denial(error) from error
         if flags is not None and ("E" not in flags or not {"x", "A"} & set(flags)):
-            raise NotToldOfExpiry(f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}")
+            raise KeyspaceEventsDisabled(
+                f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}"
+            )
 
     def _probe(self) -> None:
         """Let a key expire and wait for its event. Used where CONFIG is not permitted, as recommended."""
-        heard = self.gateway.hears_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
+        heard = self.gateway.receives_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
         if heard is None:
             log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
         elif not heard:
-            raise NotToldOfExpiry(
+            raise KeyspaceEventsDisabled(
                 f"A key expired and the server did not tell within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
                 f" have E and x. {HOW_TO_CONFIGURE}"
             )
 
     def await_check(self) -> None:
-        """Repeat `check` until the server answers or `stop` is set. Raises `NotToldOfExpiry`."""
+        """Repeat `check` until the server answers or `stop` is set. Raises `KeyspaceEventsDisabled`."""
         while not self.stop.is_set():
             try:
                 self.check()
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 self._wait(error)
             else:
                 self._backoff.reset()
@@ -144,13 +146,13 @@ class Listener:
         while not self.stop.is_set():
             try:
                 self._listen()
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 self.connected.clear()
                 self._wait(error)
             except NotAllowed as error:
                 # A retry cannot succeed. A process that continued would look alive and receive nothing.
                 self.connected.clear()
-                self.failure = _not_allowed(error)
+                self.failure = _explain_denial(error)
                 self.stop.set()
             except Exception:
                 # The end of a thread is not visible, and its process would look alive and receive nothing.
@@ -158,23 +160,23 @@ class Listener:
                 log.exception("listening_failed")
                 self.stop.wait(self._backoff.next())
 
-    def _wait(self, error: StoreAway) -> None:
+    def _wait(self, error: StoreUnavailable) -> None:
         pause = self._backoff.next()
         log.warning("gateway_unavailable", error=str(error), again_in=round(pause, 1))
         self.stop.wait(pause)
 
     def _listen(self) -> None:
-        with self.gateway.expiries() as ear:
+        with self.gateway.subscribe_to_expiry() as ear:
             self.connected.set()
             self._note()
             while not self.stop.is_set():
-                self._hear(ear.key(LISTEN))
-                while self._heard and len(self._heard) < BATCH and (key := ear.key(0)):
-                    self._hear(key)
+                self._receive_key(ear.key(LISTEN_SECONDS))
+                while self._received and len(self._received) < BATCH and (key := ear.key(0)):
+                    self._receive_key(key)
                 self._note()
                 self._backoff.reset()
 
-    def _hear(self, key: str | None) -> None:
+    def _receive_key(self, key: str | None) -> None:
         user_id = self.pattern.user_of(key) if key else None
         if key and user_id:
             try:
@@ -182,10 +184,10 @@ class Listener:
             except InvalidInput as error:
                 log.warning("key_passed_over", key=key[:200], error=str(error))
             else:
-                self._heard.append((user_id, key))
+                self._received.append((user_id, key))
 
     def _note(self) -> None:
         """Record received keys in the store. A key stays queued until the store has it."""
-        while self._heard:
-            self.store.note_expired(self._heard[:BATCH], window=self.window, tag=self.tag)
-            del self._heard[:BATCH]
+        while self._received:
+            self.store.note_expired(self._received[:BATCH], window=self.window, tag=self.tag)
+            del self._received[:BATCH]

@@ -30,18 +30,18 @@ from sessions.detection.silence_events import SOURCE
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
 from sessions.policy import DEFAULT_TAG
 from sessions.store import client
-from sessions.store.client import StoreAway, text
-from sessions.store.sessions import Store, live
+from sessions.store.client import StoreUnavailable, decode_text
+from sessions.store.sessions import Store, live_store
 
 log = structlog.get_logger(__name__)
 
-TOO_SOON = timedelta(seconds=2)
+FALSE_WITHIN = timedelta(seconds=2)
 SETTLED = timedelta(seconds=60)  #: after this time a message that was being sent is settled
 ATTEMPTS, SIGNS = 20_000, 1_000  #: attempts per pass; signs per shard and pass
-KEPT = timedelta(days=90)
+RETENTION = timedelta(days=90)
 
 
-class Sign(NamedTuple):
+class NudgeSignal(NamedTuple):
     shard: int
     id: str  #: of its entry in the stream
     silence: str  #: id of its event
@@ -50,13 +50,13 @@ class Sign(NamedTuple):
     typed_ms: int | None  #: of a message: time to the user's first typing
 
 
-def count(store: Store | None = None) -> None:
+def count_effects(store: Store | None = None) -> None:
     """Count everything new since the last pass. Concurrent passes are safe: one counts, the others return."""
-    store = store or live()
-    before = _mark().signs_to
+    store = store or live_store()
+    before = _load_position().signs_to
     try:
-        signs = _read(store, before)
-    except StoreAway as error:
+        signs = _read_signals(store, before)
+    except StoreUnavailable as error:
         log.warning("signs_not_read", error=str(error))
         signs = []
     with transaction.atomic():
@@ -65,15 +65,15 @@ def count(store: Store | None = None) -> None:
             return
         tags = [DEFAULT_TAG, *SilencePolicy.objects.filter(retired_at=None).values_list("tag", flat=True)]
         _count_sent(mark, tags)
-        _count_signs(signs, tags)
+        _count_signals(signs, tags)
         mark.signs_to = before | {str(each.shard): each.id for each in signs}
         mark.save()
-        sql.count("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": KEPT})
+        sql.execute("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": RETENTION})
     if signs:
-        _cut(store, mark.signs_to)
+        _trim_signals(store, mark.signs_to)
 
 
-def _mark() -> NudgeMark:
+def _load_position() -> NudgeMark:
     """Return the stored position. A new deployment starts at the newest attempt."""
     found = NudgeMark.objects.filter(pk=1).first()
     if found is None:
@@ -82,8 +82,8 @@ def _mark() -> NudgeMark:
     return found
 
 
-def _read(store: Store, before: dict[str, str]) -> list[Sign]:
-    """Return the oldest signs that are not yet counted. Raises `StoreAway`."""
+def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
+    """Return the oldest signs that are not yet counted. Raises `StoreUnavailable`."""
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
@@ -93,21 +93,23 @@ def _read(store: Store, before: dict[str, str]) -> list[Sign]:
     )  # fmt: skip
     until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
     return [
-        _sign(shard, text(name), {text(field): text(value) for field, value in told.items()})
+        _parse_signal(
+            shard, decode_text(name), {decode_text(field): decode_text(value) for field, value in told.items()}
+        )
         for shard, entries in enumerate(found)
         for name, told in entries
-        if int(text(name).partition("-")[0]) <= until
+        if int(decode_text(name).partition("-")[0]) <= until
     ]
 
 
-def _sign(shard: int, name: str, told: dict[str, str]) -> Sign:
+def _parse_signal(shard: int, name: str, told: dict[str, str]) -> NudgeSignal:
     typed = int(told["f"]) if told["f"] else None
-    return Sign(shard, name, told["e"], told["k"], int(told["d"]), typed)
+    return NudgeSignal(shard, name, told["e"], told["k"], int(told["d"]), typed)
 
 
-def _cut(store: Store, signs_to: dict[str, str]) -> None:
+def _trim_signals(store: Store, signs_to: dict[str, str]) -> None:
     """Trim counted signs from the streams. The next pass repeats a failed trim."""
-    with suppress(StoreAway):
+    with suppress(StoreUnavailable):
         store.server.ask(
             lambda pipe: [
                 pipe.xtrim(client.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
@@ -123,13 +125,13 @@ def _count_sent(mark: NudgeMark, tags: list[str]) -> None:
     if oldest >= mark.ceiling_xid:
         until = min(mark.ceiling, mark.attempts_to + ATTEMPTS)
         words = {"after": mark.attempts_to, "until": until, "tags": tags, "source": SOURCE, "type": SILENT}
-        sql.count(_SENT, words)
+        sql.execute(_SENT, words)
         mark.attempts_to = until
         if until == mark.ceiling:
             mark.ceiling, mark.ceiling_xid = max(newest, until), following
 
 
-def _count_signs(signs: list[Sign], tags: list[str]) -> None:
+def _count_signals(signs: list[NudgeSignal], tags: list[str]) -> None:
     if not signs:
         return
     words: dict[str, Any] = {
@@ -139,12 +141,12 @@ def _count_signs(signs: list[Sign], tags: list[str]) -> None:
         "typed": [-1 if each.typed_ms is None else each.typed_ms for each in signs],
         "tags": tags,
         "source": SOURCE,
-        "too_soon": TOO_SOON,
+        "too_soon": FALSE_WITHIN,
     }
-    sql.count(_SIGNS, words)
+    sql.execute(_SIGNS, words)
 
 
-def lately(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
+def recent_tallies(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
     """Return counts by tag of messages delivered within `span`."""
     found = sql.rows(
         """

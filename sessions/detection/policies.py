@@ -10,22 +10,22 @@ from django.db.models.signals import post_delete, post_save
 
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import PoliciesUnknown, PolicySet
-from sessions.store.client import StoreAway
-from sessions.store.sessions import live
+from sessions.store.client import StoreUnavailable
+from sessions.store.sessions import live_store
 
 log = structlog.get_logger(__name__)
 
 
-def current() -> PolicySet:
+def current_policies() -> PolicySet:
     """Return the policies. Raises `PoliciesUnknown` without the database: the store then uses those it last held."""
     try:
-        return read()
+        return read_policies()
     except Error as error:
         log.warning("policies_not_read", error=str(error))
         raise PoliciesUnknown from error
 
 
-def read() -> PolicySet:
+def read_policies() -> PolicySet:
     """Return the policies from the tables. Ended campaigns are included, because the store's clock decides when they
     end.
     """
@@ -35,19 +35,19 @@ def read() -> PolicySet:
     )
 
 
-def push() -> None:
+def push_policies() -> None:
     """Push the policies to the store. If the store does not answer, the watcher pushes them later."""
     try:
-        live().push(read())
-    except StoreAway as error:
+        live_store().push(read_policies())
+    except StoreUnavailable as error:
         log.warning("policies_not_pushed", error=str(error))
 
 
-def push_when_saved() -> None:
+def push_policies_on_save() -> None:
     for model in (SilencePolicy, Campaign):
-        post_save.connect(_pushed_after_commit, sender=model, dispatch_uid=f"push {model.__name__}")
-        post_delete.connect(_pushed_after_commit, sender=model, dispatch_uid=f"push {model.__name__} away")
+        post_save.connect(_push_after_commit, sender=model, dispatch_uid=f"push {model.__name__}")
+        post_delete.connect(_push_after_commit, sender=model, dispatch_uid=f"push {model.__name__} away")
 
 
-def _pushed_after_commit(**_: Any) -> None:
-    transaction.on_commit(push, robust=True)
+def _push_after_commit(**_: Any) -> None:
+    transaction.on_commit(push_policies, robust=True)

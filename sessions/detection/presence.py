@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from django.conf import settings
 
-from scheduling.delivery.presence import Question
-from sessions.detection.expired_keys import is_back
-from sessions.store.client import StoreAway
-from sessions.store.sessions import Store, live
+from scheduling.delivery.presence import PresenceQuestion
+from sessions.detection.expired_keys import find_returned_keys
+from sessions.store.client import StoreUnavailable
+from sessions.store.sessions import Store, live_store
 
 SILENT = "session.silent"
 
 
-class Live:
-    """Presence blocks from the live sessions. Raises `StoreAway`: then presence is unknown for every touch."""
+class SessionPresence:
+    """Presence blocks from the live sessions. Raises `StoreUnavailable`: then presence is unknown for every touch."""
 
     event_types: ClassVar[frozenset[str]] = frozenset({SILENT})
 
@@ -26,9 +26,9 @@ class Live:
 
     @property
     def store(self) -> Store:
-        return self._store or live()
+        return self._store or live_store()
 
-    def objections(self, questions: Sequence[Question]) -> list[str]:
+    def presence_blocks(self, questions: Sequence[PresenceQuestion]) -> list[str]:
         answers = [""] * len(questions)
         silences = [number for number, each in enumerate(questions) if each.event_type == SILENT]
         others = [number for number, each in enumerate(questions) if each.event_type != SILENT]
@@ -38,26 +38,26 @@ class Live:
             answers[number] = answer
         return answers
 
-    def _about_silences(self, questions: Sequence[Question]) -> list[str]:
+    def _about_silences(self, questions: Sequence[PresenceQuestion]) -> list[str]:
         if not questions:
             return []
         now, stand = self.store.still_silent(
-            [silence_of(each.event_id) for each in questions],
-            send_until=[_stale_after(each) if each.going_out else None for each in questions],
+            [parse_event_id(each.event_id) for each in questions],
+            send_until=[_latest_send_time(each) if each.about_to_send else None for each in questions],
         )
         try:
-            present = is_back([each for each in stand if isinstance(each, str)])
-        except StoreAway:  # the other silences do not depend on the gateway's server
+            present = find_returned_keys([each for each in stand if isinstance(each, str)])
+        except StoreUnavailable:  # the other silences do not depend on the gateway's server
             return [
-                "presence_unknown" if isinstance(stands, str) else _answer(question, stands, now)
+                "presence_unknown" if isinstance(stands, str) else _block_reason(question, stands, now)
                 for question, stands in zip(questions, stand, strict=True)
             ]
         return [
-            _answer(question, bool(stands) and stands not in present, now)
+            _block_reason(question, bool(stands) and stands not in present, now)
             for question, stands in zip(questions, stand, strict=True)
         ]
 
-    def _about_others(self, questions: Sequence[Question]) -> list[str]:
+    def _about_others(self, questions: Sequence[PresenceQuestion]) -> list[str]:
         if not questions:
             return []
         heard_at = self.store.last_frames([each.user_id for each in questions])
@@ -67,20 +67,20 @@ class Live:
         ]
 
 
-def _answer(question: Question, stands: bool, now: datetime) -> str:
-    return _stale(question, now) if stands else "answered"
+def _block_reason(question: PresenceQuestion, stands: bool, now: datetime) -> str:
+    return _stale_reason(question, now) if stands else "answered"
 
 
-def _stale(question: Question, now: datetime) -> str:
-    return "stale" if now > _stale_after(question) else ""
+def _stale_reason(question: PresenceQuestion, now: datetime) -> str:
+    return "stale" if now > _latest_send_time(question) else ""
 
 
-def _stale_after(question: Question) -> datetime:
+def _latest_send_time(question: PresenceQuestion) -> datetime:
     """Return the latest useful send time of a guide message, counted from the time its node planned."""
     return (question.planned_at or question.event_at) + settings.AFTERTOUCH_SILENCE_STALE
 
 
-def silence_of(event_id: str) -> tuple[str, int]:
+def parse_event_id(event_id: str) -> tuple[str, int]:
     """Return the session id and the arming of an event id. A foreign id has no arming; its silence always holds."""
     session_id, _, armed_at = event_id.rpartition(":")
     return (session_id, int(armed_at)) if armed_at.isascii() and armed_at.isdigit() else (event_id, 0)

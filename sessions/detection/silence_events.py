@@ -10,20 +10,20 @@ from django.db import DataError, IntegrityError, OperationalError
 
 from scheduling import sql
 from scheduling.configuration.snapshot import current
-from scheduling.dispatch.dispatcher import doorbell
+from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import InvalidInput
 from scheduling.ledger.locks import locked_users
 from scheduling.planning.ingest import NewEvent, record_events
 from sessions.detection.presence import SILENT
 from sessions.store.brief import brief_transaction
-from sessions.store.sessions import Claim
+from sessions.store.sessions import ClaimedSilence
 
 log = structlog.get_logger(__name__)
 
 SOURCE = "/sessions"
 
 
-def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
+def record_silences(silences: Sequence[ClaimedSilence], now_ms: int) -> list[ClaimedSilence]:
     """Record silences in one transaction. Idempotent: a recorded silence is not recorded again.
 
     Returns the silences that the database has now. It leaves out a silence that the database rejects permanently. It
@@ -34,12 +34,14 @@ def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
         return []
     try:
         with brief_transaction():
-            record_events([event_of(each, now_ms) for each in silences], announce=doorbell.ring)
+            record_events(
+                [silence_event(each, now_ms) for each in silences], publish_wakeups=background_publisher.submit
+            )
     except (DataError, IntegrityError, InvalidInput) as error:
         if len(silences) == 1:
             log.error("silence_refused", session=silences[0].session_id, error=str(error))
             return []
-        return _hand_in_halves(silences, now_ms)
+        return _record_in_halves(silences, now_ms)
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
@@ -47,18 +49,18 @@ def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
         free = [each for each in silences if each.user_id not in locked]
         log.warning("customers_locked", silences=len(silences) - len(free))
         if len(free) < len(silences):
-            return hand_in(free, now_ms)
+            return record_silences(free, now_ms)
         # The lock was released since, or it was on another row. The other silences need not wait for their leases.
-        return _hand_in_halves(silences, now_ms) if len(silences) > 1 else []
+        return _record_in_halves(silences, now_ms) if len(silences) > 1 else []
     return list(silences)
 
 
-def _hand_in_halves(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
+def _record_in_halves(silences: Sequence[ClaimedSilence], now_ms: int) -> list[ClaimedSilence]:
     half = len(silences) // 2
-    return hand_in(silences[:half], now_ms) + hand_in(silences[half:], now_ms)
+    return record_silences(silences[:half], now_ms) + record_silences(silences[half:], now_ms)
 
 
-def event_of(silence: Claim, now_ms: int) -> NewEvent:
+def silence_event(silence: ClaimedSilence, now_ms: int) -> NewEvent:
     """Build the event of a silence. Its id names the arming, so that delivery can check whether this silence still
     holds.
     """
@@ -81,7 +83,7 @@ def event_of(silence: Claim, now_ms: int) -> NewEvent:
     )
 
 
-def undelivered(limit: int) -> int:
+def count_undelivered(limit: int) -> int:
     """Count due touches for silences that are not yet delivered, up to `limit`."""
     nodes = [node.id for node in current().triggered.get(SILENT, ())]
     return int(sql.rows(_UNDELIVERED, {"nodes": nodes, "limit": limit})[0][0]) if nodes else 0

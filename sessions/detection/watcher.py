@@ -14,14 +14,14 @@ from django.conf import settings
 from django.db import close_old_connections
 
 from scheduling import sql
-from scheduling.planning.inactivity import raise_last_active
+from scheduling.planning.inactivity import update_last_active
 from sessions.detection import policies
-from sessions.detection.silence_events import hand_in, undelivered
+from sessions.detection.silence_events import count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
 from sessions.store.brief import brief_transaction
-from sessions.store.client import SHARDS, StoreAway
-from sessions.store.sessions import Claim, Claims, Store
+from sessions.store.client import SHARDS, StoreUnavailable
+from sessions.store.sessions import ClaimedSilence, ClaimedSilences, Store
 
 log = structlog.get_logger(__name__)
 
@@ -29,24 +29,24 @@ log = structlog.get_logger(__name__)
 ACTIVITY_BATCH = 300  #: customers per pass, between two checks of deadlines; repeated while more wait
 
 
-def note(store: Store) -> int:
+def store_activity(store: Store) -> int:
     """Store the activity of some customers in PostgreSQL. Idempotent after a crash. Returns the number of customers."""
     by_shard = store.active_users(ACTIVITY_BATCH)
     if not by_shard:
         return 0
     seen = {user_id: at for users in by_shard.values() for user_id, at in users.items()}
     with brief_transaction():
-        noted = raise_last_active(seen)
+        noted = update_last_active(seen)
     done = {shard: noted & users.keys() for shard, users in by_shard.items()}
     if noted:
-        store.forget_active({shard: users for shard, users in done.items() if users})
+        store.clear_active({shard: users for shard, users in done.items() if users})
     return len(noted)
 
 
 BATCH = 500  #: silences per pass
 LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; the lease outlasts a restart of the database
 LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice this, so no new deadline passes during the sleep
-BREATH = 0.02  #: seconds between passes, so that deadlines of this period share a transaction
+MIN_PASS_INTERVAL = 0.02  #: seconds between passes, so that deadlines of this period share a transaction
 HOUSEKEEPING = 2.0  #: seconds between checks of policies and activity
 
 
@@ -56,8 +56,8 @@ class Watcher:
     def __init__(self, store: Store, stop: threading.Event) -> None:
         self.store = store
         self.stop = stop
-        self.held: list[Claim] = []  #: claimed and not yet recorded
-        self.report = stats.Report()
+        self.held: list[ClaimedSilence] = []  #: claimed and not yet recorded
+        self.report = stats.WatcherReport()
         self._room = settings.AFTERTOUCH_SILENCE_BACKLOG  #: how many more silences may be undelivered
         self._versions: frozenset[str] = frozenset()  #: of the policies in the store
         self._turn = 0  #: first shard of the next pass, where the limit does not cover all shards
@@ -72,17 +72,17 @@ class Watcher:
         log.info("watcher_started")
         while not self.stop.is_set():
             self.stop.wait(self._pass_safely())
-        self.give_back()
+        self.release_claims()
         log.info("watcher_stopped", handed_in=self.report.handed_in)
 
     def _pass_safely(self) -> float:
         """Run one pass and handle its errors. Returns the seconds to sleep; backs off while a server is unavailable."""
         try:
             pause = self.run_once()
-        except StoreAway as error:
+        except StoreUnavailable as error:
             log.warning("store_unavailable", error=str(error))
             return self._backoff.next()
-        except sql.AWAY as error:
+        except sql.UNAVAILABLE_ERRORS as error:
             log.warning("database_unavailable", error=str(error))
         except Exception:
             # A defect in one pass must not stop detection.
@@ -90,31 +90,35 @@ class Watcher:
         else:
             self._backoff.reset()
             return pause
-        self.give_back()
+        self.release_claims()
         close_old_connections()
         return self._backoff.next()
 
     def run_once(self) -> float:
         """Claim, record and confirm; run housekeeping when due. Returns the seconds to sleep."""
-        limit = min(self._allowance.left(BATCH), self._room_left())
-        pause = self._take(limit) if limit > 0 else BREATH * 5
+        limit = min(self._allowance.left(BATCH), self._backlog_capacity())
+        pause = self._claim_and_record(limit) if limit > 0 else MIN_PASS_INTERVAL * 5
         if self._housekeeping.is_due():
-            self._keep_house()
+            self._run_housekeeping()
         elif self._more_activity:
             self._note_activity()
-        return BREATH if self._more_activity else pause
+        return MIN_PASS_INTERVAL if self._more_activity else pause
 
     def _note_activity(self) -> None:
-        self._more_activity = note(self.store) >= ACTIVITY_BATCH // 2
+        self._more_activity = store_activity(self.store) >= ACTIVITY_BATCH // 2
 
-    def _take(self, limit: int) -> float:
+    def _claim_and_record(self, limit: int) -> float:
         share = max(1, limit // SHARDS)
         shards = self._shards(limit)
         claims = self.store.claim_silent(share, LEASE, shards)
         self._versions = claims.versions
         self._allowance.spend(len(claims.silences))
-        self._settle(claims)
-        return min(max(claims.seconds_to_next, BREATH), LONGEST_SLEEP) if len(shards) == SHARDS else BREATH
+        self._record_and_confirm(claims)
+        return (
+            min(max(claims.seconds_to_next, MIN_PASS_INTERVAL), LONGEST_SLEEP)
+            if len(shards) == SHARDS
+            else MIN_PASS_INTERVAL
+        )
 
     def _shards(self, limit: int) -> list[int]:
         """Return all shards, or the next ones in rotation where the limit is below their number."""
@@ -122,42 +126,42 @@ class Watcher:
         self._turn = (first + count) % SHARDS
         return [(first + number) % SHARDS for number in range(count)]
 
-    def _settle(self, claims: Claims) -> None:
+    def _record_and_confirm(self, claims: ClaimedSilences) -> None:
         self.held = claims.silences
         if self.stop.is_set() or not self.held:
             return
-        handed_in = hand_in(self.held, claims.now_ms)
+        handed_in = record_silences(self.held, claims.now_ms)
         self.store.confirm(handed_in)
         self._room -= len(handed_in)
         self.report.count(handed_in, claims.now_ms)
         self.held = []
 
-    def give_back(self) -> None:
+    def release_claims(self) -> None:
         """Return all held claims to the store. If that fails, the end of the lease returns them."""
         held, self.held = self.held, []
         try:
             self.store.release(held)
-        except StoreAway as error:
+        except StoreUnavailable as error:
             log.warning("claims_not_given_back", count=len(held), error=str(error))
 
-    def _room_left(self) -> int:
+    def _backlog_capacity(self) -> int:
         """Return how many more silences may be claimed. Reads the backlog at most once a second.
 
         Silences above the backlog limit stay in Redis instead of waiting as touches.
         """
         bound = settings.AFTERTOUCH_SILENCE_BACKLOG
         if self._room < bound and self._counting.is_due():
-            was_full, self._room = self._room < 1, bound - undelivered(bound)
+            was_full, self._room = self._room < 1, bound - count_undelivered(bound)
             if was_full != (self._room < 1):
                 log.warning("backlog_over" if was_full else "backlog_full", bound=bound)
         return self._room
 
-    def _keep_house(self) -> None:
+    def _run_housekeeping(self) -> None:
         close_old_connections()
-        wanted = policies.read()
+        wanted = policies.read_policies()
         if self._versions != {wanted.version}:
             self.store.push(wanted)
             log.info("policies_pushed", version=wanted.version)
         self._note_activity()
         self.store.shards()  # removes expired pauses, also where no page reads the counts
-        stats.send(self.store, self.report, wanted.tags, waits=self._room < 1)
+        stats.send_report(self.store, self.report, wanted.tags, waits=self._room < 1)

@@ -13,15 +13,17 @@ from sessions.frames import KINDS, Frame
 from sessions.store import client
 from sessions.store.client import Call
 
-KEPT = timedelta(hours=24)  #: after its last frame, an unclosed session is deleted
+SESSION_LIFETIME = timedelta(hours=24)  #: after its last frame, an unclosed session is deleted
 CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
 TYPING_PAUSE = timedelta(minutes=2)  #: an agent who types but never sends does not pause a session for longer
 RENEWED_EVERY = timedelta(hours=1)
-PAUSE_COUNTS = KEPT - 2 * RENEWED_EVERY  #: after the last frame; shorter than `KEPT`, so the session still exists
+PAUSE_COUNTS = (
+    SESSION_LIFETIME - 2 * RENEWED_EVERY
+)  #: after the last frame; shorter than `SESSION_LIFETIME`, so the session still exists
 TYPED_LATELY = timedelta(seconds=10)  #: after a typing frame without a message, the user still counts as typing
 
 #: Side, flags and kind of a frame in one word (see note_activity.lua).
-_WHAT = {
+_FRAME_CODES = {
     (sender, kind, first_tag, spoken): f"{sender[0]}{first_tag + 2 * spoken}{kind}"
     for sender, kinds in KINDS.items()
     for kind in kinds
@@ -43,11 +45,17 @@ def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
     names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.ACTIVE[shard]]
     names += [client.PAUSED[shard], client.COUNTS[shard], client.SIGNS[shard]]
     prefix = client.SESSION[shard]
-    words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY), len(prefix)]
+    words: list[Any] = [
+        to_milliseconds(SESSION_LIFETIME),
+        to_milliseconds(CLOSED_KEPT),
+        to_milliseconds(TYPING_PAUSE),
+        to_milliseconds(RENEWED_EVERY),
+        len(prefix),
+    ]
     for frame in frames:
         names.append(prefix + frame.session_id)
         words += (
-            _WHAT[frame.sender, frame.kind, frame.first_tag, frame.spoken], frame.user_id, frame.chat_id,
+            _FRAME_CODES[frame.sender, frame.kind, frame.first_tag, frame.spoken], frame.user_id, frame.chat_id,
             order_of(frame.seq, frame.epoch), frame.tag,
         )  # fmt: skip
     return client.NOTE_ACTIVITY, names, words
@@ -68,7 +76,7 @@ def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[C
         wrote: the users who wrote a message.
     """
     users = list(sessions)
-    window = ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+    window = to_milliseconds(settings.AFTERTOUCH_CONVERSATION_WINDOW)
     made: list[Call] = []
     for shard, numbers in by_shard(users).items():
         group = [users[number] for number in numbers]
@@ -80,7 +88,7 @@ def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[C
 
 def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
     shard = client.shard_of(user_id)
-    words = [ms(KEPT), user_id, user_id, tag, key, ms(window)]
+    words = [to_milliseconds(SESSION_LIFETIME), user_id, user_id, tag, key, to_milliseconds(window)]
     names = [client.DUE[shard], client.POLICIES[shard], client.COUNTS[shard], client.SESSION[shard] + user_id]
     return client.NOTE_EXPIRED, names, words
 
@@ -94,24 +102,28 @@ def claim_silent(shard: int, session_ids: Sequence[str], lease: timedelta) -> Ca
     return (
         client.CLAIM_SILENT,
         names + [client.SESSION[shard] + each for each in session_ids],
-        (ms(lease), *session_ids),
+        (to_milliseconds(lease), *session_ids),
     )
 
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
     return [
-        (client.CONFIRM, [*_confirmed_in(shard), *_sessions(shard, group)], [ms(KEPT), *_flat(group)])
+        (
+            client.CONFIRM,
+            [*_confirm_keys(shard), *_session_keys(shard, group)],
+            [to_milliseconds(SESSION_LIFETIME), *_flatten(group)],
+        )
         for shard, group in _grouped(silences)
     ]
 
 
-def _confirmed_in(shard: int) -> list[str]:
+def _confirm_keys(shard: int) -> list[str]:
     return [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.COUNTS[shard]]
 
 
 def release(silences: Sequence[Silence]) -> list[Call]:
     return [
-        (client.RELEASE, [client.DUE[shard], client.INFLIGHT[shard], *_sessions(shard, group)], _flat(group))
+        (client.RELEASE, [client.DUE[shard], client.INFLIGHT[shard], *_session_keys(shard, group)], _flatten(group))
         for shard, group in _grouped(silences)
     ]
 
@@ -126,28 +138,32 @@ def still_silent(
     return [
         (
             client.STILL_SILENT,
-            [client.SIGNS[shard], *_sessions(shard, [silences[number] for number in numbers])],
-            [len(client.SESSION[shard]), ms(TYPED_LATELY), *(word for number in numbers for word in asked[number])],
+            [client.SIGNS[shard], *_session_keys(shard, [silences[number] for number in numbers])],
+            [
+                len(client.SESSION[shard]),
+                to_milliseconds(TYPED_LATELY),
+                *(word for number in numbers for word in asked[number]),
+            ],
         )
         for shard, numbers in groups.items()
     ]
 
 
-def tally() -> list[Call]:
+def count_shards() -> list[Call]:
     """Build one call per shard."""
     return [
         (
             client.TALLY,
             [client.DUE[shard], client.INFLIGHT[shard], client.PAUSED[shard], client.COUNTS[shard]],
-            [ms(PAUSE_COUNTS)],
+            [to_milliseconds(PAUSE_COUNTS)],
         )
         for shard in range(client.SHARDS)
     ]
 
 
-def forget_pauses(shard: int, session_ids: Sequence[str]) -> Call:
+def clear_pauses(shard: int, session_ids: Sequence[str]) -> Call:
     names = [client.PAUSED[shard], client.COUNTS[shard], *(client.SESSION[shard] + each for each in session_ids)]
-    return client.FORGET_PAUSES, names, [ms(PAUSE_COUNTS), *session_ids]
+    return client.FORGET_PAUSES, names, [to_milliseconds(PAUSE_COUNTS), *session_ids]
 
 
 def presence_key(user_id: str) -> str:
@@ -166,7 +182,7 @@ def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
     return groups
 
 
-def ms(span: timedelta) -> int:
+def to_milliseconds(span: timedelta) -> int:
     return span // _MS
 
 
@@ -175,9 +191,9 @@ def _grouped(silences: Sequence[Silence]) -> list[tuple[int, list[Silence]]]:
     return [(shard, [silences[number] for number in numbers]) for shard, numbers in groups.items()]
 
 
-def _sessions(shard: int, silences: Sequence[Silence]) -> list[str]:
+def _session_keys(shard: int, silences: Sequence[Silence]) -> list[str]:
     return [client.SESSION[shard] + session_id for session_id, _ in silences]
 
 
-def _flat(silences: Sequence[Silence]) -> list[Any]:
+def _flatten(silences: Sequence[Silence]) -> list[Any]:
     return [word for silence in silences for word in silence]

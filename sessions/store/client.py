@@ -1,7 +1,7 @@
 """Run scripts and commands about live sessions in Redis, and subscribe to key expiry of gateways.
 
-No other module of sessions opens a Redis connection. Raises `StoreAway` for every error that kept the server from
-executing a command.
+No other module of sessions opens a Redis connection. Raises `StoreUnavailable` for every error that kept the server
+from executing a command.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ FORGET_PAUSES = Script("forget_pauses")
 
 NO_POLICIES = "NOPOLICIES"
 #: Answers of a server that runs but cannot write now: it loads, is full, or is no longer the primary.
-TAKES_NOTHING = (redis.ConnectionError, redis.ReadOnlyError, OutOfMemoryError, TryAgainError, ClusterDownError)
-TAKES_NOTHING_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: disk error, missing replicas, running script
+UNWRITABLE_ERRORS = (redis.ConnectionError, redis.ReadOnlyError, OutOfMemoryError, TryAgainError, ClusterDownError)
+UNWRITABLE_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: disk error, missing replicas, running script
 
 Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys and its arguments
 
 
-class StoreAway(Exception):
+class StoreUnavailable(Exception):
     """Redis does not answer or cannot write."""
 
 
@@ -83,7 +83,7 @@ class NoPolicies(Exception):
 
 class Server:
     def __init__(self, url: str) -> None:
-        self.client = redis_client.connect(url)
+        self.client = redis_client.connect_redis(url)
 
     def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
         """Run all calls in one pipeline and return their answers in order.
@@ -114,13 +114,13 @@ class Server:
         return self._execute(fill)
 
     def ask(self, fill: Callable[[Pipeline], object]) -> list[Any]:
-        """Return the answers to the commands that `fill` writes into a pipeline. Raises `StoreAway`."""
+        """Return the answers to the commands that `fill` writes into a pipeline. Raises `StoreUnavailable`."""
         answers = self._execute(fill)
         _raise_first(answers)
         return answers
 
     def _execute(self, fill: Callable[[Pipeline], object]) -> list[Any]:
-        with away(), self.client.pipeline(transaction=False) as pipe:
+        with raise_unavailable(), self.client.pipeline(transaction=False) as pipe:
             fill(pipe)
             return pipe.execute(raise_on_error=False)
 
@@ -129,35 +129,35 @@ class Server:
     def keyspace_events(self) -> str | None:
         """Return the value of `notify-keyspace-events`, or None where CONFIG is not permitted."""
         try:
-            with away():
+            with raise_unavailable():
                 found = self.client.config_get("notify-keyspace-events")
         except ResponseError:
             return None
-        return str(next((text(value) for value in found.values()), ""))
+        return str(next((decode_text(value) for value in found.values()), ""))
 
     @contextmanager
-    def expiries(self) -> Iterator[Ear]:
+    def subscribe_to_expiry(self) -> Iterator[ExpirySubscription]:
         """Subscribe to key expiry in this database.
 
         Raises:
             NotAllowed: the ACL denies the channel.
         """
-        with away(), closing(self.client.pubsub()) as line:  # type: ignore[no-untyped-call]
+        with raise_unavailable(), closing(self.client.pubsub()) as line:  # type: ignore[no-untyped-call]
             database = self.client.connection_pool.connection_kwargs.get("db") or 0
             channel = f"__keyevent@{database}__:expired"
             try:
                 line.subscribe(channel)
-                ear = Ear(line)
+                ear = ExpirySubscription(line)
             except NoPermissionError as error:
                 raise NotAllowed(f"SUBSCRIBE {channel}") from error
             yield ear
 
-    def hears_expiry(self, key: str, within: float) -> bool | None:
+    def receives_expiry(self, key: str, within: float) -> bool | None:
         """Write `key` with a lifetime of 1 ms and return whether its expiry event arrives.
 
         `within` is in seconds. Returns None where the ACL denies the write.
         """
-        with self.expiries() as ear, away():
+        with self.subscribe_to_expiry() as ear, raise_unavailable():
             try:
                 self.client.set(key, "1", px=1)
             except NoPermissionError:
@@ -170,7 +170,7 @@ class Server:
         return False
 
 
-class Ear:
+class ExpirySubscription:
     """Receive expiry events. Pings the server, because a TCP connection can be dead without an error."""
 
     ASKED_EVERY, DEAD_AFTER = 5.0, 15.0  # seconds
@@ -181,8 +181,8 @@ class Ear:
         self.key(5.0)  # the first message confirms the subscription
 
     def key(self, timeout: float) -> str | None:
-        """Return the next expired key, or None after `timeout` seconds. Raises `StoreAway`."""
-        with away():
+        """Return the next expired key, or None after `timeout` seconds. Raises `StoreUnavailable`."""
+        with raise_unavailable():
             now = time.monotonic()
             if now - self._asked_at > self.ASKED_EVERY:
                 self._asked_at = now
@@ -191,34 +191,34 @@ class Ear:
         if message:
             self._heard_at = now
         elif now - self._heard_at > self.DEAD_AFTER:
-            raise StoreAway("the line is dead")
-        return text(message["data"]) if message and message["type"] == "message" else None
+            raise StoreUnavailable("the line is dead")
+        return decode_text(message["data"]) if message and message["type"] == "message" else None
 
 
 @contextmanager
-def away() -> Iterator[None]:
+def raise_unavailable() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError) as error:
-        if isinstance(error, (redis.TimeoutError, OSError)) or _takes_nothing(error):
-            raise StoreAway(str(error)) from error
+        if isinstance(error, (redis.TimeoutError, OSError)) or _cannot_write(error):
+            raise StoreUnavailable(str(error)) from error
         raise
 
 
 def _raise_first(answers: Sequence[Any]) -> None:
-    """Raise `StoreAway` for an answer of a server that cannot write now. Raise other errors unchanged: they are
+    """Raise `StoreUnavailable` for an answer of a server that cannot write now. Raise other errors unchanged: they are
     defects.
     """
     for answer in answers:
-        if _takes_nothing(answer):
-            raise StoreAway(str(answer)) from answer
+        if _cannot_write(answer):
+            raise StoreUnavailable(str(answer)) from answer
         if isinstance(answer, Exception):
             raise answer
 
 
-def _takes_nothing(answer: Any) -> bool:
-    return isinstance(answer, TAKES_NOTHING) or (
-        isinstance(answer, ResponseError) and str(answer).partition(" ")[0] in TAKES_NOTHING_CODES
+def _cannot_write(answer: Any) -> bool:
+    return isinstance(answer, UNWRITABLE_ERRORS) or (
+        isinstance(answer, ResponseError) and str(answer).partition(" ")[0] in UNWRITABLE_CODES
     )
 
 
@@ -226,7 +226,7 @@ def _lacks_policies(answer: Any) -> bool:
     return isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
 
 
-def text(raw: Any) -> str:
+def decode_text(raw: Any) -> str:
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
 
 
@@ -237,19 +237,19 @@ def shard_of(text: str) -> int:
     return crc32(text.encode()) % SHARDS
 
 
-def _names(suffix: str, kind: str = "s", colon: str = ":") -> tuple[str, ...]:
+def _shard_keys(suffix: str, kind: str = "s", colon: str = ":") -> tuple[str, ...]:
     return tuple(f"{{at:{kind}{shard:02}}}{colon}{suffix}" for shard in range(SHARDS))
 
 
-DUE = _names("due")
-INFLIGHT = _names("inflight")
-POLICIES = _names("policies")
-ACTIVE = _names("active")
-PAUSED = _names("paused")
-COUNTS = _names("counts")
-SIGNS = _names("signs")
-SESSION = _names("s:")  #: followed by the session id
-PRESENCE = _names("", "u")  #: followed by the user id: the session of the user's last frame
-WROTE = _names("", "u", "w:")  #: followed by the user id: time of the user's last message, ms
+DUE = _shard_keys("due")
+INFLIGHT = _shard_keys("inflight")
+POLICIES = _shard_keys("policies")
+ACTIVE = _shard_keys("active")
+PAUSED = _shard_keys("paused")
+COUNTS = _shard_keys("counts")
+SIGNS = _shard_keys("signs")
+SESSION = _shard_keys("s:")  #: followed by the session id
+PRESENCE = _shard_keys("", "u")  #: followed by the user id: the session of the user's last frame
+WROTE = _shard_keys("", "u", "w:")  #: followed by the user id: time of the user's last message, ms
 WATCHERS = "{at:watch}"  #: hash: the state of each watcher
 SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by tag

@@ -1,8 +1,8 @@
 """Store the latest messages of a session, so that a reconnecting page catches up.
 
-At most 100 messages are kept for 24 hours. An inbox does not influence silence detection. Its keys share the
-session's hash tag, so the script that stores a message also checks the session. Raises `StoreAway` like the store:
-the message may then be stored or not. A repeated `put` with a key is safe.
+At most 100 messages are kept for 24 hours. An inbox does not influence silence detection. Its keys share the session's
+hash tag, so the script that stores a message also checks the session. Raises `StoreUnavailable` like the store: the
+message may then be stored or not. A repeated `put` with a key is safe.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sessions.store import client, sessions
 from sessions.store.calls import order_of
 from sessions.store.client import Call, Script, Server
 
-KEPT = timedelta(hours=24)
-MOST = 100  #: messages
-MOST_BYTES = 131_072  #: of long messages; `MOST` short messages always fit
+MESSAGE_LIFETIME = timedelta(hours=24)
+MAX_MESSAGES = 100  #: messages
+MOST_BYTES = 131_072  #: of long messages; `MAX_MESSAGES` short messages always fit
 MOST_KEYS = 500  #: number of later keys after which a repeat is no longer detected
 OVERTAKEN = -1  #: replaces a seq: the message is not stored, but is still reported as duplicate or replayed
 START = "0-0"  #: cursor before the first message
@@ -67,7 +67,9 @@ class Entry(NamedTuple):
 
     def frame(self) -> str:
         """Return the frame that is pushed to a page, as JSON."""
-        return json.dumps({"type": "message", "cursor": self.cursor, "at": at(self.cursor), **json.loads(self.body)})
+        return json.dumps(
+            {"type": "message", "cursor": self.cursor, "at": stored_at(self.cursor), **json.loads(self.body)}
+        )
 
 
 class Inbox:
@@ -78,30 +80,30 @@ class Inbox:
         """Store messages, those of one session in their order. Idempotent for messages with a key."""
         if not posts:
             return []
-        answers = self.server.run([_put(post) for post in posts])
+        answers = self.server.run([_put_call(post) for post in posts])
         return [Posted(*(word.decode() for word in answer)) for answer in answers]
 
-    def since(self, session_id: str, cursor: str, most: int = MOST) -> list[Entry]:
+    def since(self, session_id: str, cursor: str, most: int = MAX_MESSAGES) -> list[Entry]:
         """Return the messages after the cursor, oldest first. Messages above the limits are missing."""
-        (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream(session_id), f"({cursor}", "+", count=most)])
+        (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream_key(session_id), f"({cursor}", "+", count=most)])
         return [Entry(number.decode(), fields[b"m"].decode()) for number, fields in found]
 
     def last_cursors(self, session_ids: Sequence[str]) -> list[str]:
         if not session_ids:
             return []
-        found = self.server.ask(lambda pipe: [pipe.xrevrange(_stream(each), count=1) for each in session_ids])
+        found = self.server.ask(lambda pipe: [pipe.xrevrange(_stream_key(each), count=1) for each in session_ids])
         return [entries[0][0].decode() if entries else START for entries in found]
 
-    def forget(self, session_id: str) -> None:
-        self.server.ask(lambda pipe: [pipe.delete(_stream(session_id), _once(session_id))])
+    def delete_messages(self, session_id: str) -> None:
+        self.server.ask(lambda pipe: [pipe.delete(_stream_key(session_id), _dedupe_key(session_id))])
 
 
-def live() -> Inbox:
+def live_inbox() -> Inbox:
     """Return the inboxes of this process, in the same Redis as the store."""
-    return Inbox(sessions.live().server)
+    return Inbox(sessions.live_store().server)
 
 
-def position(cursor: str) -> tuple[int, int]:
+def parse_cursor(cursor: str) -> tuple[int, int]:
     """Return a cursor as a comparable pair. Raises `ValueError` for an invalid cursor."""
     found = _CURSOR.fullmatch("0-0" if cursor == "0" else cursor)
     if not found:
@@ -109,24 +111,24 @@ def position(cursor: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def at(cursor: str) -> str:
+def stored_at(cursor: str) -> str:
     """Return the time at which the server stored the message, in ISO format."""
-    return sessions.instant(position(cursor)[0]).isoformat(timespec="milliseconds")
+    return sessions.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
 
 
-def _put(post: Post) -> Call:
+def _put_call(post: Post) -> Call:
     names = [client.SESSION[client.shard_of(post.session_id)] + post.session_id]
-    names += [_stream(post.session_id), _once(post.session_id)]
-    words = [_KEPT_MS, MOST, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
+    names += [_stream_key(post.session_id), _dedupe_key(post.session_id)]
+    words = [_KEPT_MS, MAX_MESSAGES, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
     return PUT, names, [*words, order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
 
 
-_KEPT_MS = KEPT // timedelta(milliseconds=1)
+_KEPT_MS = MESSAGE_LIFETIME // timedelta(milliseconds=1)
 
 
-def _stream(session_id: str) -> str:
+def _stream_key(session_id: str) -> str:
     return f"{{at:s{client.shard_of(session_id):02}}}:in:{session_id}"
 
 
-def _once(session_id: str) -> str:
+def _dedupe_key(session_id: str) -> str:
     return f"{{at:s{client.shard_of(session_id):02}}}:once:{session_id}"

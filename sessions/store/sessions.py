@@ -1,7 +1,8 @@
 """Keep the live sessions in Redis.
 
 Every decision is made in one Lua script per shard, by the server's clock. Calls for several shards share a pipeline.
-Raises `StoreAway` where the server does not answer; the calls may then have run or not, and repeating them is safe.
+Raises `StoreUnavailable` where the server does not answer; the calls may then have run or not, and repeating them is
+safe.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from sessions.frames import USER, Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
 from sessions.store import calls, client
-from sessions.store.client import Call, NoPolicies, Server, StoreAway, text
+from sessions.store.client import Call, NoPolicies, Server, StoreUnavailable, decode_text
 
 DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
 REMEMBERED_EVERY = 30.0  #: seconds for which a process may use older policies
 
 
-class Noted(NamedTuple):
+class FrameEffect(NamedTuple):
     """The effect of a frame.
 
     COUNTED; DROPPED: its seq is not above the last. IDLE: it changes nothing (a ping, or an agent's frame in a closed
@@ -35,7 +36,7 @@ class Noted(NamedTuple):
     deadline_ms: int  #: when the timer ends; 0 without a timer
 
 
-class Shard(NamedTuple):
+class ShardCounts(NamedTuple):
     """Counts of one shard."""
 
     now_ms: int
@@ -47,7 +48,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedSilence:
     """A silence that this watcher has claimed until its lease ends."""
 
     session_id: str
@@ -60,12 +61,12 @@ class Claim:
 
     @property
     def deadline(self) -> datetime:
-        return instant(self.deadline_ms)
+        return instant_of_ms(self.deadline_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    silences: list[Claim]
+class ClaimedSilences:
+    silences: list[ClaimedSilence]
     now_ms: int
     next_ms: int  #: next deadline; -1: none
     versions: frozenset[str]  #: of the policies of the shards; "" where a shard has none
@@ -93,15 +94,15 @@ class Store:
 
     # --- incoming frames ------------------------------------------------------------------------------------------
 
-    def note_activity(self, frames: Sequence[Frame]) -> list[Noted]:
+    def note_activity(self, frames: Sequence[Frame]) -> list[FrameEffect]:
         """Count frames and store the presence of their users. Frames of one session keep their order."""
         self._remember_policies()
         groups = calls.by_shard([frame.session_id for frame in frames])
         answers = self._run(calls.note_activity(frames, groups))
-        noted = [Noted(IDLE, 0)] * len(frames)
+        noted = [FrameEffect(IDLE, 0)] * len(frames)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, outcome, deadline in zip(numbers, answer[::2], answer[1::2], strict=True):
-                noted[number] = Noted(outcome, deadline)
+                noted[number] = FrameEffect(outcome, deadline)
         present, wrote = {}, set()
         for frame, each in zip(frames, noted, strict=True):
             if each.outcome == COUNTED and frame.sender == USER and frame.kind != "close":
@@ -111,7 +112,7 @@ class Store:
         self._run(calls.note_presence(present, wrote))
         return noted
 
-    def close(self, session_id: str, user_id: str) -> Noted:
+    def close(self, session_id: str, user_id: str) -> FrameEffect:
         """Stop the timer and delete the session's state. Later frames do not reopen it, unless the user writes."""
         return self.note_activity([Frame(session_id, user_id, kind="close")])[0]
 
@@ -124,31 +125,35 @@ class Store:
 
     # --- silences -------------------------------------------------------------------------------------------------
 
-    def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(client.SHARDS)) -> Claims:
+    def claim_silent(
+        self, limit: int, lease: timedelta, shards: Iterable[int] = range(client.SHARDS)
+    ) -> ClaimedSilences:
         """Claim sessions whose deadline has passed, at most `limit` per shard, oldest first."""
         self._remember_policies()
         shards = list(shards)
         answers = self._run([calls.peek_silent(shard, limit) for shard in shards])
         found = [number for number, answer in enumerate(answers) if len(answer) > 3]
-        wanted = [calls.claim_silent(shards[at], [text(each) for each in answers[at][3:]], lease) for at in found]
+        wanted = [
+            calls.claim_silent(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found
+        ]
         for number, answer in zip(found, self._run(wanted), strict=True):
             answers[number] = answer
-        return Claims(
-            silences=[_claim(*row) for answer in answers for row in answer[3:]],
+        return ClaimedSilences(
+            silences=[_parse_claim(*row) for answer in answers for row in answer[3:]],
             now_ms=max(answer[0] for answer in answers),
             next_ms=min((answer[2] for answer in answers if answer[2] >= 0), default=-1),
-            versions=frozenset(text(answer[1]) for answer in answers),
+            versions=frozenset(decode_text(answer[1]) for answer in answers),
         )
 
-    def confirm(self, silences: Sequence[Claim]) -> int:
+    def confirm(self, silences: Sequence[ClaimedSilence]) -> int:
         """Mark claims as recorded. Idempotent. Returns how many were still in flight under the same arming."""
-        return sum(self._run(calls.confirm(_named(silences))))
+        return sum(self._run(calls.confirm(_silence_ids(silences))))
 
-    def release(self, silences: Sequence[Claim]) -> int:
+    def release(self, silences: Sequence[ClaimedSilence]) -> int:
         """Return claims before their lease ends. Idempotent. Returns how many were still in flight under the same
         arming.
         """
-        return sum(self._run(calls.release(_named(silences))))
+        return sum(self._run(calls.release(_silence_ids(silences))))
 
     # --- queries --------------------------------------------------------------------------------------------------
 
@@ -168,15 +173,17 @@ class Store:
         stand: list[bool | str] = [True] * len(silences)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, each in zip(numbers, answer[1:], strict=True):
-                stand[number] = bool(each) if isinstance(each, int) else text(each)
-        return instant(max((answer[0] for answer in answers), default=0)), stand
+                stand[number] = bool(each) if isinstance(each, int) else decode_text(each)
+        return instant_of_ms(max((answer[0] for answer in answers), default=0)), stand
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
         """Return when each user last wrote a message, None outside the conversation window.
 
         Pings and typing do not count, because a page that stays open sends them too.
         """
-        return [None if each is None else instant(int(each)) for each in self._of_users(user_ids, calls.wrote_key)]
+        return [
+            None if each is None else instant_of_ms(int(each)) for each in self._of_users(user_ids, calls.wrote_key)
+        ]
 
     def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
         """Return the session of each user's last frame, pings included."""
@@ -191,7 +198,7 @@ class Store:
         )
         for group, answers in zip(groups.values(), found, strict=True):
             for at, each in zip(group, answers, strict=True):
-                values[at] = None if each is None else text(each)
+                values[at] = None if each is None else decode_text(each)
         return values
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
@@ -207,27 +214,34 @@ class Store:
         share = -(-limit // client.SHARDS)
         found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in client.ACTIVE])
         return {
-            shard: {text(user_id): instant(int(ms)) for user_id, ms in users}
+            shard: {decode_text(user_id): instant_of_ms(int(ms)) for user_id, ms in users}
             for shard, users in enumerate(found)
             if users
         }
 
-    def forget_active(self, users: Mapping[int, Iterable[str]]) -> None:
+    def clear_active(self, users: Mapping[int, Iterable[str]]) -> None:
         """Remove customers whose activity is stored in PostgreSQL."""
         self.server.ask(lambda pipe: [pipe.zrem(client.ACTIVE[shard], *group) for shard, group in users.items()])
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ShardCounts]:
         """Return the counts of each shard. The cost does not depend on the number of sessions.
 
         First removes pauses older than `calls.PAUSE_COUNTS`, at most 100 per shard.
         """
-        answers = self._run(calls.tally())
-        over = [(shard, [text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
+        answers = self._run(calls.count_shards())
+        over = [(shard, [decode_text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
         if over:
-            self._run([calls.forget_pauses(shard, session_ids) for shard, session_ids in over])
-            answers = self._run(calls.tally())
+            self._run([calls.clear_pauses(shard, session_ids) for shard, session_ids in over])
+            answers = self._run(calls.count_shards())
         return [
-            Shard(now_ms, armed, in_flight, paused, first, dict(zip(map(text, counts[::2]), counts[1::2], strict=True)))
+            ShardCounts(
+                now_ms,
+                armed,
+                in_flight,
+                paused,
+                first,
+                dict(zip(map(decode_text, counts[::2]), counts[1::2], strict=True)),
+            )
             for now_ms, armed, in_flight, paused, first, _, *counts in answers
         ]
 
@@ -254,13 +268,13 @@ class Store:
             self.push(self.policies())
         except PoliciesUnknown as error:
             if not self._known:
-                raise StoreAway("the silence policies are lost, and the database cannot be reached") from error
+                raise StoreUnavailable("the silence policies are lost, and the database cannot be reached") from error
             self._push(self._known)
 
     def _remember_policies(self) -> None:
         if self._remembering.is_due():
             (held,) = self.server.ask(lambda pipe: [pipe.hgetall(client.POLICIES[0])])
-            self._known = {text(name): text(value) for name, value in held.items()} or self._known
+            self._known = {decode_text(name): decode_text(value) for name, value in held.items()} or self._known
 
     def _run(self, wanted: Sequence[Call]) -> list[Any]:
         if not wanted:
@@ -275,25 +289,27 @@ class Store:
             return lack.answers
 
 
-def live() -> Store:
+def live_store() -> Store:
     """Return the store of this process on the server of `REDIS_URL`."""
-    return _on(settings.REDIS_URL)
+    return _store_of_url(settings.REDIS_URL)
 
 
 @cache
-def _on(url: str) -> Store:
+def _store_of_url(url: str) -> Store:
     from sessions.detection import policies
 
-    return Store(Server(url), policies.current)
+    return Store(Server(url), policies.current_policies)
 
 
-def instant(ms: int) -> datetime:
+def instant_of_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _claim(session_id: bytes, user_id: bytes, chat_id: bytes, tag: bytes, *numbers: int) -> Claim:
-    return Claim(text(session_id), text(user_id), text(chat_id), text(tag), *numbers)
+def _parse_claim(session_id: bytes, user_id: bytes, chat_id: bytes, tag: bytes, *numbers: int) -> ClaimedSilence:
+    return ClaimedSilence(
+        decode_text(session_id), decode_text(user_id), decode_text(chat_id), decode_text(tag), *numbers
+    )
 
 
-def _named(silences: Sequence[Claim]) -> list[tuple[str, int]]:
+def _silence_ids(silences: Sequence[ClaimedSilence]) -> list[tuple[str, int]]:
     return [(each.session_id, each.armed_at) for each in silences]

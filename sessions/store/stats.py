@@ -17,14 +17,14 @@ from django.conf import settings
 from sessions.policy import DEFAULT_TAG
 from sessions.rates import Recent
 from sessions.store import client
-from sessions.store.client import text
-from sessions.store.sessions import Claim, Store, instant
+from sessions.store.client import decode_text
+from sessions.store.sessions import ClaimedSilence, Store, instant_of_ms
 
-FRESH = 60_000  #: ms
+REPORT_LIFETIME_MS = 60_000  #: ms
 
 
-class Report:
-    """Counts since the start, and the largest lateness since the last `send`."""
+class WatcherReport:
+    """Counts since the start, and the largest lateness since the last `send_report`."""
 
     def __init__(self) -> None:
         self.handed_in = 0
@@ -32,7 +32,7 @@ class Report:
         self.recent = Recent()
         self.unsent: Counter[str] = Counter()  #: by tag
 
-    def count(self, silences: Sequence[Claim], now_ms: int) -> None:
+    def count(self, silences: Sequence[ClaimedSilence], now_ms: int) -> None:
         if not silences:
             return
         self.handed_in += len(silences)
@@ -51,7 +51,7 @@ class WatcherState:
     last_minute: int = 0  #: silences
 
 
-def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> None:
+def send_report(store: Store, report: WatcherReport, tags: Container[str], *, waits: bool) -> None:
     """Write the watcher's report and remove expired reports.
 
     A tag without a policy counts as the default tag, so the number of names is bounded by the policies. A restarted
@@ -60,7 +60,7 @@ def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> 
     name = f"{settings.AFTERTOUCH_NODE}:{os.getpid()}"
     (seconds, micros), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     now_ms = seconds * 1000 + micros // 1000
-    gone = [each for each, words in found.items() if now_ms - json.loads(words)["at"] >= FRESH]
+    gone = [each for each, words in found.items() if now_ms - json.loads(words)["at"] >= REPORT_LIFETIME_MS]
     said = {
         "at": now_ms, "handed_in": report.handed_in, "latest_ms": report.latest_ms,
         "last_minute": report.recent.total(), "waits": waits,
@@ -72,7 +72,7 @@ def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> 
         lambda pipe: [
             *([pipe.hdel(client.WATCHERS, *gone)] if gone else []),
             pipe.hset(client.WATCHERS, name, json.dumps(said)),
-            pipe.pexpire(client.WATCHERS, FRESH),
+            pipe.pexpire(client.WATCHERS, REPORT_LIFETIME_MS),
             *(pipe.hincrby(client.SILENCES, tag, count) for tag, count in counted.items()),
         ]
     )
@@ -80,21 +80,21 @@ def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> 
     report.unsent.clear()
 
 
-def silences(store: Store) -> dict[str, int]:
+def count_recorded_silences(store: Store) -> dict[str, int]:
     """Return the number of recorded silences by tag since the store was last empty."""
     (found,) = store.server.ask(lambda pipe: [pipe.hgetall(client.SILENCES)])
-    return {text(tag): int(count) for tag, count in sorted(found.items())}
+    return {decode_text(tag): int(count) for tag, count in sorted(found.items())}
 
 
-def watchers(store: Store) -> list[WatcherState]:
+def running_watchers(store: Store) -> list[WatcherState]:
     """Return the watchers that reported within the last minute."""
     (seconds, _), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     states = []
     for name, said in found.items():
         told: dict[str, Any] = json.loads(said)
         at = told.pop("at")
-        if seconds * 1000 - at < FRESH:
-            states.append(WatcherState(text(name), instant(at), **told))
+        if seconds * 1000 - at < REPORT_LIFETIME_MS:
+            states.append(WatcherState(decode_text(name), instant_of_ms(at), **told))
     return sorted(states, key=lambda state: state.name)
 
 
@@ -127,9 +127,9 @@ class Overview:
         return self.armed + self.paused
 
 
-def look(store: Store) -> Overview:
-    """Collect the overview of all shards and watchers. Raises `StoreAway`."""
-    shards, working = store.shards(), watchers(store)
+def read_overview(store: Store) -> Overview:
+    """Collect the overview of all shards and watchers. Raises `StoreUnavailable`."""
+    shards, working = store.shards(), running_watchers(store)
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.counts)
@@ -149,12 +149,12 @@ def look(store: Store) -> Overview:
 
 
 #: Reasons that stop the timer. Typing of an agent only postpones the deadline.
-_PAUSING = ("tool", "transfer", "queue")
+_PAUSE_KINDS = ("tool", "transfer", "queue")
 _FIELDS = ("u", "c", "a", "d", "j", "t", "p", "x", "f", "v", "n", "y")  #: see the header of `lua/note_activity.lua`
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class SessionSnapshot:
     now: datetime  #: time of the server
     user_id: str
     chat_id: str
@@ -174,15 +174,15 @@ class Glance:
         """Return `closed`, `paused`, `silent`, `armed` or `idle` (the user has not written yet)."""
         if self.closed:
             return "closed"
-        if self.pause in _PAUSING:
+        if self.pause in _PAUSE_KINDS:
             return "paused"
         if self.silent:
             return "silent"
         return "armed" if self.deadline else "idle"
 
 
-def at(store: Store, session_id: str) -> Glance:
-    """Read one session. Raises `StoreAway`."""
+def session_snapshot(store: Store, session_id: str) -> SessionSnapshot:
+    """Read one session. Raises `StoreUnavailable`."""
     shard = client.shard_of(session_id)
     time, held, body = store.server.ask(
         lambda pipe: [
@@ -192,22 +192,22 @@ def at(store: Store, session_id: str) -> Glance:
         ]
     )
     user_id, chat_id, armed_at, deadline, nudges, tag, pause, closed, user_at, agent_at, rung, claimed = (
-        text(each) if each else "" for each in held
+        decode_text(each) if each else "" for each in held
     )
     due = int(deadline or 0)
     known = json.loads(body)["tags"] if body else {}
-    return Glance(
-        now=instant(time[0] * 1000 + time[1] // 1000),
+    return SessionSnapshot(
+        now=instant_of_ms(time[0] * 1000 + time[1] // 1000),
         user_id=user_id,
         chat_id=chat_id,
         armed_at=int(armed_at or 0),
-        deadline=instant(due) if due else None,
+        deadline=instant_of_ms(due) if due else None,
         nudges=int(nudges or 0),
         tag=tag,
         policy=tag if tag in known else DEFAULT_TAG,
         pause=pause,
         closed=bool(closed),
         silent=bool(claimed) or (not due and int(rung or 0) > 0),
-        last_user_at=instant(int(user_at)) if user_at else None,
-        last_agent_at=instant(int(agent_at)) if agent_at else None,
+        last_user_at=instant_of_ms(int(user_at)) if user_at else None,
+        last_agent_at=instant_of_ms(int(agent_at)) if agent_at else None,
     )

@@ -18,7 +18,7 @@ EVENT_COST = 4  #: in frames; an event costs a transaction
 Send = Callable[[Any], Awaitable[None]]
 
 
-class Allowance:
+class FrameRateLimiter:
     """Token bucket for incoming frames. It holds two numbers per connection and needs no timer."""
 
     __slots__ = ("_level", "_seen_at")
@@ -27,7 +27,7 @@ class Allowance:
         self._level = BURST
         self._seen_at = time.monotonic()
 
-    def take(self, count: float = 1.0) -> bool:
+    def consume(self, count: float = 1.0) -> bool:
         now = time.monotonic()
         self._level = min(self._level + (now - self._seen_at) * RATE, BURST)
         self._seen_at = now
@@ -37,7 +37,7 @@ class Allowance:
         return True
 
 
-class Outlet:
+class SendQueue:
     """The outgoing queue of one connection. `put` never blocks.
 
     A task exists only while frames wait, because most connections are idle.
@@ -100,10 +100,10 @@ class Outlet:
             async with asyncio.timeout(END_WITHIN):
                 await self._send({"type": "websocket.close", "code": int(code), "reason": reason})
         except (TimeoutError, OSError):
-            cut(self._send)
+            abort_connection(self._send)
 
 
-def cut(send: Send) -> None:
+def abort_connection(send: Send) -> None:
     """Abort the transport of a client that does not even read the close frame.
 
     ASGI has no operation for this. A plain return makes uvicorn wait until its buffer is empty, which such a client

@@ -19,16 +19,16 @@ from channels.consumer import AsyncConsumer
 from scheduling import batching, metrics
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit
+from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
 from sessions.frames import USER, Frame
 from sessions.store import inbox
-from sessions.store.client import StoreAway
+from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, REFUSED
 from sessions.websocket import events, hub, protocol, tokens
-from sessions.websocket.connection import EVENT_COST, Allowance, Outlet
-from sessions.websocket.frame_writer import Filed, Slip, desk
-from sessions.websocket.protocol import EVENT, Close, Incoming, Refused
+from sessions.websocket.connection import EVENT_COST, FrameRateLimiter, SendQueue
+from sessions.websocket.frame_writer import FrameRequest, FrameResult, frame_writer
+from sessions.websocket.protocol import EVENT, Close, FrameRefused, Incoming
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ EVENT_WITHIN = 10.0  #: seconds
 EVENTS_AT_ONCE = 8
 CATCH_UP = 20  #: messages per read
 MOST_WAITING = 100  #: frames of a connection that are not yet counted
-AWAY = "the live sessions cannot be reached; send it again"
+UNAVAILABLE_TEXT = "the live sessions cannot be reached; send it again"
 PONG = '{"type":"pong"}'
 
 
@@ -46,12 +46,12 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Replace the base class's channel and two tasks per connection; see `hub`."""
         self.scope = scope
-        self.outlet = Outlet(send)
-        self.allowance = Allowance()
+        self.outlet = SendQueue(send)
+        self.allowance = FrameRateLimiter()
         self.cursor: tuple[int, int] | None = None  #: of the last message the client has; None before the welcome frame
-        self.heard = inbox.START  #: newest cursor that arrived before the welcome frame
+        self.newest_cursor = inbox.START  #: newest cursor that arrived before the welcome frame
         self.catching_up: asyncio.Task[None] | None = None
-        self.told_more = False  #: a newer message arrived during a read
+        self.more_arrived = False  #: a newer message arrived during a read
         self.events: set[asyncio.Task[None]] = set()
         self.joined = False
         self.spoken = False  #: the user has written, so a ping starts the timer again where Redis lost the session
@@ -76,35 +76,35 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
         try:
             token = query.get("token", "")
-            self.admission = tokens.read(token, self.scope["url_route"]["kwargs"]["session_id"])
+            self.admission = tokens.verify_token(token, self.scope["url_route"]["kwargs"]["session_id"])
             self.side, self.ticket = self.admission.role, hash(token)
             await self._enter(query.get("cursor", ""))
         except tokens.BadToken as error:
             self.outlet.end(Close.BAD_TOKEN, f"token: {error}")
-        except hub.Crowded as error:
+        except hub.TooManyConnections as error:
             self.outlet.end(Close.TOO_MANY, f"the {error} has too many connections")
         except ValueError:
             self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
         except Exception as error:
             log.warning("not_entered", error=f"{type(error).__name__}: {error}")
-            self.outlet.end(Close.AWAY, AWAY)
+            self.outlet.end(Close.AWAY, UNAVAILABLE_TEXT)
 
     async def _enter(self, cursor: str) -> None:
         """Join the hub, then read the last cursor. A message in between arrives twice and is detected by its cursor."""
-        wanted = inbox.position(cursor) if cursor else None
+        wanted = inbox.parse_cursor(cursor) if cursor else None
         session_id = self.admission.session_id
-        async with asyncio.timeout(hub.TELL_WITHIN):
+        async with asyncio.timeout(hub.NOTIFY_TIMEOUT):
             await hub.hub().join(session_id, self)
             self.joined = True
-            metrics.socket_opened(self.admission.role)
-            (last,) = await asyncio.to_thread(inbox.live().last_cursors, [session_id])
+            metrics.count_sockets(self.admission.role)
+            (last,) = await asyncio.to_thread(inbox.live_inbox().last_cursors, [session_id])
         left = max(0.0, self.admission.ends_at - time.time())
         self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
-        if wanted is not None and wanted > inbox.position(last):
-            wanted = inbox.position(inbox.START)  # the cursor is of a lost inbox: see _catch_up
-        self.cursor = wanted if wanted is not None else inbox.position(last)
+        if wanted is not None and wanted > inbox.parse_cursor(last):
+            wanted = inbox.parse_cursor(inbox.START)  # the cursor is of a lost inbox: see _catch_up
+        self.cursor = wanted if wanted is not None else inbox.parse_cursor(last)
         self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
-        self._look_after(max(last, self.heard, key=inbox.position))
+        self._read_up_to(max(last, self.newest_cursor, key=inbox.parse_cursor))
 
     def _expire(self) -> None:
         self.outlet.end(Close.BAD_TOKEN, "token: expired")
@@ -116,32 +116,32 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if self.catching_up:
             self.catching_up.cancel()
         if self.joined:
-            metrics.socket_opened(self.admission.role, -1)
+            metrics.count_sockets(self.admission.role, -1)
             await hub.hub().leave(self.admission.session_id, self)
 
     # --- incoming frames ----------------------------------------------------------------------------------------
 
     def websocket_receive(self, message: Any) -> None:
         try:
-            if not self.allowance.take():
-                raise Refused(Close.TOO_FAST, "more frames than a connection may send")
-            self._take(protocol.read(message.get("text"), self.admission.role))
-        except Refused as error:
+            if not self.allowance.consume():
+                raise FrameRefused(Close.TOO_FAST, "more frames than a connection may send")
+            self._handle_frame(protocol.parse_frame(message.get("text"), self.admission.role))
+        except FrameRefused as error:
             self.outlet.end(error.code, error.reason)
         except InvalidInput as error:
-            self._fail("invalid", error, protocol.name_of(message["text"]))
+            self._fail("invalid", error, protocol.message_id_of(message["text"]))
 
-    def _take(self, frame: Incoming) -> None:
+    def _handle_frame(self, frame: Incoming) -> None:
         if frame.kind == "ping":
             self.outlet.put(PONG)
         elif frame.kind == EVENT:
-            self._take_event(frame)
+            self._start_event(frame)
         if self.waiting >= MOST_WAITING:
-            raise Refused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
-        slip = Slip(self._activity(frame), self._post(frame), look=frame.kind == "ping")
+            raise FrameRefused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
+        slip = FrameRequest(self._activity(frame), self._post(frame), needs_cursor=frame.kind == "ping")
         try:
-            desk().submit(slip, lambda filed: self._filed(frame, slip, filed))
-        except batching.Overloaded:
+            frame_writer().submit(slip, lambda filed: self._handle_result(frame, slip, filed))
+        except batching.BatcherOverloaded:
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
             self.waiting += 1
@@ -165,13 +165,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             seq=frame.seq, epoch=frame.epoch, user_id=me.user_id,
         )  # fmt: skip
 
-    def _filed(self, frame: Incoming, slip: Slip, filed: Filed | Exception) -> None:
+    def _handle_result(self, frame: Incoming, slip: FrameRequest, filed: FrameResult | Exception) -> None:
         """Handle the result of the store, or its error."""
         self.waiting -= 1
         if isinstance(filed, Exception):
-            if not isinstance(filed, StoreAway):
+            if not isinstance(filed, StoreUnavailable):
                 log.error("frame_not_filed", kind=frame.kind, exc_info=filed)
-            self._refuse(frame, "unavailable", AWAY)
+            self._refuse(frame, "unavailable", UNAVAILABLE_TEXT)
             return
         if filed.noted.outcome == REFUSED:
             self.outlet.end(Close.OTHER_USER, "user_id: the session belongs to another user")
@@ -179,37 +179,37 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if frame.kind == "message" and filed.noted.outcome == COUNTED:
             self.spoken = self.admission.role == USER
         if filed.last_cursor:
-            self._look_after(filed.last_cursor)
+            self._read_up_to(filed.last_cursor)
         if slip.post and filed.posted:
             if filed.posted.outcome == "stored":
-                hub.hub().tell(self.admission.session_id, hub.message(slip.post, filed.posted))
+                hub.hub().notify(self.admission.session_id, hub.message_notification(slip.post, filed.posted))
             if frame.id and filed.posted.outcome == "replayed":
                 self._refuse(frame, "replayed", "its seq is not above the last; it is not stored")
             elif frame.id:
                 self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
         elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
             role = self.admission.role
-            told = hub.closed(role) if frame.kind == "close" else hub.sign(role, frame.kind)
-            hub.hub().tell(self.admission.session_id, told)
+            told = hub.closed_notification(role) if frame.kind == "close" else hub.signal_notification(role, frame.kind)
+            hub.hub().notify(self.admission.session_id, told)
 
     # --- events go to ingest ------------------------------------------------------------------------------------
 
-    def _take_event(self, frame: Incoming) -> None:
-        if not self.allowance.take(EVENT_COST - 1) or len(self.events) >= EVENTS_AT_ONCE:
+    def _start_event(self, frame: Incoming) -> None:
+        if not self.allowance.consume(EVENT_COST - 1) or len(self.events) >= EVENTS_AT_ONCE:
             self._refuse(frame, "overloaded", "too many events at once; send it again in a moment")
             return
-        task = asyncio.get_running_loop().create_task(self._record(frame))
+        task = asyncio.get_running_loop().create_task(self._record_event(frame))
         self.events.add(task)
         task.add_done_callback(self.events.discard)
 
-    async def _record(self, frame: Incoming) -> None:
+    async def _record_event(self, frame: Incoming) -> None:
         try:
             async with asyncio.timeout(EVENT_WITHIN):
-                event = await events.event_of(frame.event, self.admission)
+                event = await events.event_from_frame(frame.event, self.admission)
                 (receipt,) = await submit([event])
         except InvalidInput as error:
             self._fail("invalid", error, frame.id)
-        except (DatabaseUnavailable, Overloaded, batching.Overloaded, TimeoutError):
+        except (DatabaseUnavailable, IngestOverloaded, batching.BatcherOverloaded, TimeoutError):
             self._refuse(frame, "unavailable", "the event may not be stored; send it again")
         except Exception:
             log.exception("event_not_recorded")
@@ -220,17 +220,17 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
 
     # --- outgoing frames ----------------------------------------------------------------------------------------
 
-    def hear(self, told: dict[str, Any]) -> None:
+    def on_notification(self, told: dict[str, Any]) -> None:
         """Handle a notification of the hub about this session."""
         if told["what"] == hub.LOST:
-            self._read_on()
+            self._start_catch_up()
         elif told["what"] == hub.MESSAGE:
             if self.cursor is None:
-                self.heard = told["cursor"]
-            elif inbox.position(told["before"]) == self.cursor and not self.catching_up:
+                self.newest_cursor = told["cursor"]
+            elif inbox.parse_cursor(told["before"]) == self.cursor and not self.catching_up:
                 self._push_entry(inbox.Entry(told["cursor"], told["body"]))
             else:
-                self._look_after(told["cursor"])
+                self._read_up_to(told["cursor"])
         elif told["what"] == hub.CLOSED:
             if told["side"] in (self.admission.role, hub.API):
                 self.outlet.end(Close.DONE, "the session was closed")
@@ -239,18 +239,18 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         elif told["side"] != self.admission.role:
             self._push({"type": told["kind"], "from": told["side"]})
 
-    def _look_after(self, last: str) -> None:
+    def _read_up_to(self, last: str) -> None:
         """Read the messages between the connection's cursor and this one.
 
         A lower cursor is a message the client has, or belongs to a lost inbox that restarted with a slower clock.
         """
-        if self.cursor is not None and inbox.position(last) != self.cursor:
-            self._read_on()
+        if self.cursor is not None and inbox.parse_cursor(last) != self.cursor:
+            self._start_catch_up()
 
-    def _read_on(self) -> None:
+    def _start_catch_up(self) -> None:
         if self.cursor is None or self.outlet.ended:
             return
-        self.told_more = True
+        self.more_arrived = True
         if not self.catching_up:
             self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
@@ -259,34 +259,34 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         assert self.cursor is not None
         try:
             while not self.outlet.ended:
-                self.told_more = False  # a message that arrives from here on may be missing from the read
+                self.more_arrived = False  # a message that arrives from here on may be missing from the read
                 after = "{}-{}".format(*self.cursor)
-                missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
+                missed = await asyncio.to_thread(inbox.live_inbox().since, self.admission.session_id, after, CATCH_UP)
                 for entry in missed:
                     self._push_entry(entry)
-                if not missed and not await self._inbox_began_again() and not self.told_more:
+                if not missed and not await self._inbox_restarted() and not self.more_arrived:
                     return
                 await self.outlet.emptied()
-        except StoreAway as error:
+        except StoreUnavailable as error:
             log.info("not_caught_up", error=str(error))  # the next ping reads again
         finally:
             self.catching_up = None
 
-    async def _inbox_began_again(self) -> bool:
+    async def _inbox_restarted(self) -> bool:
         """Return whether the inbox was lost and restarted below the connection's cursor. Then all its messages are
         new.
 
         Called only while no other code moves the cursor. Otherwise a cursor that is slightly behind would look like a
         restart.
         """
-        (last,) = await asyncio.to_thread(inbox.live().last_cursors, [self.admission.session_id])
-        if self.cursor is None or inbox.position(last) >= self.cursor:
+        (last,) = await asyncio.to_thread(inbox.live_inbox().last_cursors, [self.admission.session_id])
+        if self.cursor is None or inbox.parse_cursor(last) >= self.cursor:
             return False
-        self.cursor = inbox.position(inbox.START)
+        self.cursor = inbox.parse_cursor(inbox.START)
         return True
 
     def _push_entry(self, entry: inbox.Entry) -> None:
-        position = inbox.position(entry.cursor)
+        position = inbox.parse_cursor(entry.cursor)
         if self.cursor is None or position > self.cursor:
             self.cursor = position
             self.outlet.put(entry.frame())

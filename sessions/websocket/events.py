@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from scheduling import sql
 from scheduling.api.cloudevents import parse_event
-from scheduling.batching import Gathering
+from scheduling.batching import MicroBatcher
 from scheduling.configuration import snapshot
-from scheduling.errors import Findings
+from scheduling.errors import ErrorCollector
 from scheduling.planning.group_commit import DatabaseUnavailable
 from scheduling.planning.ingest import NewEvent
 from sessions.detection.presence import SILENT
@@ -30,24 +30,24 @@ from sessions.websocket.tokens import Admission
 
 COMPLAINT = "complaint.received"
 
-Types = Mapping[str, bool]  #: registered types; whether the customer is the actor
+EventTypes = Mapping[str, bool]  #: registered types; whether the customer is the actor
 
 
-async def event_of(told: Mapping[str, Any], admission: Admission) -> NewEvent:
+async def event_from_frame(told: Mapping[str, Any], admission: Admission) -> NewEvent:
     """Return the event of a frame.
 
     Raises:
         InvalidInput: the event exceeds the rights of the token.
         DatabaseUnavailable, Overloaded: the registered types cannot be read.
     """
-    types = await _asking().ask(None)
+    types = await _type_batcher().submit_and_wait(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
-    raw = {"subject": admission.user_id, **told, "source": source, "data": _data(told, admission)}
-    _check(raw, admission, types)
+    raw = {"subject": admission.user_id, **told, "source": source, "data": _event_data(told, admission)}
+    _check_event(raw, admission, types)
     return parse_event(raw, datetime.now(UTC), prefix=EVENT)
 
 
-def _data(told: Mapping[str, Any], admission: Admission) -> Any:
+def _event_data(told: Mapping[str, Any], admission: Admission) -> Any:
     """Return the data of the event. A missing chat is filled from the token."""
     data = told.get("data")
     if not admission.chat_id or not isinstance(data, dict | None):
@@ -55,18 +55,18 @@ def _data(told: Mapping[str, Any], admission: Admission) -> Any:
     return {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}
 
 
-def _check(raw: Mapping[str, Any], admission: Admission, types: Types) -> None:
-    wrong = Findings()
+def _check_event(raw: Mapping[str, Any], admission: Admission, types: EventTypes) -> None:
+    wrong = ErrorCollector()
     if raw["subject"] != admission.user_id:
         wrong.add(f"{EVENT}.subject", "must be the user of this session")
     if isinstance(raw["data"], dict) and (raw["data"].get("chat_id") or "") != admission.chat_id:
         wrong.add(f"{EVENT}.data.chat_id", "must be the chat that the token names")
-    if isinstance(raw.get("type"), str) and (message := _objection(raw["type"], admission.role, types)):
+    if isinstance(raw.get("type"), str) and (message := _type_problem(raw["type"], admission.role, types)):
         wrong.add(f"{EVENT}.type", message)
-    wrong.settle()
+    wrong.raise_if_any()
 
 
-def _objection(kind: str, role: str, types: Types) -> str:
+def _type_problem(kind: str, role: str, types: EventTypes) -> str:
     if kind == SILENT:
         return "is found out here"
     if kind not in types:
@@ -76,20 +76,20 @@ def _objection(kind: str, role: str, types: Types) -> str:
     return ""
 
 
-def _types(askers: Sequence[None]) -> list[Types]:
+def _read_types(askers: Sequence[None]) -> list[EventTypes]:
     """Read the types in a thread, once for all concurrent callers."""
     try:
         return [snapshot.current().activity_types] * len(askers)
-    except sql.AWAY as error:
+    except sql.UNAVAILABLE_ERRORS as error:
         raise DatabaseUnavailable from error
 
 
-_askings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering[None, Types]] = WeakKeyDictionary()
+_type_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[None, EventTypes]] = WeakKeyDictionary()
 
 
-def _asking() -> Gathering[None, Types]:
+def _type_batcher() -> MicroBatcher[None, EventTypes]:
     """Return the batch reader of the running loop."""
     loop = asyncio.get_running_loop()
-    if loop not in _askings:
-        _askings[loop] = Gathering(_types, moment=0, name="event-types")
-    return _askings[loop]
+    if loop not in _type_batchers:
+        _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
+    return _type_batchers[loop]

@@ -9,31 +9,31 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from scheduling import metrics
-from scheduling.batching import Gathering
+from scheduling.batching import MicroBatcher
 from sessions.frames import Frame
 from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted
-from sessions.store.sessions import DROPPED, Noted, Store
+from sessions.store.sessions import DROPPED, FrameEffect, Store
 
-MOMENT = 0.02  #: seconds
+BATCH_WINDOW = 0.02  #: seconds
 STALE_SEQ = "stale_seq"  #: reason of a dropped frame: its seq is not above the last of its side
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
+class FrameRequest:
     """A frame with its message, if it carries one. `look` requests the last cursor of the inbox."""
 
     frame: Frame
     post: Post | None = None
-    look: bool = False
+    needs_cursor: bool = False
 
 
-class Filed(NamedTuple):
-    noted: Noted
+class FrameResult(NamedTuple):
+    noted: FrameEffect
     posted: Posted | None
     last_cursor: str  #: of the inbox; "" if not requested
 
 
-class Clerk:
+class FrameWriter:
     """Write frames and messages in a thread.
 
     Messages are written before frames. If the store fails in between, the message is stored and not counted. The
@@ -45,20 +45,20 @@ class Clerk:
         self.store = store
         self.inbox = inbox
 
-    def file(self, slips: Sequence[Slip]) -> list[Filed]:
-        posts = _posts(slips)
+    def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameResult]:
+        posts = _posts_by_position(slips)
         posted = dict(zip(posts, self.inbox.put(list(posts.values())), strict=True))
         noted = self.store.note_activity([slip.frame for slip in slips])
         if stale := sum(each.outcome == DROPPED for each in noted):
-            metrics.frames_not_counted(STALE_SEQ, stale)
-        last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
+            metrics.count_dropped_frames(STALE_SEQ, stale)
+        last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.needs_cursor]))
         return [
-            Filed(each, posted.get(number), next(last) if slip.look else "")
+            FrameResult(each, posted.get(number), next(last) if slip.needs_cursor else "")
             for number, (slip, each) in enumerate(zip(slips, noted, strict=True))
         ]
 
 
-def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
+def _posts_by_position(slips: Sequence[FrameRequest]) -> dict[int, Post]:
     """Return the messages by position in the batch.
 
     A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch. The inbox stores only
@@ -84,17 +84,19 @@ def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
     return posts
 
 
-Desk = Gathering[Slip, Filed]
+FrameBatcher = MicroBatcher[FrameRequest, FrameResult]
 
-_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, Desk] = WeakKeyDictionary()
+_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, FrameBatcher] = WeakKeyDictionary()
 
 
-def desk() -> Desk:
+def frame_writer() -> FrameBatcher:
     """Return the frame writer of the running loop."""
     from sessions.store import inbox
     from sessions.store import sessions as store
 
     loop = asyncio.get_running_loop()
-    if loop not in _desks:
-        _desks[loop] = Gathering(Clerk(store.live(), inbox.live()).file, moment=MOMENT, name="sessions-desk")
-    return _desks[loop]
+    if loop not in _batchers:
+        _batchers[loop] = MicroBatcher(
+            FrameWriter(store.live_store(), inbox.live_inbox()).write_batch, moment=BATCH_WINDOW, name="sessions-desk"
+        )
+    return _batchers[loop]

@@ -63,10 +63,10 @@ class Layer(RedisPubSubChannelLayer):  # type: ignore[misc]  # channels is untyp
         for group, message in messages:
             name = layer._get_group_channel_name(group)
             by_shard[layer._get_shard(name)].append((name, self.serialize(message)))
-        await asyncio.gather(*(_publish(shard, packets) for shard, packets in by_shard.items()))
+        await asyncio.gather(*(_publish_packets(shard, packets) for shard, packets in by_shard.items()))
 
 
-async def _publish(shard: Any, packets: Sequence[tuple[str, bytes]]) -> None:
+async def _publish_packets(shard: Any, packets: Sequence[tuple[str, bytes]]) -> None:
     async with shard._lock:
         shard._ensure_redis()
         async with shard._redis.pipeline(transaction=False) as pipe:
@@ -75,20 +75,20 @@ async def _publish(shard: Any, packets: Sequence[tuple[str, bytes]]) -> None:
             await pipe.execute()
 
 
-TELL_WITHIN = 2.0  #: seconds
-TELLING_LIMIT = 10_000
-TOLD_AT_ONCE = 500
-BREATH = 32
+NOTIFY_TIMEOUT = 2.0  #: seconds
+NOTIFY_QUEUE_LIMIT = 10_000
+NOTIFY_BATCH = 500
+YIELD_AFTER = 32
 
 MESSAGE, SIGN, CLOSED, LOST = "message", "sign", "closed", "lost"
 API = "api"  #: side of a client that closes a session by the API
 
 
-class Crowded(Exception):
+class TooManyConnections(Exception):
     """The session or the token has its maximum number of connections in this process."""
 
 
-class Ear(Protocol):
+class HubListener(Protocol):
     """A connection, as the hub uses it. Its methods must not block."""
 
     @property
@@ -97,7 +97,7 @@ class Ear(Protocol):
     @property
     def ticket(self) -> int: ...  # equal for connections with the same token
 
-    def hear(self, told: dict[str, Any]) -> None: ...
+    def on_notification(self, told: dict[str, Any]) -> None: ...
 
 
 class Hub:
@@ -106,13 +106,13 @@ class Hub:
     def __init__(self) -> None:
         self._layer: Any = get_channel_layer()
         self._channel = ""
-        self._ears: dict[str, set[Ear]] = {}
+        self._ears: dict[str, set[HubListener]] = {}
         self._telling: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
         self._listener: asyncio.Task[None] | None = None
         self._teller: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
-    async def join(self, session_id: str, ear: Ear) -> None:
+    async def join(self, session_id: str, ear: HubListener) -> None:
         """Subscribe a connection to its session.
 
         Raises:
@@ -123,9 +123,9 @@ class Hub:
         ears = self._ears.setdefault(group, set())
         # Count each side separately: a customer with many tabs must not block the agent.
         if sum(each.side == ear.side for each in ears) >= settings.AFTERTOUCH_SESSION_SOCKETS:
-            raise Crowded("session")
+            raise TooManyConnections("session")
         if sum(each.ticket == ear.ticket for each in ears) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
-            raise Crowded("token")
+            raise TooManyConnections("token")
         ears.add(ear)
         try:
             async with self._opening:
@@ -137,7 +137,7 @@ class Hub:
             await self.leave(session_id, ear)
             raise
 
-    async def leave(self, session_id: str, ear: Ear) -> None:
+    async def leave(self, session_id: str, ear: HubListener) -> None:
         group = group_of(session_id)
         ears = self._ears.get(group, set())
         if ear not in ears:
@@ -152,7 +152,7 @@ class Hub:
         except Exception as error:
             log.info("group_not_left", error=str(error))
 
-    def tell(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
+    def notify(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
         """Queue a notification. Notifications keep their order and are published in batches.
 
         The future resolves when the batch is published or has failed. Never raises: connections find a lost message in
@@ -160,21 +160,21 @@ class Hub:
         """
         loop = asyncio.get_running_loop()
         said: asyncio.Future[None] = loop.create_future()
-        if len(self._telling) >= TELLING_LIMIT:
-            log.warning("notification_truncated", limit=TELLING_LIMIT)
+        if len(self._telling) >= NOTIFY_QUEUE_LIMIT:
+            log.warning("notification_truncated", limit=NOTIFY_QUEUE_LIMIT)
             said.set_result(None)
             return said
         self._telling.append(((group_of(session_id), {"session": session_id, **told}), said))
         if self._teller is None:
-            self._teller = loop.create_task(self._tell())
+            self._teller = loop.create_task(self._publish_queued())
         return said
 
-    async def _tell(self) -> None:
+    async def _publish_queued(self) -> None:
         try:
             while self._telling:
-                batch = [self._telling.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._telling)))]
+                batch = [self._telling.popleft() for _ in range(min(NOTIFY_BATCH, len(self._telling)))]
                 try:
-                    async with asyncio.timeout(TELL_WITHIN):
+                    async with asyncio.timeout(NOTIFY_TIMEOUT):
                         await self._layer.group_send_many([message for message, _ in batch])
                 except Exception as error:
                     log.warning("notification_failed", count=len(batch), error=f"{type(error).__name__}: {error}")
@@ -189,33 +189,33 @@ class Hub:
             try:
                 told = await self._layer.receive(self._channel)
                 for ear in list(self._ears.get(group_of(told["session"]), ())):
-                    ear.hear(told)
+                    ear.on_notification(told)
                 if self._layer.overflowed(self._channel):
-                    self._look_again()
+                    self._reread_inboxes()
             except Exception:
                 log.exception("not_understood")
-            if number % BREATH == 0:
+            if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # a queue that is never empty would not let the outgoing queues send
 
-    def _look_again(self) -> None:
+    def _reread_inboxes(self) -> None:
         """Make every connection read its inbox, because notifications were dropped."""
         log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
         for ears in list(self._ears.values()):
             for ear in list(ears):
-                ear.hear({"what": LOST})
+                ear.on_notification({"what": LOST})
 
 
-def message(post: Post, posted: Posted) -> dict[str, Any]:
+def message_notification(post: Post, posted: Posted) -> dict[str, Any]:
     """Notify about a stored message."""
     return {"what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body()}
 
 
-def sign(side: str, kind: str) -> dict[str, Any]:
+def signal_notification(side: str, kind: str) -> dict[str, Any]:
     """Notify about a transient frame, such as typing. It is not stored, so only open connections receive it."""
     return {"what": SIGN, "side": side, "kind": kind}
 
 
-def closed(side: str) -> dict[str, Any]:
+def closed_notification(side: str) -> dict[str, Any]:
     return {"what": CLOSED, "side": side}
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from scheduling.api.strict_json import NotJson, decode, unstorable
-from scheduling.errors import Findings
+from scheduling.api.strict_json import NotJson, decode_strict_json, find_unstorable_text
+from scheduling.errors import ErrorCollector
 from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, has_control_characters
 
-LONGEST = 16_384  #: bytes of a frame
+MAX_FRAME_BYTES = 16_384  #: bytes of a frame
 ID_LENGTH = 64
 EVENT = "event"
 
@@ -33,7 +33,7 @@ class Close(IntEnum):
     TOO_FAST = 4429  #: more frames than a connection may send or have waiting
 
 
-class Refused(Exception):
+class FrameRefused(Exception):
     """A frame that closes the connection."""
 
     def __init__(self, code: Close, reason: str) -> None:
@@ -55,7 +55,7 @@ class Incoming:
     spoken: bool = False  #: of a ping: the user has already written in this session
 
 
-def read(text: str | None, role: str) -> Incoming:
+def parse_frame(text: str | None, role: str) -> Incoming:
     """Parse a frame.
 
     Raises:
@@ -63,33 +63,33 @@ def read(text: str | None, role: str) -> Incoming:
         InvalidInput: the frame is invalid; the connection continues.
     """
     if text is None:
-        raise Refused(Close.BAD_FRAME, "binary")
-    if len(text) > LONGEST or len(raw := text.encode()) > LONGEST:
-        raise Refused(Close.OVERSIZED, f"longer than {LONGEST} bytes")
+        raise FrameRefused(Close.BAD_FRAME, "binary")
+    if len(text) > MAX_FRAME_BYTES or len(raw := text.encode()) > MAX_FRAME_BYTES:
+        raise FrameRefused(Close.OVERSIZED, f"longer than {MAX_FRAME_BYTES} bytes")
     try:
-        found = decode(raw)
+        found = decode_strict_json(raw)
     except NotJson as error:
-        raise Refused(Close.BAD_FRAME, "not JSON") from error
+        raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
     if not isinstance(found, dict):
-        raise Refused(Close.BAD_FRAME, "not an object")
+        raise FrameRefused(Close.BAD_FRAME, "not an object")
     kind = found.get("type")
     if not isinstance(kind, str) or kind not in KINDS[role] | {EVENT}:
-        raise Refused(Close.BAD_FRAME, "unknown type")
-    return _checked(kind, found)
+        raise FrameRefused(Close.BAD_FRAME, "unknown type")
+    return _check_frame(kind, found)
 
 
-def name_of(text: str) -> str:
+def message_id_of(text: str) -> str:
     """Return the id of an invalid frame, of any length, for the error message; "" if it cannot be read."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return ""
     name = found.get("id") if isinstance(found, dict) else ""
-    return name if isinstance(name, str) and not unstorable(name) else ""
+    return name if isinstance(name, str) and not find_unstorable_text(name) else ""
 
 
-def _checked(kind: str, found: dict[str, Any]) -> Incoming:
-    wrong = Findings()
+def _check_frame(kind: str, found: dict[str, Any]) -> Incoming:
+    wrong = ErrorCollector()
     seq, text, name = found.get("seq"), found.get("text", ""), found.get("id", "")
     if seq is not None and (type(seq) is not int or not 0 <= seq <= MAX_SEQ):
         wrong.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
@@ -103,7 +103,7 @@ def _checked(kind: str, found: dict[str, Any]) -> Incoming:
     epoch = str(epoch) if type(epoch) is int else epoch
     if not isinstance(epoch, str) or len(epoch) > EPOCH_LENGTH or has_control_characters(epoch):
         wrong.add("epoch", f"must be a whole number, or text of at most {EPOCH_LENGTH} characters")
-    wrong.settle()
+    wrong.raise_if_any()
     return Incoming(
         kind, seq, text if kind == "message" else "", name, found.get(EVENT), epoch, found.get("spoken") is True
     )

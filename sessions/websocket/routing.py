@@ -9,7 +9,7 @@ from django.urls import re_path
 from sessions.websocket.consumer import SessionConsumer
 
 
-async def nowhere(scope: Any, receive: Any, send: Any) -> Any:
+async def reject_unknown_path(scope: Any, receive: Any, send: Any) -> Any:
     """Refuse the handshake of an unknown address. Without this route the router raises and fills the log."""
     await receive()
     await send({"type": "websocket.close"})
@@ -17,5 +17,5 @@ async def nowhere(scope: Any, receive: Any, send: Any) -> Any:
 
 websocket_urlpatterns = [
     re_path(r"^ws/v1/sessions/(?P<session_id>.+)$", SessionConsumer.as_asgi()),
-    re_path(r"", nowhere),
+    re_path(r"", reject_unknown_path),
 ]

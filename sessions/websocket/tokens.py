@@ -11,7 +11,7 @@ from django.core import signing
 from sessions.frames import Frame
 
 SALT = "sessions.token"
-LONGEST = timedelta(hours=1)
+MAX_LIFETIME = timedelta(hours=1)
 LONGEST_TOKEN = 6_000  #: characters; a longer token is not parsed
 
 
@@ -38,7 +38,7 @@ class Admission:
         )  # fmt: skip
 
 
-def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
+def issue_token(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
     """Return a token and its end. A connection opened with it closes at that time. Raises `InvalidInput`."""
     admission.frame("ping")
     ends_at = int(time.time()) + int(lifetime.total_seconds())
@@ -47,7 +47,7 @@ def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
     return signing.dumps(claims, salt=SALT), datetime.fromtimestamp(ends_at, UTC)
 
 
-def read(token: str, session_id: str) -> Admission:
+def verify_token(token: str, session_id: str) -> Admission:
     """Verify a token for a session. Raises `BadToken`."""
     if not token:
         raise BadToken("missing")

@@ -140,7 +140,7 @@ class Fleet:
 @contextmanager
 def fleet(folder: Path, old: Path, new: Path) -> Iterator[Fleet]:
     (folder / "logs").mkdir()
-    found = servers.start(folder / "servers")
+    found = servers.start_servers(folder / "servers")
     made: list[Machine] = []
     try:
         with EffectReceiver() as receiver:
@@ -155,7 +155,7 @@ def fleet(folder: Path, old: Path, new: Path) -> Iterator[Fleet]:
     finally:
         for machine in made:
             machine.end()
-        servers.stop(folder / "servers")
+        servers.stop_servers(folder / "servers")
 
 
 ROBOTS = {

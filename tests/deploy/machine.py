@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from config.local.programs import PROGRAMS
 from tests.faults.workers import Program
 
@@ -29,7 +29,7 @@ class Machine:
     tree: Path
     folder: Path
     environment: dict[str, str] = field(repr=False)
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=select_port)
     programs: dict[str, Program] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 from config.environment import ROOT
 from config.local.account import server_account
-from config.local.processes import free_port
+from config.local.processes import select_port
 from tests.faults.brokers import Server
 
 SHIPPED = ROOT / "deploy" / "pgbouncer" / "pgbouncer.ini"
@@ -29,7 +29,7 @@ class PgBouncer:
     """Its clients call the database `aftertouch`. Lines that follow come last and so hold."""
 
     def __init__(self, folder: Path, database: str, mode: str, lines: str) -> None:
-        self.direct, port, account = urlsplit(database), free_port(), server_account()
+        self.direct, port, account = urlsplit(database), select_port(), server_account()
         name = self.direct.path.lstrip("/")
         text = SHIPPED.read_text()
         for usual, here in (

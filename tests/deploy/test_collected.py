@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from config.environment import ROOT, environment
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from scheduling.metrics import versions
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
@@ -31,7 +31,7 @@ def test_a_collector_tells_of_the_watcher_beside_it_of_what_it_runs_and_of_the_h
     }  # fmt: skip
     ours, python, django, celery = versions()
     build = f'aftertouch_build_info{{celery="{celery}",django="{django}",python="{python}",version="{ours}"}} 1.0'
-    port = free_port()
+    port = select_port()
     heard = [""]
 
     def tells(*lines: str) -> bool:

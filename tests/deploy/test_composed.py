@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 
 WITHIN = 180
 TOKENS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
@@ -57,10 +57,10 @@ def missing() -> str:
 
 class Composed:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, select_port()
         self.name = f"aftertouch-{secrets.token_hex(4)}"
         self.env = {
-            **os.environ, "AFTERTOUCH_PORT": str(self.port), "AFTERTOUCH_FLOWER_PORT": str(free_port()),
+            **os.environ, "AFTERTOUCH_PORT": str(self.port), "AFTERTOUCH_FLOWER_PORT": str(select_port()),
             "AFTERTOUCH_TRUSTED_PROXIES": PRIVATE, "FLOWER_BASIC_AUTH": f"ops:{secrets.token_hex(16)}",
             **{name: secrets.token_hex(16) for name in TOKENS},
         }  # fmt: skip

@@ -19,7 +19,7 @@ import yaml
 
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql
@@ -110,7 +110,7 @@ def test_whoever_counts_is_served_by_its_own_container() -> None:
 
 
 def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_told_to_stop(tmp_path: Path) -> None:
-    port = free_port()
+    port = select_port()
     env = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "DJANGO_SETTINGS_MODULE": "config.settings.local",
         "AFTERTOUCH_METRICS_PORT": str(port), "AFTERTOUCH_STATE_DIR": str(tmp_path),

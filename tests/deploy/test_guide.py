@@ -22,8 +22,8 @@ import pytest
 
 from config.environment import ROOT
 from config.local.postgres import binaries
-from config.local.processes import free_port, wait_until
-from config.local.valkey import binary
+from config.local.processes import select_port, wait_until
+from config.local.valkey import server_binary
 from tests.docs.pages import blocks
 
 GUIDE = (ROOT / "docs" / "how-to" / "deploy.md").read_text("utf-8")
@@ -43,7 +43,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"5432": free_port(), "6379": free_port(), "8000": free_port(), "5555": free_port()}
+        self.ports = {"5432": select_port(), "6379": select_port(), "8000": select_port(), "5555": select_port()}
         self.user = (NOBODY, NOBODY) if os.geteuid() == 0 else (None, None)
         self.groups: list[int] | None = [] if self.user[0] else None
         self.env = {
@@ -154,7 +154,7 @@ def test_the_guide_leads_to_a_machine_that_delivers_and_can_be_restored(machine:
         house.enter_context(postgres(machine))
         said = machine.run("\n".join(todo[:checks]))
         machine.api_key = said.split()[-1]
-        server = shutil.which("redis-server") or str(binary())
+        server = shutil.which("redis-server") or str(server_binary())
         words = [server, machine.here("/etc/redis/aftertouch.conf"), "--port", str(machine.ports["6379"])]
         house.enter_context(machine.running([*words, "--dir", str(machine.folder / "home")], "redis"))
         with ExitStack() as units:

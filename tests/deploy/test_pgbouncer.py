@@ -19,7 +19,7 @@ from psycopg import sql
 
 from config.environment import environment
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from tests.deploy.pooler import PROGRAM, PgBouncer, pooled
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.faults.workers import celery
@@ -68,7 +68,7 @@ call_command("create_api_key", "pooled", "--scope", "events", "--scope", "rpa")
 def database() -> Iterator[str]:
     """A new one in the tests' own server."""
     url = urlsplit(environment().postgres)
-    name = f"pooled_{free_port()}"
+    name = f"pooled_{select_port()}"
     with psycopg.connect(url.geturl(), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         try:

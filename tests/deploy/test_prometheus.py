@@ -24,7 +24,7 @@ import yaml
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 
@@ -57,7 +57,7 @@ class Prometheus:
     """Asked with `max_over_time`, one good scrape is enough: on a machine that is busy others may be late."""
 
     def __init__(self, folder: Path, targets: list[str]) -> None:
-        self.port = free_port()
+        self.port = select_port()
         folder.mkdir()
         (folder / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 1s", RULES.read_text()))
         configuration = {
@@ -104,7 +104,7 @@ def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
 @contextmanager
 def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
     """As on a node without a web process. Where it listens."""
-    port = free_port()
+    port = select_port()
     words = [sys.executable, str(ROOT / "manage.py"), "serve_metrics", "--port", str(port)]
     local = {"DJANGO_SETTINGS_MODULE": "config.settings.local"}
     server = Server(words, folder / "serve_metrics.log", {**local, **environment})

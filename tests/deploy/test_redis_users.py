@@ -23,8 +23,8 @@ import yaml
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import free_port, wait_until
-from config.local.valkey import binary
+from config.local.processes import select_port, wait_until
+from config.local.valkey import server_binary
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker
 
@@ -67,11 +67,11 @@ class Guarded:
     """A Redis that knows only the users of the file."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+        self.port = select_port()
         acl = folder / "users.acl"
         lines = [line for line in USERS.read_text().splitlines() if line.startswith("user ")]
         acl.write_text("\n".join(lines).replace("PASSWORD", SECRET) + "\n")
-        program = shutil.which("redis-server") or str(binary())
+        program = shutil.which("redis-server") or str(server_binary())
         words = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self.server = Server([*words, "--aclfile", str(acl)], folder / "redis.log")
 
@@ -104,11 +104,11 @@ def guarded() -> Iterator[Guarded]:
 def _composed_redis(folder: Path, password: str) -> Iterator[int]:
     """Redis as the composed service starts it. PATH has the server only: the script can run no other command."""
     (folder / "bin").mkdir()
-    (folder / "bin" / "redis-server").symlink_to(shutil.which("redis-server") or binary())
+    (folder / "bin" / "redis-server").symlink_to(shutil.which("redis-server") or server_binary())
     service = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["redis"]
     script = str(USERS.with_name("with_users.sh"))
     words = [script if word == "/etc/aftertouch/with_users.sh" else word for word in service["command"]]
-    port = free_port()
+    port = select_port()
     env = {"PATH": str(folder / "bin"), "TMPDIR": str(folder), "REDISCLI_AUTH": password}
     server = Server(["/bin/sh", *words[1:], "--port", str(port), "--dir", str(folder)], folder / "redis.log", env)
 
@@ -172,7 +172,7 @@ def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guar
         ]
         running.enter_context(celery(as_user("beat"), "beat", log="beat"))
         running.enter_context(_watcher(as_user("watcher")))
-        port = str(free_port())
+        port = str(select_port())
         running.enter_context(
             celery(as_user("flower"), "flower", "--address=127.0.0.1", f"--port={port}", log="flower")
         )

@@ -17,7 +17,7 @@ from config.environment import ROOT, Environment
 from config.settings.celery import CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
 from rpa_tasks.maintainer.process import STOP_WITHIN
 from rpa_tasks.models import Flow
-from rpa_tasks.worker.runner import STOPPING_PATIENCE
+from rpa_tasks.worker.runner import STOP_TIME_LIMIT
 from scheduling.delivery.outgoing import BATCH_DEADLINE
 
 UNITS = ROOT / "deploy" / "systemd"
@@ -106,7 +106,7 @@ def test_nobody_is_killed_before_it_could_end() -> None:
 
     timeout = Flow._meta.get_field("timeout").default.total_seconds()
     ended = timeout + 50 + STOP_WITHIN  # what must not be repeated is let finish, and killed 50 s after its timeout
-    assert int(Unit("aftertouch-execution.service")["Service"]["TimeoutStopSec"]) > ended + STOPPING_PATIENCE
+    assert int(Unit("aftertouch-execution.service")["Service"]["TimeoutStopSec"]) > ended + STOP_TIME_LIMIT
 
 
 def test_every_queue_has_its_unit() -> None:

@@ -13,8 +13,8 @@ import yaml
 
 from config.environment import ROOT, Environment
 from config.reference import settings as settings_page
-from config.reference.__main__ import pages
-from config.reference.tables import rewritten, silent
+from config.reference.__main__ import build_pages
+from config.reference.tables import rewrite_tables, silent
 from scheduling.configuration.file.registry import sections
 from tests.docs.pages import anchors
 
@@ -26,7 +26,7 @@ PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions")
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
 def test_tables_are_what_the_code_says(path: Path) -> None:
-    assert path.read_text("utf-8") == pages()[path], "run python -m config.reference, say what new rows are for"
+    assert path.read_text("utf-8") == build_pages()[path], "run python -m config.reference, say what new rows are for"
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
@@ -83,6 +83,6 @@ def test_the_shipped_matrix_speaks_of_keys_that_are_told_of() -> None:
 def test_what_people_wrote_survives_a_new_row() -> None:
     page = SETTINGS.read_text("utf-8")
     older = re.sub(r"^\| `DATABASE_URL`.*\n", "", page, flags=re.MULTILINE)
-    newer = rewritten(older, settings_page.tables())
+    newer = rewrite_tables(older, settings_page.setting_tables())
     assert silent(newer) == ["`DATABASE_URL`"]
     assert re.sub(r"^\| `DATABASE_URL`.*\n", "", newer, flags=re.MULTILINE) == older

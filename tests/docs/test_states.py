@@ -52,13 +52,13 @@ def put(model: type[LedgerRow], task_id: UUID, state: str) -> None:
 
 def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[], object]]:
     """Everything that anybody can do to a row."""
-    yield lambda: ledger.hand_over(horizon=SOON)
-    yield lambda: ledger.rescue_hints(trusted_since={})
+    yield lambda: ledger.dispatch_due(horizon=SOON)
+    yield lambda: ledger.requeue_expired(trusted_since={})
     yield lambda: ledger.claim([task_id], lease=LEASE)
-    yield lambda: ledger.lapsed_runs()
+    yield lambda: ledger.expired_runs()
     yield lambda: ledger.cancel([task_id], reason="test")
     yield lambda: ledger.move([task_id], [now()])
-    yield lambda: ledger.unpark("all", spread=SOON)
+    yield lambda: ledger.resume_paused("all", spread=SOON)
     for state in ["scheduled", *ends]:
         yield lambda state=state: ledger.settle({Claim(task_id, 7): Settlement(state, due_at=now())})  # type: ignore[misc]
 
@@ -127,11 +127,11 @@ def act_on(row: FailedTask, act: Callable[[UUID, Actor], object]) -> str:
 def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
     put(Touch, touch, "unknown")
     acts: list[Callable[[UUID, Actor], object]] = [
-        failed_tasks.retry,
-        failed_tasks.ignore,
-        failed_tasks.archive,
-        lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=True),
-        lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=False),
+        failed_tasks.retry_failed_task,
+        failed_tasks.ignore_failed_task,
+        failed_tasks.archive_failed_task,
+        lambda pk, actor: failed_tasks.resolve_failed_task(pk, actor, delivered=True),
+        lambda pk, actor: failed_tasks.resolve_failed_task(pk, actor, delivered=False),
     ]
     found = set()
     for state in FailedTask.State.values:
@@ -148,4 +148,4 @@ def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
 
 def test_only_an_unknown_one_can_be_resolved(touch: UUID) -> None:
     row = FailedTask.objects.create(origin="touch", task_id=touch, failure="failed", reason="test")
-    assert act_on(row, lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=True)) == "open"
+    assert act_on(row, lambda pk, actor: failed_tasks.resolve_failed_task(pk, actor, delivered=True)) == "open"

@@ -14,7 +14,7 @@ import pytest
 from config.demo import await_worker
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from tests.docs.pages import blocks, prose
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
@@ -61,7 +61,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """One stack for both pages: with the settings of the second, which only add a kind of channel."""
-    reader = Reader(tmp_path_factory.mktemp("home"), free_port())
+    reader = Reader(tmp_path_factory.mktemp("home"), select_port())
     reader.save_files(CHANNEL)
     exported = re.search(r"^export (.*)\nmake run$", CHANNEL, re.MULTILINE)
     assert exported

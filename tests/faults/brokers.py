@@ -14,8 +14,8 @@ from pathlib import Path
 import redis
 from kombu import Connection
 
-from config.local.processes import free_port, wait_until
-from config.local.valkey import binary
+from config.local.processes import select_port, wait_until
+from config.local.valkey import server_binary
 
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user
@@ -78,11 +78,11 @@ class RedisServer(Server):
 
 @contextmanager
 def redis_server(folder: Path, *words: str) -> Iterator[RedisServer]:
-    port = free_port()
+    port = select_port()
     home = folder / f"redis-{port}"
     home.mkdir(parents=True)
     plain = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--appendonly", "no"]
-    server = RedisServer([str(binary()), *plain, *words], home / "log", port=port)
+    server = RedisServer([str(server_binary()), *plain, *words], home / "log", port=port)
     server.start()
     try:
         yield server
@@ -136,7 +136,7 @@ def sentinels(folder: Path) -> Iterator[Sentinels]:
 
 @contextmanager
 def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
-    port = free_port()
+    port = select_port()
     home = folder / f"sentinel-{port}"
     home.mkdir(parents=True)
     (home / "sentinel.conf").write_text(
@@ -144,7 +144,7 @@ def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
         f"sentinel down-after-milliseconds {MASTER} 5000\nsentinel failover-timeout {MASTER} 10000\n"
         f"sentinel parallel-syncs {MASTER} 1\n"
     )
-    server = RedisServer([str(binary()), str(home / "sentinel.conf"), "--sentinel"], home / "log", port=port)
+    server = RedisServer([str(server_binary()), str(home / "sentinel.conf"), "--sentinel"], home / "log", port=port)
     server.start()
     try:
         yield server
@@ -199,7 +199,7 @@ def rabbitmq(folder: Path) -> Iterator[RabbitNode]:
     home = folder / "rabbitmq"
     home.mkdir(parents=True)
     (home / "plugins").write_text("[].\n")
-    mapper_port, distribution_port, port = free_port(), free_port(), free_port()
+    mapper_port, distribution_port, port = select_port(), select_port(), select_port()
     env = {
         "HOME": str(home),
         "ERL_EPMD_PORT": str(mapper_port),

@@ -15,8 +15,8 @@ from kombu import Connection, Queue
 
 from config.celery.application import app
 from scheduling.dispatch import dispatcher
-from scheduling.dispatch.publisher import oldest_message_at, published_now
-from scheduling.ledger.transitions import UNSEEN
+from scheduling.dispatch.publisher import oldest_message_at, publication_headers
+from scheduling.ledger.transitions import AGE_UNKNOWN
 from scheduling.models import Touch
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
@@ -29,7 +29,7 @@ def test_the_rescue_sees_when_the_oldest_waiting_message_was_published(valkey: A
     queue = f"touch.{uuid4().hex[:8]}"
     assert oldest_message_at(queue) is None
     with app.connection_for_write() as own:  # the pool belongs to tests that close it, too
-        app.send_task("scheduling.deliver", args=[[]], queue=queue, headers=published_now(), connection=own)
+        app.send_task("scheduling.deliver", args=[[]], queue=queue, headers=publication_headers(), connection=own)
         app.send_task("scheduling.deliver", args=[[]], queue=queue, headers={"published_at": 0}, connection=own)
     oldest = oldest_message_at(queue)
     assert oldest is not None
@@ -62,12 +62,12 @@ def test_a_lost_hint_does_not_wait_for_a_queue_of_rabbitmq_to_be_empty(matrix: A
         Queue("touch.normal", channel=own.default_channel).declare()
         assert oldest_message_at("touch.normal") is None
         own.Producer().publish([], exchange="", routing_key="touch.normal")
-    assert oldest_message_at("touch.normal") == UNSEEN
+    assert oldest_message_at("touch.normal") == AGE_UNKNOWN
 
     matrix.node()
     happen()
     for minutes, state in ((1, "queued"), (3, "scheduled")):
         ago = now() - timedelta(minutes=minutes)
         Touch.objects.update(state="queued", hints=1, due_at=ago, queued_at=ago, lease_until=ago)
-        assert dispatcher.rescue() == (1, 0)
+        assert dispatcher.rescue_lost_work() == (1, 0)
         assert Touch.objects.get().state == state

@@ -13,7 +13,7 @@ import pytest
 from kombu import Connection
 
 from config.local.processes import wait_until
-from scheduling.dispatch.broker_health import alarm, takes_messages
+from scheduling.dispatch.broker_health import accepts_messages, broker_alarm
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.house import House, Run, house
 
@@ -63,16 +63,16 @@ def test_who_publishes_gives_up_at_once_and_goes_on_when_the_alarm_is_over(
         assert is_published(node.url)
         node.control("set_vm_memory_high_watermark", "0.000001")
         assert wait_until(lambda: not is_published(node.url), 30)
-        assert alarm.is_on()
+        assert broker_alarm.is_on()
         with dialled(node.url) as connection:
-            assert takes_messages(connection) is False
+            assert accepts_messages(connection) is False
         with dialled(node.url) as connection:  # Flower misses it, and nobody else does
             connection.Producer().publish({}, exchange="celeryev", routing_key="worker.heartbeat")
         node.control("set_vm_memory_high_watermark", "0.4")
-        assert wait_until(lambda: not alarm.is_on(), 30)
+        assert wait_until(lambda: not broker_alarm.is_on(), 30)
         assert is_published(node.url)
         with dialled(node.url) as connection:
-            assert takes_messages(connection) is True
+            assert accepts_messages(connection) is True
 
 
 def dialled(url: str) -> Connection:

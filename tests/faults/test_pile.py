@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kombu import Connection, Queue
 
-from config.celery.beat_scheduler import QUEUE, Pile
+from config.celery.beat_scheduler import TICK_QUEUE, TickBacklog
 from config.local.processes import wait_until
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
@@ -18,20 +18,20 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 def test_pile_on_rabbitmq_stands_while_more_passes_wait_than_it_allows(
     state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pile, "ASK_EVERY", -1.0)  # at each question
+    monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question
     with rabbitmq(state_folder("pile")) as node, Connection(node.url) as connection:
-        producer, pile = connection.Producer(), Pile()
-        assert not pile.stands(producer), "the queue is not there"
+        producer, pile = connection.Producer(), TickBacklog()
+        assert not pile.is_full(producer), "the queue is not there"
 
-        queue = Queue(QUEUE)(connection.default_channel)
+        queue = Queue(TICK_QUEUE)(connection.default_channel)
         queue.declare()
-        for _ in range(Pile.MOST):
-            producer.publish("", routing_key=QUEUE)
-        assert wait_until(lambda: int(queue.queue_declare(passive=True).message_count) == Pile.MOST, 30)
-        assert not pile.stands(producer)
+        for _ in range(TickBacklog.MOST):
+            producer.publish("", routing_key=TICK_QUEUE)
+        assert wait_until(lambda: int(queue.queue_declare(passive=True).message_count) == TickBacklog.MOST, 30)
+        assert not pile.is_full(producer)
 
-        producer.publish("", routing_key=QUEUE)
-        assert wait_until(lambda: pile.stands(producer), 30)
+        producer.publish("", routing_key=TICK_QUEUE)
+        assert wait_until(lambda: pile.is_full(producer), 30)
         queue.purge()
-        assert not pile.stands(producer)
-        producer.publish("", routing_key=QUEUE)  # the channel that published is still open
+        assert not pile.is_full(producer)
+        producer.publish("", routing_key=TICK_QUEUE)  # the channel that published is still open

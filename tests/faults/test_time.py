@@ -112,6 +112,6 @@ def _restart_everything(house: House) -> None:
     house.wait(
         lambda: all(stack.server_pids.get(server, pid) != pid for server, pid in before.items()), "the servers are back"
     )
-    servers.start(stack.state_dir)  # proves that they answer
+    servers.start_servers(stack.state_dir)  # proves that they answer
     for program in ("core", "beat", "web"):
         stack.restart(program)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from config.celery.autoscaler import Worker, _age
+from config.celery.autoscaler import ScalingWorker, _waited_seconds
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -18,7 +18,7 @@ def bounds(settings: Any, queues: str, **options: Any) -> Any:
     """What a worker of these queues is given as its autoscale option."""
     settings.AFTERTOUCH_WORKER_MIN, settings.AFTERTOUCH_WORKER_MAX = 2, 6
     worker: Any = SimpleNamespace(pool_cls="prefork")
-    return Worker.prepare_args(worker, queues=queues, **options).get("autoscale")
+    return ScalingWorker.prepare_args(worker, queues=queues, **options).get("autoscale")
 
 
 @pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
@@ -49,4 +49,4 @@ def test_age_counts_from_when_the_message_was_ready(
         request_dict={} if published is None else {"published_at": NOW.timestamp() - published},
         eta=None if eta is None else NOW - timedelta(seconds=eta),
     )
-    assert _age(request, NOW) == expected
+    assert _waited_seconds(request, NOW) == expected

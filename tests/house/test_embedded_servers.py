@@ -30,14 +30,14 @@ from config.local.processes import wait_until
 def state_dir(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "state"
     yield folder
-    servers.stop(folder)
+    servers.stop_servers(folder)
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Endpoints]:
     folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    yield servers.start(folder)
-    servers.stop(folder)
+    yield servers.start_servers(folder)
+    servers.stop_servers(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -73,41 +73,41 @@ def notes(endpoints: Endpoints) -> tuple[list[str], list[str]]:
 
 
 def kill_servers(state_dir: Path) -> None:
-    for pid in servers.status(state_dir).values():
+    for pid in servers.server_pids(state_dir).values():
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
 
 def test_a_second_start_finds_the_same_servers(state_dir: Path) -> None:
-    first, pids = servers.start(state_dir), servers.status(state_dir)
-    assert servers.start(state_dir) == first == read_endpoints(state_dir)
-    assert servers.status(state_dir) == pids
+    first, pids = servers.start_servers(state_dir), servers.server_pids(state_dir)
+    assert servers.start_servers(state_dir) == first == read_endpoints(state_dir)
+    assert servers.server_pids(state_dir) == pids
     assert all(pids.values())
 
 
 def test_stop_ends_both_and_withdraws_the_addresses(state_dir: Path) -> None:
-    servers.start(state_dir)
-    servers.stop(state_dir)
-    assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
+    servers.start_servers(state_dir)
+    servers.stop_servers(state_dir)
+    assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
     assert read_endpoints(state_dir) is None
-    servers.stop(state_dir)  # nothing to end is no error
+    servers.stop_servers(state_dir)  # nothing to end is no error
 
 
 def test_a_stop_and_a_start_keep_the_data_and_the_addresses(state_dir: Path) -> None:
-    first = servers.start(state_dir)
+    first = servers.start_servers(state_dir)
     write(first, "kept")
-    servers.stop(state_dir)
-    assert servers.start(state_dir) == first
+    servers.stop_servers(state_dir)
+    assert servers.start_servers(state_dir) == first
     assert notes(first) == (["kept"], ["kept"])
 
 
 @pytest.mark.faults
 def test_what_was_accepted_survives_kill_9_of_both_servers(state_dir: Path) -> None:
-    endpoints = servers.start(state_dir)
+    endpoints = servers.start_servers(state_dir)
     for times in range(1, 4):
         write(endpoints, str(times))
         kill_servers(state_dir)
-        endpoints = servers.start(state_dir)
+        endpoints = servers.start_servers(state_dir)
         expected = [str(number) for number in range(1, times + 1)]
         assert notes(endpoints) == (expected, expected)
 
@@ -119,34 +119,34 @@ def test_a_starter_killed_at_any_moment_leaves_something_that_starts(state_dir: 
     assert wait_until(lambda: any(state_dir.glob(moment)), 60, pause=0.001)
     starter.kill()
     starter.communicate()
-    write(servers.start(state_dir), "after all")
+    write(servers.start_servers(state_dir), "after all")
 
 
 @pytest.mark.faults
 def test_a_lock_file_that_names_a_stranger_is_no_obstacle(state_dir: Path) -> None:
-    write(servers.start(state_dir), "kept")
+    write(servers.start_servers(state_dir), "kept")
     kill_servers(state_dir)
     lock = state_dir / "postgres" / "data" / "postmaster.pid"
     lock.write_text(lock.read_text().replace(lock.read_text().split()[0], str(os.getpid()), 1))
-    assert notes(servers.start(state_dir)) == (["kept"], ["kept"])
+    assert notes(servers.start_servers(state_dir)) == (["kept"], ["kept"])
 
 
 @pytest.mark.faults
 def test_servers_of_a_removed_folder_give_way_to_those_of_the_new_one(state_dir: Path) -> None:
-    before = servers.start(state_dir)
+    before = servers.start_servers(state_dir)
     shutil.rmtree(state_dir)
-    after = servers.start(state_dir)
+    after = servers.start_servers(state_dir)
     assert after != before
     write(after, "new")
     assert notes(after) == (["new"], ["new"])
 
 
 def test_a_lost_password_is_named(state_dir: Path) -> None:
-    servers.start(state_dir)
-    servers.stop(state_dir)
+    servers.start_servers(state_dir)
+    servers.stop_servers(state_dir)
     (state_dir / "secrets" / "postgres").write_text("another")
     with pytest.raises(EmbeddedServerError, match="refuses the password"):
-        servers.start(state_dir)
+        servers.start_servers(state_dir)
 
 
 def test_two_starters_at_once_agree(state_dir: Path) -> None:
@@ -157,21 +157,21 @@ def test_two_starters_at_once_agree(state_dir: Path) -> None:
 
 
 def test_a_port_taken_meanwhile_is_not_fatal(state_dir: Path) -> None:
-    first = servers.start(state_dir)
+    first = servers.start_servers(state_dir)
     write(first, "kept")
-    servers.stop(state_dir)
+    servers.stop_servers(state_dir)
     taken = [urlsplit(url).port or 0 for url in (first.database_url, first.redis_url)]
     with (
         socket.create_server(("127.0.0.1", taken[0])),
         socket.create_server(("127.0.0.1", taken[1])),
     ):
-        second = servers.start(state_dir)
+        second = servers.start_servers(state_dir)
         assert not {urlsplit(url).port for url in (second.database_url, second.redis_url)} & set(taken)
         assert notes(second) == (["kept"], ["kept"])
 
 
 def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
-    endpoints = servers.start(state_dir)
+    endpoints = servers.start_servers(state_dir)
     database, cache = urlsplit(endpoints.database_url), urlsplit(endpoints.redis_url)
     for password in ("", "guess"):
         with pytest.raises(psycopg.OperationalError):
@@ -179,7 +179,7 @@ def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
     with redis.Redis(port=cache.port or 0) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
     passwords = {str(database.password), str(cache.password)}
-    for pid in servers.status(state_dir).values():
+    for pid in servers.server_pids(state_dir).values():
         assert not passwords & set(psutil.Process(pid).cmdline())
     assert state_dir.stat().st_mode & 0o777 == 0o700
     assert (state_dir / "endpoints.json").stat().st_mode & 0o777 == 0o600
@@ -205,7 +205,7 @@ def test_application_role_has_no_rights_beyond_its_database(shared: Endpoints, s
 
 
 def test_no_connection_is_trusted(state_dir: Path) -> None:
-    servers.start(state_dir)
+    servers.start_servers(state_dir)
     lines = (state_dir / "postgres" / "data" / "pg_hba.conf").read_text().splitlines()
     methods = {line.split()[-1] for line in lines if line.strip() and not line.startswith("#")}
     assert methods == {"scram-sha-256"}
@@ -236,19 +236,19 @@ def test_cluster_whose_application_was_superuser_is_converted(state_dir: Path) -
     postgres.run_to_make(postgres.data, [*alone, "aftertouch"], "\n".join(statements) + "\n")
 
     for _ in range(2):
-        endpoints = servers.start(state_dir)
+        endpoints = servers.start_servers(state_dir)
         assert ask(endpoints, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user") == "False"
         with psycopg.connect(endpoints.database_url) as connection:
             connection.execute("INSERT INTO kept (at) VALUES (now())")
             connection.execute("ALTER TABLE kept ADD COLUMN IF NOT EXISTS more int")
             connection.execute("CREATE OR REPLACE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 2'")
             connection.execute("SELECT nextval('numbers'), one() FROM seen")
-        servers.stop(state_dir)
-    assert ask(servers.start(state_dir), "SELECT count(*) FROM kept") == "3"
+        servers.stop_servers(state_dir)
+    assert ask(servers.start_servers(state_dir), "SELECT count(*) FROM kept") == "3"
 
 
 def test_they_listen_on_loopback_and_keep_what_they_accept(state_dir: Path) -> None:
-    endpoints = servers.start(state_dir)
+    endpoints = servers.start_servers(state_dir)
     expected = {"listen_addresses": "127.0.0.1", "synchronous_commit": "on", "fsync": "on", "data_checksums": "on"}
     assert {name: ask(endpoints, f"SHOW {name}") for name in expected} == expected
     with redis.Redis.from_url(endpoints.redis_url, decode_responses=True) as client:
@@ -269,21 +269,21 @@ def test_a_server_that_is_given_is_not_started(state_dir: Path, given: dict[str,
     starter = start_in_a_process(state_dir, **given)
     _, complaint = starter.communicate(timeout=120)
     assert starter.returncode == 0, complaint
-    assert {label: pid is not None for label, pid in servers.status(state_dir).items()} == runs
+    assert {label: pid is not None for label, pid in servers.server_pids(state_dir).items()} == runs
 
 
 def test_a_cluster_of_another_version_is_refused_by_name(state_dir: Path) -> None:
-    servers.start(state_dir)
-    servers.stop(state_dir)
+    servers.start_servers(state_dir)
+    servers.stop_servers(state_dir)
     (state_dir / "postgres" / "data" / "PG_VERSION").write_text("11\n")
     with pytest.raises(EmbeddedServerError, match="was made by PostgreSQL 11"):
-        servers.start(state_dir)
+        servers.start_servers(state_dir)
 
 
 def test_a_server_that_cannot_start_shows_its_last_words(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers.start(state_dir)
-    servers.stop(state_dir)
+    servers.start_servers(state_dir)
+    servers.stop_servers(state_dir)
     (state_dir / "postgres" / "data" / "global" / "pg_control").unlink()
     monkeypatch.setattr("config.local.server.RETRY_FOR", 0.5)
     with pytest.raises(EmbeddedServerError, match="could not find the database system"):
-        servers.start(state_dir)
+        servers.start_servers(state_dir)

@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from scheduling.models import FailedTask
-from scheduling.tasks import deliver, hand_over
+from scheduling.tasks import deliver, dispatch_due
 
 
 @pytest.mark.django_db(transaction=True)
@@ -17,7 +17,7 @@ from scheduling.tasks import deliver, hand_over
     [
         (deliver, ValueError("odd"), ["ValueError: odd"]),
         (deliver, OperationalError("the server is starting up"), []),
-        (hand_over, ValueError("odd"), []),
+        (dispatch_due, ValueError("odd"), []),
     ],
     ids=["a defect", "retried", "a tick"],
 )

@@ -15,13 +15,13 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from redis.exceptions import ResponseError
 
 from config.celery.application import app
-from config.celery.beat_scheduler import LeaderScheduler, Pile
+from config.celery.beat_scheduler import LeaderScheduler, TickBacklog
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
 from config.settings.logging import WithoutPasses
 from rpa_tasks.tasks import publish_for_shops, run_rounds
 from scheduling import metrics
-from scheduling.tasks import deliver, hand_over
+from scheduling.tasks import deliver, dispatch_due
 
 LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -41,7 +41,7 @@ def test_beat_sleeps_until_the_next_is_due(scheduler: LeaderScheduler, monkeypat
         each.enabled = False
         each.save()
     often, _ = IntervalSchedule.objects.get_or_create(every=40_000, period=IntervalSchedule.MICROSECONDS)
-    PeriodicTask.objects.create(name="often", task=hand_over.name, interval=often, queue="ticks")
+    PeriodicTask.objects.create(name="often", task=dispatch_due.name, interval=often, queue="ticks")
     sent: list[str] = []
     monkeypatch.setattr(scheduler, "apply_async", lambda entry, **_: sent.append(entry.task) or SimpleNamespace(id="1"))
     ticks = 0
@@ -72,9 +72,9 @@ def test_passes_that_nobody_takes_do_not_fill_redis(
     PeriodicTask.objects.update(last_run_at=LONG_AGO)
     interval, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.HOURS)
     PeriodicTask.objects.create(name="ours", task=publish_for_shops.name, interval=interval, start_time=LONG_AGO)
-    valkey.rpush("mq:ticks", *["waits"] * (Pile.MOST + 1))
+    valkey.rpush("mq:ticks", *["waits"] * (TickBacklog.MOST + 1))
     alive: list[str] = []
-    monkeypatch.setattr(metrics, "beat_ticked", alive.append)
+    monkeypatch.setattr(metrics, "record_beat_tick", alive.append)
     tick_until_nothing_is_due(scheduler)
     assert set(tasks_in(valkey)) == {run_rounds.name}
     assert alive, "whatever it publishes, it ticks"
@@ -83,9 +83,9 @@ def test_passes_that_nobody_takes_do_not_fill_redis(
 def test_passes_go_on_when_they_are_taken(
     scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pile, "ASK_EVERY", -1.0)
-    valkey.rpush("mq:ticks", *["waits"] * (Pile.MOST + 1))
-    assert scheduler._pile.stands(scheduler.producer)
+    monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)
+    valkey.rpush("mq:ticks", *["waits"] * (TickBacklog.MOST + 1))
+    assert scheduler._backlog.is_full(scheduler.producer)
     valkey.delete("mq:ticks")
     PeriodicTask.objects.update(last_run_at=LONG_AGO)
     tick_until_nothing_is_due(scheduler)
@@ -95,7 +95,7 @@ def test_passes_go_on_when_they_are_taken(
 def test_what_waits_is_asked_seldom_and_costs_no_pass(
     scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pile, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(TickBacklog, "ASK_EVERY", 3600.0)
     asked: list[str] = []
 
     def refuse(queue: str) -> int:
@@ -103,9 +103,9 @@ def test_what_waits_is_asked_seldom_and_costs_no_pass(
         raise ResponseError("NOPERM")
 
     producer = SimpleNamespace(channel=SimpleNamespace(client=SimpleNamespace(llen=refuse)))
-    assert [scheduler._pile.stands(producer) for _ in range(100)] == [False] * 100
+    assert [scheduler._backlog.is_full(producer) for _ in range(100)] == [False] * 100
     assert asked == ["ticks"]
-    assert not scheduler._pile.stands(SimpleNamespace(channel=object())), "RabbitMQ is not asked"
+    assert not scheduler._backlog.is_full(SimpleNamespace(channel=object())), "RabbitMQ is not asked"
 
 
 def line(logger: str, level: int = logging.INFO, **context: Any) -> logging.LogRecord:
@@ -114,8 +114,8 @@ def line(logger: str, level: int = logging.INFO, **context: Any) -> logging.LogR
 
 def test_a_pass_fills_no_log_and_a_failed_one_does() -> None:
     shown = WithoutPasses().filter
-    assert not shown(line("celery.app.trace", name=hand_over.name, id="1"))
-    assert shown(line("celery.app.trace", logging.ERROR, name=hand_over.name, id="1"))
+    assert not shown(line("celery.app.trace", name=dispatch_due.name, id="1"))
+    assert shown(line("celery.app.trace", logging.ERROR, name=dispatch_due.name, id="1"))
     assert shown(line("celery.app.trace", name=deliver.name, id="1"))
     assert shown(logging.LogRecord("celery.worker.strategy", logging.INFO, "", 0, "%s", ("a line",), None))
 

@@ -154,10 +154,10 @@ def test_servers_are_kept_when_the_flag_is_set(folder: Path, begin: Callable[...
     run = begin(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
     try:
         assert run.wait(PATIENCE) == 1
-        assert all(servers.status(folder / "state").values())
+        assert all(servers.server_pids(folder / "state").values())
         assert not runs(folder / "ready")
     finally:
-        servers.stop(folder / "state")
+        servers.stop_servers(folder / "state")
     assert processes_of(folder) == []
 
 

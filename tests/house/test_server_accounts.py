@@ -29,7 +29,7 @@ def folder() -> Iterator[Path]:
     """A folder that is not below root's own temporary folder, so that its mode alone decides."""
     made = Path(tempfile.mkdtemp(prefix="aftertouch-accounts-"))
     yield made
-    servers.stop(made / "state")
+    servers.stop_servers(made / "state")
     shutil.rmtree(made)
 
 
@@ -52,13 +52,13 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
 
 
 def owners(folder: Path) -> set[int]:
-    pids = servers.status(folder / "state").values()
+    pids = servers.server_pids(folder / "state").values()
     assert all(pids)
     return {psutil.Process(pid).uids().real for pid in pids}
 
 
 def check_that_rows_can_be_kept(folder: Path) -> None:
-    endpoints = servers.start(folder / "state")
+    endpoints = servers.start_servers(folder / "state")
     with psycopg.connect(endpoints.database_url) as connection:
         # to_tsvector loads a library, a named zone reads a file: both lie below the closed folder
         connection.execute("CREATE TABLE kept AS SELECT to_tsvector('english', 'kept') AS word, 1 AS id")
@@ -73,7 +73,7 @@ def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: 
     folder.chmod(0o700)
     embedded(folder)
     assert owners(folder) == {pwd.getpwnam("nobody").pw_uid}
-    commands = [psutil.Process(pid).cmdline()[0] for pid in servers.status(folder / "state").values()]
+    commands = [psutil.Process(pid).cmdline()[0] for pid in servers.server_pids(folder / "state").values()]
     assert all(command.startswith(str(folder)) for command in commands)
     check_that_rows_can_be_kept(folder)
 
@@ -104,5 +104,5 @@ def test_a_state_folder_of_somebody_else_is_refused(folder: Path) -> None:
     state_dir.mkdir(0o700)
     os.chown(state_dir, 12345, 12345)
     with pytest.raises(EmbeddedServerError, match="belongs to uid 12345"):
-        servers.start(state_dir)
+        servers.start_servers(state_dir)
     os.chown(state_dir, 0, 0)

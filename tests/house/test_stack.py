@@ -19,10 +19,10 @@ import pytest
 
 from config.environment import ROOT, Environment
 from config.local import foreground, ownership, servers
-from config.local.endpoints import secret
+from config.local.endpoints import read_or_create_secret
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import carrying, is_alive, wait_until
-from config.local.programs import PROGRAMS, Program, StackError, stop_within
+from config.local.processes import is_alive, processes_with_variable, wait_until
+from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
 from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 PATIENCE = 60.0
@@ -78,11 +78,11 @@ def test_a_killed_program_is_started_again(stack: RunningStack, program: str) ->
 def test_a_killed_server_comes_back_at_its_address(stack: RunningStack, server: str) -> None:
     before, killed = stack.endpoints, stack.kill(server)
     stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, PATIENCE)
-    assert servers.start(stack.state_dir) == before  # proves that both answer
+    assert servers.start_servers(stack.state_dir) == before  # proves that both answer
 
 
 def test_flower_serves_nothing_without_its_login(stack: RunningStack) -> None:
-    login = f"aftertouch:{secret(stack.state_dir, 'flower')}"
+    login = f"aftertouch:{read_or_create_secret(stack.state_dir, 'flower')}"
     stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, PATIENCE)
     for path in ("/workers", "/metrics", "/healthcheck", "/api/workers"):
         assert status_of(stack.flower_url + path) == 401, path
@@ -145,8 +145,8 @@ def test_a_stack_leaves_nothing_behind_though_its_owner_is_killed(tmp_path: Path
         assert owner is not None
         os.kill(owner, signal.SIGKILL)
         assert wait_until(lambda: not any(is_alive(program) for program in programs), PATIENCE)
-    assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
-    assert carrying(ownership.MARK, str(state_dir)) == []
+    assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
+    assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -157,8 +157,8 @@ def test_a_signal_stops_everything_and_is_no_error(tmp_path: Path, number: signa
         assert owner is not None
         os.kill(owner, number)
         assert wait_until(lambda: not ownership.is_owned(state_dir), PATIENCE)
-        assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
-        assert carrying(ownership.MARK, str(state_dir)) == []
+        assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
+        assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
         assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
 
 
@@ -207,5 +207,5 @@ def test_stop_asks_all_programs_at_once(tmp_path: Path) -> None:
 
 
 def test_stop_gives_the_owner_time_for_every_program_and_server() -> None:
-    assert stop_within(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
-    assert stop_within(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN
+    assert stop_time_limit(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
+    assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN

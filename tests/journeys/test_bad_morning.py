@@ -29,7 +29,7 @@ def _counted(transactional_db: None) -> None:
 @pytest.fixture
 def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
     from scheduling.models import ChannelConfig, FailedTask
 
@@ -39,8 +39,10 @@ def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterato
         )
         matrix.node("insale-paid", trigger="order.paid", channel=hook)
         matrix.node("presale-download")
-        deliver([task for number in range(READERS) for task in happen(user=f"reader-{number}").task_ids])
-        deliver([task for number in range(MANY) for task in happen("order.paid", user=f"buyer-{number}").task_ids])
+        deliver_touches([task for number in range(READERS) for task in happen(user=f"reader-{number}").task_ids])
+        deliver_touches(
+            [task for number in range(MANY) for task in happen("order.paid", user=f"buyer-{number}").task_ids]
+        )
         assert sender().drain(60)
         assert FailedTask.objects.filter(channel="partner", state="open").count() == MANY
         yield receiver
@@ -50,13 +52,13 @@ def deliver_what_waits() -> None:
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
     from scheduling.models import Touch
 
     waiting = Touch.objects.filter(state="scheduled")
     waiting.update(due_at=now())
-    deliver(list(waiting.values_list("pk", flat=True)))
+    deliver_touches(list(waiting.values_list("pk", flat=True)))
     assert sender().drain(60)
 
 
@@ -72,7 +74,7 @@ def advance() -> None:
     from scheduling.operations import bulk_actions
 
     BulkAction.objects.update(next_at=Now())
-    bulk_actions.advance(BulkAction.objects.get().pk)
+    bulk_actions.run_batch(BulkAction.objects.get().pk)
 
 
 def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
@@ -131,7 +133,7 @@ def tighten(page: Any, draft: str) -> None:
     area.fill(area.input_value().replace("limit: 3", "limit: 2"))
     page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
-    assert runs.execute_next()
+    assert runs.execute_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")
     assert WhatIfRun.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
     page.click("button:has-text('发布草稿')")
@@ -167,7 +169,7 @@ def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server:
     assert rule.limit == 3
 
     # Others retry: how far they are can be seen, and they are not stopped.
-    begun = bulk_actions.begin("retry", {}, Actor("olga"))
+    begun = bulk_actions.start_bulk_action("retry", {}, Actor("olga"))
     running = f"{admin}/bulkaction/{begun.pk}/"
     page.goto(f"{running}change/")
     page.wait_for_selector("progress")

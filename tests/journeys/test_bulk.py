@@ -15,12 +15,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def many(matrix: Any, happen: Callable[..., Any]) -> int:
     """More failed tasks than a page shows."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
     from scheduling.models import FailedTask
 
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
-    deliver([happen(user=f"user-{number}").task_ids[0] for number in range(53)])
+    deliver_touches([happen(user=f"user-{number}").task_ids[0] for number in range(53)])
     assert sender().drain(20)
     return FailedTask.objects.count()
 
@@ -42,7 +42,7 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
     page.click("#content button[type=submit]:has-text('Retry')")
     page.wait_for_selector(f"text=0 of {many}")
     row = BulkAction.objects.get()
-    assert bulk_actions.advance(row.pk) is not None
+    assert bulk_actions.run_batch(row.pk) is not None
     page.wait_for_selector(f"text=20 of {many}")  # the page looks again by itself
 
     # A look that brings nothing new leaves the button where it is: it may be being pressed.
@@ -54,7 +54,7 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
     picture(page, "bulk-action")  # which leaves a `style` in the form, so not before
     page.click("text=Stop the bulk action")
     page.wait_for_selector("text=Changes made before the stop stay")
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.run_batch(row.pk) is None
     assert FailedTask.objects.filter(state="retried").count() == 20
 
 
@@ -77,8 +77,10 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: A
     from scheduling.operations import bulk_actions
     from scheduling.operations.failed_tasks import Actor
 
-    row = bulk_actions.begin("retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10)
-    bulk_actions.advance(row.pk)
+    row = bulk_actions.start_bulk_action(
+        "retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10
+    )
+    bulk_actions.run_batch(row.pk)
     pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/call-off/")
     for name, language, scheme, width in (
         ("bulk-dark-en", "en", "dark", 1400),

@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    from scheduling.monitoring.statistics import Past
+    from scheduling.monitoring.statistics import HourlyCache
 
-    Past.forget()
+    HourlyCache.clear_all()
     yield
-    Past.forget()
+    HourlyCache.clear_all()
 
 
 @pytest.fixture
@@ -234,11 +234,11 @@ def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_ser
 def test_a_customers_page_says_when_they_may_be_sent_more(
     ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
 ) -> None:
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Customer
 
     for kind in ("material.downloaded", "order.paid", "service.completed", "order.paid"):
-        deliver(happen(kind, data={"order_no": "202611210042"}).task_ids)
+        deliver_touches(happen(kind, data={"order_no": "202611210042"}).task_ids)
     happen("signup.succeeded")
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 390)):
         page = ops(language, scheme, width)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: Any, happen: Callable[..., Any]) -> None:
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Configuration
     from scheduling.planning.ingest import NewEvent, record_events
     from tests.scheduling.core.conftest import pass_time
@@ -22,7 +22,7 @@ def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: A
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     matrix.node("insale-paid", holdout_percent=30, goal_event="order.paid", goal_within=timedelta(days=1))
     downloads = [NewEvent("shop", f"d{number}", "material.downloaded", f"user{number}") for number in range(60)]
-    deliver([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
+    deliver_touches([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
     for number in range(0, 60, 3):
         happen("order.paid", f"user{number}")
     pass_time(days=2)

@@ -16,7 +16,7 @@ from sessions.frames import Frame
 from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
-from sessions.store.sessions import Claim
+from sessions.store.sessions import ClaimedSilence
 from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -34,11 +34,11 @@ def chats(transactional_db: None, valkey: Any) -> None:
         )
     # Nobody watches here; so nobody falls silent while a slow machine draws a page.
     patient = {tag: Policy(timedelta(hours=1)) for tag in TAGS}
-    sessions.live().push(PolicySet(patient))
+    sessions.live_store().push(PolicySet(patient))
     frames = [Frame(f"{tag}-{number}", f"{tag}-{number}", tag=tag) for tag in TAGS for number in range(TAGS[tag][1])]
-    sessions.live().note_activity(frames)
+    sessions.live_store().note_activity(frames)
     pauses = [Frame(each.session_id, each.user_id, sender="agent", kind="transfer") for each in frames[::23]]
-    sessions.live().note_activity(pauses)
+    sessions.live_store().note_activity(pauses)
     for hours in range(1, 20):
         for tag, (_, count) in TAGS.items():
             sent = count * 7
@@ -49,10 +49,10 @@ def chats(transactional_db: None, valkey: Any) -> None:
                 answered=sent * 31 // 100,
                 false=sent * 13 // 1000,
             )
-    policies.push()
-    report = stats.Report()
-    report.count([Claim(str(number), "ann", "", "default", 1, 0, 1) for number in range(372)], 23)
-    stats.send(sessions.live(), report, set(TAGS), waits=False)
+    policies.push_policies()
+    report = stats.WatcherReport()
+    report.count([ClaimedSilence(str(number), "ann", "", "default", 1, 0, 1) for number in range(372)], 23)
+    stats.send_report(sessions.live_store(), report, set(TAGS), waits=False)
 
 
 def look(page: Any, live_server: Any, name: str, *args: Any) -> None:
@@ -70,12 +70,12 @@ def test_a_look_at_the_chats_and_an_edit_of_their_patience(
 
     # It follows by itself what happens.
     page.evaluate("window.stayed = true")
-    sessions.live().note_activity([Frame("one-more", "ann", tag="vip")])
+    sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
     page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('41')")
     assert page.evaluate("window.stayed"), "the page was not loaded again"
 
     # A policy is edited; what does not fit is said at its field; the store has it with the commit.
-    before = sessions.live().claim_silent(1, timedelta(seconds=1)).versions
+    before = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
     look(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(tag="vip").pk)
     page.fill("[name=threshold]", "1s")
     page.click("[name=_continue]")
@@ -85,8 +85,8 @@ def test_a_look_at_the_chats_and_an_edit_of_their_patience(
     page.fill("[name=change_reason]", "贵宾需要更多时间")
     page.click("[name=_continue]")
     page.wait_for_selector("[name=threshold][value='5m']")
-    after = sessions.live().claim_silent(1, timedelta(seconds=1)).versions
-    assert after == {policies.read().version} != before
+    after = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
+    assert after == {policies.read_policies().version} != before
 
     # And its history says who did it, and what it was before.
     look(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(tag="vip").pk)
@@ -104,7 +104,7 @@ def test_nothing_is_asked_while_the_tab_is_hidden(ops: Callable[..., Any], chats
     look(page, live_server, "live")
     page.clock.install()
     page.reload()
-    sessions.live().note_activity([Frame("one-more", "ann", tag="vip")])
+    sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
     page.clock.run_for(4_000)
     page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('41')")
     page.evaluate("window.away = true")
@@ -113,7 +113,7 @@ def test_nothing_is_asked_while_the_tab_is_hidden(ops: Callable[..., Any], chats
     assert before >= 1
     page.clock.run_for(60_000)
     assert len(asked) == before
-    sessions.live().note_activity([Frame("yet-another", "ann", tag="vip")])
+    sessions.live_store().note_activity([Frame("yet-another", "ann", tag="vip")])
     page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('42')")
     assert all(urlsplit(each).path == address for each in asked)

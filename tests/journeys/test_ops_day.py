@@ -41,7 +41,7 @@ def house(matrix: Any) -> Any:
 
 @pytest.mark.usefixtures("house")
 def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node, Touch
 
     page = ops(group="editor")
@@ -77,7 +77,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     from django.utils.timezone import now
 
     (task_id,) = happen("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
-    deliver([task_id])
+    deliver_touches([task_id])
     page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
     page.click("#result_list tbody th a")
     page.wait_for_selector(".at-timeline")
@@ -89,7 +89,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
 
     # An order without its number fails; an operator retries it.
     (failed_id,) = happen("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
-    deliver([failed_id])
+    deliver_touches([failed_id])
     page = ops(group="operator")
     page.click("#nav-sidebar-apps >> text=失败任务")
     page.click("#result_list tbody th a")
@@ -124,13 +124,15 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: A
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
     from django.utils.timezone import now
 
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
 
     for user in ("ann", "bob", "cat"):
         for minutes in (21, 20):
-            deliver(happen("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids)
+            deliver_touches(
+                happen("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids
+            )
         happen("order.paid", user, occurred_at=now() - timedelta(minutes=90))
-    deliver(happen("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
+    deliver_touches(happen("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 1400), ("zh-hans", "light", 390)):
         page = ops(language, scheme, width)
         for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/foresee/"):

@@ -22,13 +22,13 @@ OWN_PAGES = [
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any]) -> None:
     """A row of what ops look at most."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, canary_template=matrix.template("new"))
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver(happen(chat_id="c1").task_ids)
-    deliver(happen("order.paid").task_ids)
+    deliver_touches(happen(chat_id="c1").task_ids)
+    deliver_touches(happen("order.paid").task_ids)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Pause.objects.create(scope="node:guide")
 

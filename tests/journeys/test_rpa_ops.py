@@ -71,8 +71,8 @@ class Market:
 @pytest.fixture
 def market(transactional_db: None, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Market:
     settings.AFTERTOUCH_NODE = "exec-1"
-    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
-    monkeypatch.setattr(wakeups, "ring_for_shops", lambda shops: None)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda hints: None)
+    monkeypatch.setattr(wakeups, "wake_for_shops", lambda shops: None)
     return Market(tmp_path)
 
 
@@ -84,7 +84,7 @@ def worker(market: Market) -> Iterator[None]:
     def work() -> None:
         try:
             while not stop.wait(0.1):
-                runner.work(("high", "normal", "low"))
+                runner.run_startable_jobs(("high", "normal", "low"))
         finally:
             connections.close_all()
 

@@ -55,7 +55,7 @@ def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: A
     area.fill(live.replace("limit: 3", "limit: 1").replace("delay: 15m", "delay: 30m"))
     page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
-    assert runs.execute_next()
+    assert runs.execute_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")  # the page looks again by itself
     run = WhatIfRun.objects.get()
     figures = page.inner_text(".wi-figures")
@@ -73,8 +73,8 @@ def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server:
     from scheduling.experiments.replay import runs
     from scheduling.operations.failed_tasks import Actor
 
-    run = runs.begin(runs.live_text().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
-    assert runs.execute_next()
+    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
+    assert runs.execute_next_replay()
     for name, language, scheme, width in (
         ("what-if-dark-en", "en", "dark", 1400),
         ("what-if-narrow", "zh-hans", "light", 390),

@@ -14,9 +14,9 @@ from django.utils.translation import override
 from django_celery_beat.models import CrontabSchedule
 
 from rpa_tasks.jobs import wakeups
-from scheduling.admin.failed_tasks.actions import VERBS
-from scheduling.admin.system.schedule import in_words
-from scheduling.delivery.pipeline import deliver
+from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS
+from scheduling.admin.system.schedule import describe_crontab
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import FailedTask
 from tests.language.walk import words
 from tests.rpa_tasks.admin.conftest import Market
@@ -37,7 +37,7 @@ def ops(settings: Any, tmp_path: Path) -> Client:
 @pytest.fixture
 def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
     """A run of unknown effect, so that every button is there."""
-    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda hints: None)
     Market().failed("s1", detail="42")
     row = FailedTask.objects.get()
     row.failure = "unknown"
@@ -48,7 +48,7 @@ def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
 @pytest.fixture
 def touch(matrix: Any, happen: Callable[..., Any]) -> FailedTask:
     matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
-    deliver(happen().task_ids)
+    deliver_touches(happen().task_ids)
     return FailedTask.objects.get()
 
 
@@ -64,9 +64,9 @@ def page(ops: Client, row: FailedTask, verb: str) -> str:
     return " ".join(words(answer.content.decode()))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", FAILED_TASK_ACTIONS)
 def test_what_can_be_done_about_a_job_speaks_of_runs(ops: Client, job: FailedTask, verb: str) -> None:
-    said = VERBS[verb].about(job.origin)
+    said = FAILED_TASK_ACTIONS[verb].for_origins(job.origin)
     text = f"{english(said.title)} {english(said.explains)}".lower()
     assert [word for word in OF_TOUCHES if word in text.replace("delivery key", "")] == []
     assert english(said.explains) in page(ops, job, verb)
@@ -74,13 +74,13 @@ def test_what_can_be_done_about_a_job_speaks_of_runs(ops: Client, job: FailedTas
 
 @pytest.mark.parametrize("verb", ["retry", "again", "ignore"])
 def test_what_can_be_done_about_a_touch_speaks_of_messages(ops: Client, touch: FailedTask, verb: str) -> None:
-    assert VERBS[verb].about(touch.origin) == VERBS[verb]
-    assert english(VERBS[verb].explains) in page(ops, touch, verb)
+    assert FAILED_TASK_ACTIONS[verb].for_origins(touch.origin) == FAILED_TASK_ACTIONS[verb]
+    assert english(FAILED_TASK_ACTIONS[verb].explains) in page(ops, touch, verb)
 
 
 def test_many_of_both_are_spoken_of_as_before() -> None:
-    assert VERBS["ignore"].about("touch", "rpa_job") == VERBS["ignore"]
-    assert VERBS["ignore"].about("rpa_job") != VERBS["ignore"]
+    assert FAILED_TASK_ACTIONS["ignore"].for_origins("touch", "rpa_job") == FAILED_TASK_ACTIONS["ignore"]
+    assert FAILED_TASK_ACTIONS["ignore"].for_origins("rpa_job") != FAILED_TASK_ACTIONS["ignore"]
 
 
 @pytest.mark.parametrize(("act", "state"), [("delivered", "succeeded"), ("not_delivered", "no effect")])
@@ -102,4 +102,4 @@ def test_a_resolved_job_had_an_effect_or_none(ops: Client, job: FailedTask, act:
 def test_a_crontab_is_said_in_the_language_of_its_reader(language: str, said: str) -> None:
     row = CrontabSchedule(minute="*/5", hour="9-18", day_of_week="1-5", timezone="Asia/Shanghai")
     with override(language):
-        assert in_words(row) == said
+        assert describe_crontab(row) == said

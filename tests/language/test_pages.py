@@ -19,7 +19,7 @@ from django_celery_beat.models import CrontabSchedule, IntervalSchedule, Periodi
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.models import ExecutionNode
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.management.commands.bootstrap import Command
 from scheduling.models import BulkAction, Community, FailedTask, Pause
 from tests.language.catalogue import CATALOGUES, entries
@@ -42,12 +42,12 @@ def static_root(settings: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of everything. What would be words in a language is named by keys and numbers."""
-    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda hints: None)
     Command().grant_permissions()
     matrix.node("n1", template=matrix.template("t1", body="1"), rollout_percent=50, rollout_communities=["c1"])
     matrix.node("n2", trigger="order.paid", template=matrix.template("t2", body="{{ event.data.no }}"))
     for kind in ("material.downloaded", "order.paid", "complaint.received", "material.downloaded"):
-        deliver(happen(kind, user="u1", chat_id="c1", source="s0").task_ids)
+        deliver_touches(happen(kind, user="u1", chat_id="c1", source="s0").task_ids)
     FailedTask.objects.update(detail="42")
     Community.objects.get_or_create(chat_id="c1")
     Pause.objects.create(scope="node:n1")

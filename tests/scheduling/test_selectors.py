@@ -15,7 +15,7 @@ from scheduling import sql
 from scheduling.models import Complaint, Customer, Touch
 from scheduling.models.ledger import RARE
 from scheduling.operations import queries
-from scheduling.operations.filters import standing
+from scheduling.operations.filters import filter_effective_state
 
 pytestmark = pytest.mark.django_db
 
@@ -86,7 +86,7 @@ def test_an_event_is_found_by_its_id_among_many_sources(matrix: Any, happen: Cal
     for number in range(5):
         happen(source=f"s{number}", event_id="e1", user=f"u{number}")
         happen(source=f"s{number}", event_id="e2", user=f"u{number}")
-    found = queries.touches_page(event="e1")[0]
+    found = queries.query_touches(event="e1")[0]
     assert {(touch.event.source, touch.event.event_id) for touch in found} == {
         (f"s{number}", "e1") for number in range(5)
     }
@@ -99,7 +99,7 @@ def test_a_page_costs_the_same_however_many(
     for number in range(5):
         happen(user=f"u{number}")
     with django_assert_num_queries(3):
-        page, _ = queries.touches_page(limit=5)
+        page, _ = queries.query_touches(limit=5)
         assert [(touch.node.key, touch.event.type, touch.latest_verdicts) for touch in page] == [  # type: ignore[attr-defined]
             ("guide", "material.downloaded", [])
         ] * 5
@@ -109,23 +109,23 @@ def test_a_page_costs_the_same_however_many(
 def test_touches_page_by_a_rare_node_looks_no_further_than_its_bound(
     matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "LOOKED_AT", 4)
+    monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 4)
     matrix.node("often")
     matrix.node("rare", trigger="order.paid")
     kinds = [happen(type).task_ids[0] for type in ["order.paid", *["material.downloaded"] * 8, "order.paid"]]
 
     pages, before = [], None
     while True:
-        found, before = queries.touches_page(node="rare", before=before)
+        found, before = queries.query_touches(node="rare", before=before)
         pages.append([each.pk for each in found])
         if before is None:
             break
 
     assert pages == [[kinds[-1]], [], [kinds[0]]]
-    assert queries.touches_page(node="rare", user="ann") == (
+    assert queries.query_touches(node="rare", user="ann") == (
         [*Touch.objects.filter(pk__in=[kinds[0], kinds[-1]]).order_by("-pk")], None,
     )  # fmt: skip
-    assert len(queries.touches_page(source="shop", limit=9)[0]) == 4
+    assert len(queries.query_touches(source="shop", limit=9)[0]) == 4
 
 
 # --- few among many --------------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
 
 @pytest.mark.parametrize("state", RARE)
 def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
-    plan = _plan(lambda: queries.touches_page(state=state, limit=3))
-    assert [each.pk for each in queries.touches_page(state=state)[0]] == many[state]
-    assert [each.pk for each in queries.touches_page(state=state, before=many[state][1])[0]] == many[state][2:]
+    plan = _plan(lambda: queries.query_touches(state=state, limit=3))
+    assert [each.pk for each in queries.query_touches(state=state)[0]] == many[state]
+    assert [each.pk for each in queries.query_touches(state=state, before=many[state][1])[0]] == many[state][2:]
     assert "Index Scan Backward using touch_rare on" in plan, plan
     assert "Sort" not in plan, plan
 
@@ -160,7 +160,7 @@ def test_what_people_ask_for_together_is_found_so_as_well(
     many: dict[str, list[UUID]], stands: str, kinds: tuple[str, ...], index: str
 ) -> None:
     def page() -> list[Touch]:
-        return list(Touch.objects.filter(standing(stands)).order_by("-task_id")[:51])
+        return list(Touch.objects.filter(filter_effective_state(stands)).order_by("-task_id")[:51])
 
     plan = _plan(page)
     assert [each.pk for each in page()] == sorted((pk for kind in kinds for pk in many[kind]), reverse=True)[:51]

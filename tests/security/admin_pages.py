@@ -144,7 +144,7 @@ def made(make: Callable[[], Any]) -> Args:
 
 def build(matrix: Any, happen: Callable[..., Any]) -> None:
     """Make a row of everything."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
 
     Configuration.objects.get_or_create(pk=1)
     node = matrix.node("guide", canary_template=matrix.template("guide-v2"), delay=timedelta(0))
@@ -152,7 +152,7 @@ def build(matrix: Any, happen: Callable[..., Any]) -> None:
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("rolled", trigger="x.y", template=matrix.template("old"), canary_template=matrix.template("new"))
     for type in ("material.downloaded", "order.paid", "complaint.received"):
-        deliver(happen(type, chat_id="c1").task_ids)
+        deliver_touches(happen(type, chat_id="c1").task_ids)
     happen("signup.succeeded")
     EventType.objects.get_or_create(key="signup.succeeded")
     Community.objects.get_or_create(chat_id="c1")
@@ -166,9 +166,9 @@ def build(matrix: Any, happen: Callable[..., Any]) -> None:
     BulkAction.objects.create(
         action="retry", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
-    rollout_runs.start(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
-    run = runs.begin(runs.live_text().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
-    WhatIfRun.objects.filter(pk=run.pk).update(state="done", live_digest=runs.live_digest())
+    rollout_runs.start_rollout(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
+    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
+    WhatIfRun.objects.filter(pk=run.pk).update(state="done", live_digest=runs.compute_live_digest())
     market = Market()
     market.running("s1")
     market.waiting("s1", dedupe_key="a", delay=timedelta(hours=1))

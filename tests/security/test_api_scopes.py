@@ -123,13 +123,13 @@ def test_each_operation_has_a_row_in_the_table() -> None:
 def web(matrix: Any, happen: Callable[..., Any]) -> Iterator[str]:
     from datetime import timedelta
 
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
 
     Configuration.objects.get_or_create(pk=1)  # the row that migrations made went with the tables
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     for user in ("ann", "bob", "cid", "dan"):
-        deliver(happen("order.paid", user).task_ids)
+        deliver_touches(happen("order.paid", user).task_ids)
     happen("signup.succeeded")
     BulkAction.objects.create(
         action="ignore", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3

@@ -107,13 +107,13 @@ def dump() -> dict[str, list[str]]:
 def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., Any]) -> None:
     """Each address of the back office that takes a row, with a row, by GET: links are followed by mail scanners, by
     browsers ahead of time, and by whoever was sent one."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Pause
 
     matrix.node("guide")
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver(happen(chat_id="c1").task_ids)
-    deliver(happen("order.paid").task_ids)
+    deliver_touches(happen(chat_id="c1").task_ids)
+    deliver_touches(happen("order.paid").task_ids)
     happen("material.downloaded", "bob")
     create_api_key("shop", ["events"])
     Pause.objects.create(scope="node:guide")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from django.conf import settings
 
-from config.celery.application import insist
+from config.celery.application import require_flower_login
 
 
 def test_flower_does_not_start_without_a_login() -> None:
@@ -23,7 +23,7 @@ def test_flower_does_not_start_without_a_login() -> None:
 def test_however_it_is_started_it_is_refused() -> None:
     for program in ("/house/.venv/bin/celery", "/house/site-packages/celery/__main__.py"):
         with pytest.raises(SystemExit):
-            insist([program, "-A", "config", "flower"], {})
+            require_flower_login([program, "-A", "config", "flower"], {})
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_however_it_is_started_it_is_refused() -> None:
     ],
 )
 def test_with_one_it_does_and_nothing_else_is_asked_for_one(words: list[str], environ: dict[str, str]) -> None:
-    insist(words, environ)
+    require_flower_login(words, environ)

@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.jobs.publish import Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
 
 pytestmark = pytest.mark.django_db
@@ -69,13 +69,13 @@ def strangers(matrix: Any, happen: Callable[..., Any]) -> None:
     long_ago = now() - timedelta(hours=1)
     for kind in ("material.downloaded", "order.paid"):
         told = happen(kind, EVIL, source=EVIL, chat_id=EVIL, data={EVIL: EVIL, "nested": [EVIL]}, occurred_at=long_ago)
-        deliver(told.task_ids)
+        deliver_touches(told.task_ids)
     FailedTask.objects.update(detail=EVIL, action_reason=EVIL)
     Pause.objects.create(scope="node:guide", reason=EVIL)
     pdd = Platform.objects.create(key="pdd", name=EVIL)
     Flow.objects.create(platform=pdd, task_type="sync_order", command=["true", "{param}", EVIL])
     Shop.objects.create(platform=pdd, shop_id="s1", name=EVIL)
-    publish(Request("pdd", "s1", "sync_order", payload={EVIL: EVIL}))
+    publish_job(PublishRequest("pdd", "s1", "sync_order", payload={EVIL: EVIL}))
     User.objects.create_user(f"{MARK}@'+-.", first_name=EVIL[:100])
 
 

@@ -11,10 +11,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Event, FailedTask, Touch
 from scheduling.operations import commands
-from scheduling.redaction import HIDDEN, masked, masked_text
+from scheduling.redaction import HIDDEN, redact, redact_text
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
 
@@ -38,7 +38,7 @@ NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
     ],
 )  # fmt: skip
 def test_a_value_is_hidden_by_its_name(name: str, value: Any, shown: Any) -> None:
-    assert masked({"a": [{name: value}]}) == {"a": [{name: shown}]}
+    assert redact({"a": [{name: value}]}) == {"a": [{name: shown}]}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_a_value_is_hidden_by_its_name(name: str, value: Any, shown: Any) -> Non
     ],
 )
 def test_the_rest_is_shown_as_it_is(data: dict[str, Any]) -> None:
-    assert masked(data) == data
-    assert masked_text(json.dumps(data, ensure_ascii=False)) == json.dumps(data, ensure_ascii=False).replace(
+    assert redact(data) == data
+    assert redact_text(json.dumps(data, ensure_ascii=False)) == json.dumps(data, ensure_ascii=False).replace(
         '"token": null', f'"token": {HIDDEN}'
     )
 
@@ -80,7 +80,7 @@ def test_the_rest_is_shown_as_it_is(data: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_it_is_hidden_in_the_middle_of_words_too(text: str, shown: str) -> None:
-    assert masked_text(text) == shown
+    assert redact_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_it_is_hidden_in_the_middle_of_words_too(text: str, shown: str) -> None:
 )
 def test_no_text_takes_for_ever(text: str) -> None:
     """A pattern that tried each letter anew would take minutes."""
-    assert masked_text(text)
+    assert redact_text(text)
 
 
 # --- where it is hidden -------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def touch(matrix: Any, happen: Callable[..., Any]) -> Touch:
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
     task_ids = happen(user="ann", data=DATA).task_ids
     touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
-    deliver([touch.pk])
+    deliver_touches([touch.pk])
     Attempt.objects.create(
         touch=touch, number=1, lease_no=1, outcome="permanent", reason="http_400", body=f"Dear {NUMBER}",
         detail=f"bad number {NUMBER}, token={SECRET}", started_at=touch.planned_at, ended_at=touch.planned_at,
@@ -134,7 +134,7 @@ def touch(matrix: Any, happen: Callable[..., Any]) -> Touch:
 
 def pages_of(touch: Touch) -> dict[str, str]:
     row = FailedTask.objects.get(task_id=touch.pk)
-    commands.put_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
+    commands.update_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
 
     def url(name: str, *args: Any) -> str:
         return reverse(f"admin:scheduling_{name}", args=args)

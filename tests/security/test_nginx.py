@@ -21,7 +21,7 @@ from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.contrib.auth.models import User
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.models import FailedLogin
 from tests.scheduling.api.serving import PATIENCE, at_once, eventually, serving
 
@@ -113,7 +113,7 @@ def standing(tmp_path: Path) -> Iterator[Front]:
     thread = threading.Thread(target=flower.serve_forever)
     thread.start()
     with serving(**production) as web:
-        plain, tls = free_port(), free_port()
+        plain, tls = select_port(), select_port()
         recipe = RECIPE.read_text("utf-8")
         for ours, theirs in (
             ("listen 80;", f"listen 127.0.0.1:{plain};"),

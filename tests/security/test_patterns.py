@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpa_tasks.jobs.publish import Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.doors.conftest import Market
 
@@ -20,4 +20,4 @@ def test_no_pattern_of_a_flow_takes_for_ever(pattern: str) -> None:
     market.sync.payload_schema = {"properties": {"note": {"pattern": pattern}}}
     market.sync.save()
     with pytest.raises(InvalidInput):
-        publish(Request("pdd", "s1", "sync_order", payload={"note": "a" * 60 + "!"}))
+        publish_job(PublishRequest("pdd", "s1", "sync_order", payload={"note": "a" * 60 + "!"}))

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from scheduling.models import ApiKey, ChannelConfig, Community
-from scheduling.models.encrypted import _cipher
+from scheduling.models.encrypted import _secrets_cipher
 from scheduling.operations.commands import create_api_key
 
 pytestmark = pytest.mark.django_db
@@ -27,10 +27,10 @@ def keys(settings: Any) -> Iterator[Any]:
 
     def keys(*chosen: str) -> None:
         settings.AFTERTOUCH_SECRETS_KEYS = list(chosen)
-        _cipher.cache_clear()
+        _secrets_cipher.cache_clear()
 
     yield keys
-    _cipher.cache_clear()
+    _secrets_cipher.cache_clear()
 
 
 def channel() -> ChannelConfig:

@@ -117,7 +117,7 @@ def test_a_crash_with_secrets_in_its_words_and_its_variables(
     else:
         theatre.play = lambda message: Permanent("refused")
         monkeypatch.setattr("scheduling.delivery.settlement.settlement_of", crash)
-        monkeypatch.setattr("scheduling.delivery.settlement.bare", lambda result: result)
+        monkeypatch.setattr("scheduling.delivery.settlement.without_detail", lambda result: result)
         monkeypatch.setattr("scheduling.delivery.sender.LEASE", timedelta(0))
     deliver_at_last(*happen().task_ids)
     lines = logged()
@@ -134,7 +134,7 @@ def test_an_api_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, l
 
     key = create_api_key("shop", ["customers"])
     if answer == 500:
-        monkeypatch.setattr("scheduling.api.customers._told", crash)
+        monkeypatch.setattr("scheduling.api.customers._serialize_customer", crash)
         Customer.objects.create(user_id="ann")
     client = Client(raise_request_exception=False, headers={"authorization": f"Bearer {key}"})
     if answer == 200:

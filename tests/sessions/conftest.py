@@ -11,7 +11,7 @@ import pytest
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store.client import Server
-from sessions.store.sessions import Claim, Store, instant
+from sessions.store.sessions import ClaimedSilence, Store, instant_of_ms
 
 LEASE = timedelta(seconds=30)
 ALWAYS = datetime.max.replace(tzinfo=UTC)
@@ -35,7 +35,7 @@ class Chats:
     @property
     def now(self) -> datetime:
         seconds, micros = self.store.server.client.time()
-        return instant(seconds * 1000 + (micros + self.store.clock_offset) // 1000)
+        return instant_of_ms(seconds * 1000 + (micros + self.store.clock_offset) // 1000)
 
     def user(self, session: str = "s1", kind: str = "message", **more: Any) -> Any:
         more.setdefault("user_id", "ann")
@@ -45,7 +45,7 @@ class Chats:
         more.setdefault("user_id", "ann")
         return self.store.note_activity([Frame(session, sender="agent", kind=kind, **more)])[0]
 
-    def claim(self, limit: int = 100, lease: timedelta = LEASE) -> list[Claim]:
+    def claim(self, limit: int = 100, lease: timedelta = LEASE) -> list[ClaimedSilence]:
         return self.store.claim_silent(limit, lease).silences
 
     def silent(self, session: str = "s1") -> bool:
@@ -54,7 +54,7 @@ class Chats:
         self.store.release(found)
         return session in {each.session_id for each in found}
 
-    def stands(self, claim: Claim, *, send_until: datetime | None = ALWAYS) -> bool:
+    def stands(self, claim: ClaimedSilence, *, send_until: datetime | None = ALWAYS) -> bool:
         """The look right before its message goes out."""
         return bool(self.store.still_silent([(claim.session_id, claim.armed_at)], send_until=[send_until])[1][0])
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from sessions.store.client import Call, Script, Server
-from sessions.store.sessions import instant
+from sessions.store.sessions import instant_of_ms
 from tests.sessions.conftest import Chats
 
 
@@ -54,4 +54,4 @@ class StillChats(Chats):
 
     @property
     def now(self) -> datetime:
-        return instant(self.store.clock_offset // 1000)
+        return instant_of_ms(self.store.clock_offset // 1000)

@@ -18,11 +18,11 @@ from redis.exceptions import ResponseError
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-from sessions.detection.expired_keys import Listener, NotToldOfExpiry, Pattern
-from sessions.detection.presence import Live
+from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
+from sessions.detection.presence import SessionPresence
 from sessions.policy import Policy
-from sessions.store.client import Server, StoreAway
-from sessions.store.sessions import Claim
+from sessions.store.client import Server, StoreUnavailable
+from sessions.store.sessions import ClaimedSilence
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing import refusing
 from tests.sessions.test_presence import about
@@ -46,11 +46,11 @@ Listening = Callable[..., Any]
 @pytest.fixture
 def listening(chats: Chats, telling: None) -> Iterator[Listening]:
     @contextmanager
-    def listening(pattern: str = "session:*", **changes: Any) -> Iterator[Listener]:
+    def listening(pattern: str = "session:*", **changes: Any) -> Iterator[ExpiredKeyListener]:
         stop = threading.Event()
         gateway = Server(settings.REDIS_URL)
         options = {"tag": "", "window": 30 * SECOND, "stop": stop, **changes}
-        listener = Listener(gateway, chats.store, Pattern(pattern), **options)
+        listener = ExpiredKeyListener(gateway, chats.store, Pattern(pattern), **options)
         listener.check()
         listener.start()
         try:
@@ -71,8 +71,8 @@ def expire(chats: Chats, key: str) -> None:
     assert wait_until(lambda: not client.exists(key), PATIENCE)
 
 
-def heard(chats: Chats, count: int) -> list[Claim]:
-    found: list[Claim] = []
+def heard(chats: Chats, count: int) -> list[ClaimedSilence]:
+    found: list[ClaimedSilence] = []
 
     def enough() -> bool:
         found.extend(chats.claim())
@@ -135,7 +135,7 @@ def test_a_user_whose_key_is_there_again_has_answered(chats: Chats) -> None:
     claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
     chats.store.confirm(claims)
     chats.store.server.client.set("session:ann", "1", px=60_000)
-    assert Live(chats.store).objections([about(claim) for claim in claims]) == ["answered", ""]
+    assert SessionPresence(chats.store).presence_blocks([about(claim) for claim in claims]) == ["answered", ""]
 
 
 def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
@@ -147,7 +147,7 @@ def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
         nonlocal failures
         failures -= 1
         if failures >= 0:
-            raise StoreAway("gone")
+            raise StoreUnavailable("gone")
         return note(*args, **changes)
 
     monkeypatch.setattr(chats.store, "note_expired", away)
@@ -229,9 +229,9 @@ def shipped_rights(user: str) -> str:
     return line.partition(">PASSWORD ")[2]
 
 
-def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = None) -> Listener:
+def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = None) -> ExpiredKeyListener:
     options = {"tag": "", "window": SECOND, "stop": stop or threading.Event()}
-    return Listener(gateway, chats.store, Pattern("session:*"), **options)
+    return ExpiredKeyListener(gateway, chats.store, Pattern("session:*"), **options)
 
 
 def test_listener_with_the_shipped_rights_hears_of_expired_keys(
@@ -258,7 +258,7 @@ def test_check_finds_out_without_config_that_events_are_off(
     chats: Chats, valkey: Any, as_user: Callable[[str], Server]
 ) -> None:
     valkey.config_set("notify-keyspace-events", "")
-    with pytest.raises(NotToldOfExpiry, match="must have E and x"):
+    with pytest.raises(KeyspaceEventsDisabled, match="must have E and x"):
         listener_on(as_user(shipped_rights("listener")), chats).check()
 
 
@@ -267,7 +267,7 @@ def test_listener_that_may_not_subscribe_ends_with_an_error(
 ) -> None:
     stop = threading.Event()
     listener = listener_on(as_user(shipped_rights("watcher")), chats, stop)
-    with pytest.raises(NotToldOfExpiry, match="SUBSCRIBE __keyevent@"):
+    with pytest.raises(KeyspaceEventsDisabled, match="SUBSCRIBE __keyevent@"):
         listener.check()
     listener.start()
     assert stop.wait(PATIENCE)
@@ -278,7 +278,7 @@ def test_listener_that_may_not_subscribe_ends_with_an_error(
 @pytest.mark.parametrize("flags", ["Ex", "EA", "KEA"])
 def test_flags_that_tell_are_enough(chats: Chats, valkey: Any, flags: str) -> None:
     valkey.config_set("notify-keyspace-events", flags)
-    Listener(
+    ExpiredKeyListener(
         chats.store.server, chats.store, Pattern("a*"), tag="", window=SECOND, stop=threading.Event()
     ).check()  # fmt: skip
     valkey.config_set("notify-keyspace-events", "")

@@ -6,7 +6,7 @@ import pytest
 
 from sessions.frames import Frame
 from sessions.store.inbox import OVERTAKEN, Post
-from sessions.websocket.frame_writer import Slip, _posts
+from sessions.websocket.frame_writer import FrameRequest, _posts_by_position
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,19 @@ def test_posts_of_a_batch_marks_what_came_too_late(
     messages: list[tuple[str, int | None, str]], overtaken: list[str]
 ) -> None:
     slips = [
-        Slip(Frame("s1", "ann", seq=seq, epoch=epoch), Post("s1", key, "user", "hi", key=key, seq=seq, epoch=epoch))
+        FrameRequest(
+            Frame("s1", "ann", seq=seq, epoch=epoch), Post("s1", key, "user", "hi", key=key, seq=seq, epoch=epoch)
+        )
         for key, seq, epoch in messages
     ]
-    posts = _posts(slips)
+    posts = _posts_by_position(slips)
     assert list(posts) == list(range(len(messages)))
     assert [post.key for post in posts.values() if post.seq == OVERTAKEN] == overtaken
 
 
 def test_posts_of_another_side_or_session_overtake_nothing() -> None:
     slips = [
-        Slip(Frame(session, "ann", sender=sender, seq=seq), Post(session, "m", sender, "hi", key="m", seq=seq))
+        FrameRequest(Frame(session, "ann", sender=sender, seq=seq), Post(session, "m", sender, "hi", key="m", seq=seq))
         for session, sender, seq in (("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4))
     ]
-    assert [post.seq for post in _posts(slips).values()] == [5, 4, 4]
+    assert [post.seq for post in _posts_by_position(slips).values()] == [5, 4, 4]

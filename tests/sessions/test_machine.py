@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store import stats
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, Claim, Store
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.still import StillServer
 
@@ -134,8 +134,8 @@ class Machine(RuleBasedStateMachine):
         self.store = Store(self.server, lambda: PolicySet({"default": self.plan}))
         self.store.push(self.store.policies())
         self.chats = {each: Chat() for each in SESSIONS}
-        self.held: dict[str, list[tuple[Claim, int]]] = {each: [] for each in WATCHERS}
-        self.handed_in: list[tuple[Claim, int]] = []  #: the last that were
+        self.held: dict[str, list[tuple[ClaimedSilence, int]]] = {each: [] for each in WATCHERS}
+        self.handed_in: list[tuple[ClaimedSilence, int]] = []  #: the last that were
         self.names: dict[str, dict[int, int]] = {each: {} for each in SESSIONS}  #: by arming, the instant
 
     def _at_now(self) -> Store:
@@ -220,7 +220,7 @@ class Machine(RuleBasedStateMachine):
             self._check_name(claim, chat.arming)
             self.held[watcher].append((claim, chat.arming))
 
-    def _check_name(self, claim: Claim, arming: int) -> None:
+    def _check_name(self, claim: ClaimedSilence, arming: int) -> None:
         """One name for each silence however often it is claimed, and later names for later ones: the core stores what
         has the same name once, so each silence is handed in exactly once."""
         names = self.names[claim.session_id]
@@ -245,7 +245,7 @@ class Machine(RuleBasedStateMachine):
         for chat in self._still_ours(held):
             chat.in_flight_until = None
 
-    def _still_ours(self, held: list[tuple[Claim, int]]) -> list[Chat]:
+    def _still_ours(self, held: list[tuple[ClaimedSilence, int]]) -> list[Chat]:
         """A watcher that slept over its lease may hold what another one has by now: the same silence, so either may
         confirm it."""
         found: dict[str, Chat] = {}
@@ -310,7 +310,7 @@ class Machine(RuleBasedStateMachine):
         shards = self.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (armed, flying)
         for session, chat in self.chats.items():
-            found = stats.at(self.store, session)
+            found = stats.session_snapshot(self.store, session)
             assert found.nudges == len(chat.guided)
             # No more messages than the policy with most of them allows, until the user says a word.
             assert found.nudges <= 3

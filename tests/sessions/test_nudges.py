@@ -12,16 +12,16 @@ import pytest
 from django.db import connections, transaction
 from django.utils.timezone import now
 
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.planning.ingest import record_events
 from sessions.detection import nudge_stats
-from sessions.detection.silence_events import event_of
+from sessions.detection.silence_events import silence_event
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
 from sessions.policy import Policy
 from sessions.store import calls
 from sessions.store import client as keys
-from sessions.store.sessions import Claim
+from sessions.store.sessions import ClaimedSilence
 from tests.scheduling.api.serving import eventually
 from tests.sessions.conftest import Chats
 
@@ -37,24 +37,24 @@ class Guide:
         self.chats = chats
         self.node = matrix.node("guide", "session.silent", delay=timedelta(0))
 
-    def silence(self, session: str = "s1", tag: str = "") -> Claim:
+    def silence(self, session: str = "s1", tag: str = "") -> ClaimedSilence:
         """Recorded and confirmed; its touch waits."""
         self.chats.user(session, tag=tag)
         self.chats.pass_time(61)
         (claim,) = self.chats.claim()
-        record_events([event_of(claim, claim.deadline_ms)])
+        record_events([silence_event(claim, claim.deadline_ms)])
         self.chats.store.confirm([claim])
         return claim
 
-    def touch(self, claim: Claim) -> Touch:
+    def touch(self, claim: ClaimedSilence) -> Touch:
         return Touch.objects.filter(event__event_id=f"{claim.session_id}:{claim.armed_at}").latest("created_at")
 
-    def send(self, claim: Claim, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+    def send(self, claim: ClaimedSilence, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
         """The last look, and what became of it."""
         assert self.chats.stands(claim)
         self.settle(claim, takes=takes, state=state)
 
-    def settle(self, claim: Claim, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+    def settle(self, claim: ClaimedSilence, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
         touch = self.touch(claim)
         at = now()
         decision = "suppress" if state == "suppressed" else "send"
@@ -68,18 +68,18 @@ class Guide:
     def count(self) -> None:
         """When what is on its way has settled. Two passes: the first one sets the ceiling."""
         for _ in range(2):
-            nudge_stats.count(self.chats.store)
+            nudge_stats.count_effects(self.chats.store)
 
     def tally(self) -> dict[str, tuple[int, int, int]]:
         self.count()
-        return {each.tag: (each.sent, each.answered, each.false) for each in nudge_stats.lately()}
+        return {each.tag: (each.sent, each.answered, each.false) for each in nudge_stats.recent_tallies()}
 
 
 @pytest.fixture
 def guide(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Guide:
     """Where a test's own transaction stays open, nothing of it would ever be final. A minute is too soon here, so that
     a machine that stops for a second changes nothing."""
-    monkeypatch.setattr(nudge_stats, "TOO_SOON", timedelta(seconds=60))
+    monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=60))
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(0))
     monkeypatch.setattr(nudge_stats, "_HORIZON", "SELECT coalesce(max(id), 0), 0, 0 FROM scheduling_attempt")
     guide = Guide(chats, matrix)
@@ -137,7 +137,7 @@ def test_who_writes_or_types_within_two_seconds_was_not_to_be_guided(
 def test_two_seconds_are_counted_from_when_it_was_delivered(
     guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nudge_stats, "TOO_SOON", timedelta(seconds=2))
+    monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=2))
     for session, after in (("s1", 2_250), ("s2", 2_251)):
         claim = guide.silence(session)
         guide.send(claim, takes=timedelta(milliseconds=250))
@@ -156,7 +156,7 @@ def test_who_was_typing_when_it_went_out_was_not_to_be_guided(
     chats.user(kind="typing")
     chats.pass_time(5.2)
     (claim,) = chats.claim()
-    record_events([event_of(claim, claim.deadline_ms)])
+    record_events([silence_event(claim, claim.deadline_ms)])
     chats.store.confirm([claim])
     assert chats.stands(claim)
     guide.send(claim)
@@ -186,7 +186,7 @@ def test_an_answer_counts_for_the_latest_message(guide: Guide, chats: Chats) -> 
     guide.send(first)
     chats.pass_time(61)
     (second,) = chats.claim()
-    record_events([event_of(second, second.deadline_ms)])
+    record_events([silence_event(second, second.deadline_ms)])
     chats.store.confirm([second])
     guide.send(second)
     chats.pass_time(100)
@@ -276,13 +276,13 @@ def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats:
     chats.policies(default=Policy(timedelta(seconds=2)))
     chats.user("s1")
     chats.user("s2")
-    claims: list[Claim] = []
+    claims: list[ClaimedSilence] = []
     eventually(lambda: claims.extend(chats.claim()) or len(claims) == 2)
-    record_events([event_of(each, each.deadline_ms) for each in claims])
+    record_events([silence_event(each, each.deadline_ms) for each in claims])
     chats.store.confirm(claims)
     back = next(each for each in claims if each.session_id == "s2")
     chats.user("s2")
-    deliver([guide.touch(each).pk for each in claims])
+    deliver_touches([guide.touch(each).pk for each in claims])
     assert {guide.touch(each).state for each in claims if each != back} == {"delivered"}
     assert (guide.touch(back).state, guide.touch(back).reason) == ("suppressed", "answered")
     chats.user("s1", kind="typing")

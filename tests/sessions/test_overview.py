@@ -10,20 +10,20 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from sessions.models import NudgeTally, SilencePolicy
 from sessions.policy import Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
 from sessions.store.calls import PAUSE_COUNTS
-from sessions.store.sessions import Claim
+from sessions.store.sessions import ClaimedSilence
 from tests.sessions.conftest import Chats
 
 MINUTE = Policy(timedelta(seconds=60))
 
 
 def counted(chats: Chats) -> dict[str, tuple[int, int]]:
-    return {each.tag: (each.armed, each.paused) for each in stats.look(chats.store).tags}
+    return {each.tag: (each.armed, each.paused) for each in stats.read_overview(chats.store).tags}
 
 
 def test_live_chats_are_counted_by_tag_through_their_whole_life(chats: Chats) -> None:
@@ -48,15 +48,15 @@ def test_a_chat_is_live_until_its_silence_is_handed_in(chats: Chats) -> None:
     chats.user("s2")
     chats.pass_time(61)
     claims = chats.claim()
-    found = stats.look(chats.store)
+    found = stats.read_overview(chats.store)
     assert (found.live, found.armed, found.in_flight) == (2, 2, 2)
     chats.store.confirm(claims)
     chats.store.confirm(claims)
-    found = stats.look(chats.store)
+    found = stats.read_overview(chats.store)
     assert (found.live, found.in_flight, counted(chats)) == (1, 0, {"vip": (1, 0)})
     chats.pass_time(121)
     chats.store.confirm(chats.claim())
-    assert (stats.look(chats.store).live, counted(chats)) == (0, {})
+    assert (stats.read_overview(chats.store).live, counted(chats)) == (0, {})
     chats.user("s1")
     assert counted(chats) == {"vip": (1, 0)}
 
@@ -96,22 +96,24 @@ def test_what_vanished_without_a_word_is_put_right_where_a_shard_is_empty(chats:
 
 def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
     chats.user("s1")
-    assert stats.look(chats.store).lag_ms == 0
+    assert stats.read_overview(chats.store).lag_ms == 0
     chats.pass_time(63)
-    assert 2_900 <= stats.look(chats.store).lag_ms <= 60_000
+    assert 2_900 <= stats.read_overview(chats.store).lag_ms <= 60_000
     chats.claim()
-    assert stats.look(chats.store).lag_ms == 0
+    assert stats.read_overview(chats.store).lag_ms == 0
 
 
 def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None:
-    report = stats.Report()
-    claims = [Claim(f"s{number}", "ann", "", tag, 1, 0, 1) for number, tag in enumerate(["vip"] * 4 + ["odd"] * 2)]
+    report = stats.WatcherReport()
+    claims = [
+        ClaimedSilence(f"s{number}", "ann", "", tag, 1, 0, 1) for number, tag in enumerate(["vip"] * 4 + ["odd"] * 2)
+    ]
     report.count(claims, 25)
     for _ in range(2):
-        stats.send(chats.store, report, {"vip"}, waits=False)
-    assert stats.silences(chats.store) == {"vip": 4, "default": 2}
-    assert stats.look(chats.store).a_second == pytest.approx(0.1)
-    (watcher,) = stats.look(chats.store).watchers
+        stats.send_report(chats.store, report, {"vip"}, waits=False)
+    assert stats.count_recorded_silences(chats.store) == {"vip": 4, "default": 2}
+    assert stats.read_overview(chats.store).a_second == pytest.approx(0.1)
+    (watcher,) = stats.read_overview(chats.store).watchers
     assert (watcher.last_minute, watcher.handed_in) == (6, 6)
 
 
@@ -120,12 +122,12 @@ def test_what_watchers_said_who_are_gone_is_taken_away(chats: Chats) -> None:
     client, fresh = chats.store.server.client, {"latest_ms": 0, "handed_in": 0, "waits": False}
     now_ms = round(chats.now.timestamp() * 1000)
     for pid in range(50):
-        old = {"at": now_ms - stats.FRESH - pid * 2_000, **fresh}
+        old = {"at": now_ms - stats.REPORT_LIFETIME_MS - pid * 2_000, **fresh}
         client.hset(keys.WATCHERS, f"node:-{pid}", json.dumps(old))
-    client.hset(keys.WATCHERS, "node:other", json.dumps({"at": now_ms + stats.FRESH, **fresh}))
-    stats.send(chats.store, stats.Report(), {"vip"}, waits=False)
+    client.hset(keys.WATCHERS, "node:other", json.dumps({"at": now_ms + stats.REPORT_LIFETIME_MS, **fresh}))
+    stats.send_report(chats.store, stats.WatcherReport(), {"vip"}, waits=False)
     assert client.hlen(keys.WATCHERS) == 2
-    assert len(stats.watchers(chats.store)) == 2
+    assert len(stats.running_watchers(chats.store)) == 2
     assert client.ttl(keys.WATCHERS) > 0
 
 
@@ -135,7 +137,7 @@ def test_looking_is_the_same_work_for_a_crowd(chats: Chats) -> None:
             chats.user(f"s{number}")
         client = chats.store.server.client
         before = client.info("commandstats")
-        stats.look(chats.store)
+        stats.read_overview(chats.store)
         after = client.info("commandstats")
         return sum(each["calls"] - before.get(name, {"calls": 0})["calls"] for name, each in after.items())
 
@@ -155,10 +157,10 @@ def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: 
     chats.agent("s2", kind="queue")
     chats.user("s3", tag="vip")
     chats.pass_time(62)
-    report, claims = stats.Report(), chats.claim()
+    report, claims = stats.WatcherReport(), chats.claim()
     chats.store.confirm(claims)
     report.count(claims, 0)
-    stats.send(chats.store, report, {"vip"}, waits=False)
+    stats.send_report(chats.store, report, {"vip"}, waits=False)
     chats.user("s1", tag="vip")
     NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4, false=1)
     NudgeTally.objects.create(at=now() - timedelta(hours=30), tag="vip", sent=100)
@@ -175,11 +177,11 @@ def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: 
 @pytest.mark.django_db
 def test_without_the_store_its_series_are_missing_and_the_others_are_there(client: Client, settings: Any) -> None:
     NudgeTally.objects.create(at=now(), tag="vip", sent=10)
-    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         said = client.get("/metrics").content.decode()
     finally:
-        sessions._on.cache_clear()
+        sessions._store_of_url.cache_clear()
     assert 'aftertouch_nudges{outcome="sent",tag="vip"} 10.0' in said
     assert "aftertouch_sessions" not in said
     assert "aftertouch_silence" not in said

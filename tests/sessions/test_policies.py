@@ -11,7 +11,7 @@ import pytest
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, transaction
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.errors import InvalidInput
 from sessions import validation
 from sessions.detection import policies
@@ -19,7 +19,7 @@ from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import SHIPPED_DEFAULT, Policy, PolicySet
 from sessions.store import sessions
-from sessions.store.client import Server, StoreAway
+from sessions.store.client import Server, StoreUnavailable
 from tests.sessions.conftest import Chats
 
 SECOND = timedelta(seconds=1)
@@ -28,7 +28,7 @@ Captured = Callable[..., Any]
 
 
 def held() -> set[str]:
-    return set(sessions.live().claim_silent(1, SECOND).versions)
+    return set(sessions.live_store().claim_silent(1, SECOND).versions)
 
 
 @pytest.mark.django_db
@@ -45,17 +45,17 @@ def test_what_is_saved_is_in_the_store_as_soon_as_it_is_committed(
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         row = SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
-    assert held() == {policies.read().version}
+    assert held() == {policies.read_policies().version}
     before = held()
     with django_capture_on_commit_callbacks(execute=True):
         row.threshold = 90 * SECOND
         row.save()
     assert (row.version, row.history.count()) == (2, 2)
-    assert held() == {policies.read().version} != before
+    assert held() == {policies.read_policies().version} != before
     with django_capture_on_commit_callbacks(execute=True):
         Campaign.objects.create(key="sale", threshold=90 * SECOND, starts_at=NOW, ends_at=NOW + 60 * SECOND)
-    assert held() == {policies.read().version}
-    assert len(policies.read().campaigns) == 1
+    assert held() == {policies.read_policies().version}
+    assert len(policies.read_policies().campaigns) == 1
 
 
 @pytest.mark.django_db
@@ -64,7 +64,7 @@ def test_retired_policies_and_switched_off_campaigns_do_not_count() -> None:
     SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND, retired_at=NOW)
     Campaign.objects.create(key="off", starts_at=NOW, ends_at=NOW + SECOND, enabled=False)
     Campaign.objects.create(key="gone", starts_at=NOW, ends_at=NOW + SECOND, retired_at=NOW)
-    found = policies.read()
+    found = policies.read_policies()
     assert set(found.tags) == {"default"}
     assert found.campaigns == ()
 
@@ -73,7 +73,7 @@ def test_retired_policies_and_switched_off_campaigns_do_not_count() -> None:
 def test_saving_does_not_wait_for_a_store_that_is_away(
     settings: Any, django_capture_on_commit_callbacks: Captured
 ) -> None:
-    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     with django_capture_on_commit_callbacks(execute=True):
         SilencePolicy.objects.create(tag="vip")
     assert SilencePolicy.objects.filter(tag="vip").exists()
@@ -88,16 +88,16 @@ def test_store_after_a_flush_without_a_database_has_the_policies_it_saw(
     def away() -> PolicySet:
         raise OperationalError("gone")
 
-    monkeypatch.setattr(policies, "read", away)
+    monkeypatch.setattr(policies, "read_policies", away)
     chats.policies(default=Policy(180 * SECOND))
-    other = sessions.Store(server, policies.current)
+    other = sessions.Store(server, policies.current_policies)
     other.note_activity([Frame("s1", "ann")])
     server.client.flushall()
     (noted,) = other.note_activity([Frame("s1", "ann")])
     assert noted.deadline_ms / 1000 - chats.now.timestamp() == pytest.approx(180, abs=10)
     server.client.flushall()
-    with pytest.raises(StoreAway, match="policies are lost"):
-        sessions.Store(server, policies.current).note_activity([Frame("s1", "ann")])
+    with pytest.raises(StoreUnavailable, match="policies are lost"):
+        sessions.Store(server, policies.current_policies).note_activity([Frame("s1", "ann")])
 
 
 def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:

@@ -13,7 +13,7 @@ from django.conf import settings
 
 from sessions.frames import Frame
 from sessions.store.client import Server
-from sessions.store.sessions import COUNTED, Claim, Store
+from sessions.store.sessions import COUNTED, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 
 Answer = TypeVar("Answer")
@@ -47,8 +47,8 @@ def test_64_watchers_share_a_thousand_silences_without_overlap(chats: Chats) -> 
     chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(1000)])
     chats.pass_time(61)
 
-    def work(store: Store, _: int) -> list[Claim]:
-        mine: list[Claim] = []
+    def work(store: Store, _: int) -> list[ClaimedSilence]:
+        mine: list[ClaimedSilence] = []
         # At most a thousand passes find something: one that found the same silences for ever would not end.
         for _ in range(1001):
             if not (claims := store.claim_silent(2, LEASE).silences):
@@ -83,7 +83,7 @@ def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> list[Claim]:
+        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
             if who == 0:
                 store.note_activity([Frame(session, "ann")])
                 return []
@@ -105,7 +105,7 @@ def test_note_activity_ping_between_claim_and_confirm_brings_no_second_message(c
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> list[Claim]:
+        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
             if who > 0:
                 store.note_activity([Frame(session, "ann", kind="ping")])
                 return []

@@ -8,14 +8,14 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
-from sessions.store.client import StoreAway, _raise_first
+from sessions.store.client import StoreUnavailable, _raise_first
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing import REFUSALS, refusing
 
 
 @pytest.mark.parametrize("code", REFUSALS)
 def test_a_server_that_takes_nothing_is_as_good_as_away(chats: Chats, valkey: Any, code: str) -> None:
-    with refusing(valkey, code), pytest.raises(StoreAway):
+    with refusing(valkey, code), pytest.raises(StoreUnavailable):
         chats.user()
     chats.user()
 
@@ -35,7 +35,7 @@ def test_a_server_that_takes_nothing_is_as_good_as_away(chats: Chats, valkey: An
     ],
 )
 def test_what_passes_by_itself(answer: str) -> None:
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         _raise_first([1, BaseParser.parse_error(answer)])
 
 

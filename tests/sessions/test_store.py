@@ -17,7 +17,7 @@ from sessions.store import calls, inbox, stats
 from sessions.store import client as keys
 from sessions.store.client import Server
 from sessions.store.inbox import Post
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Claim
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, ClaimedSilence
 from tests.sessions.conftest import LEASE, Chats
 from tests.sessions.still import StillChats, StillServer
 
@@ -473,13 +473,13 @@ def test_still_silent_counts_a_message_once_and_only_where_it_goes_out(chats: Ch
     later = chats.now + 60 * SECOND
     for send_until, nudges in ((None, 0), (chats.now - SECOND, 0), (later, 1), (later, 1)):
         assert chats.stands(claim, send_until=send_until)
-        assert stats.at(chats.store, "s1").nudges == nudges
+        assert stats.session_snapshot(chats.store, "s1").nudges == nudges
 
 
 def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     chats.user()
-    claims: list[Claim] = []
+    claims: list[ClaimedSilence] = []
     for _ in range(2):
         chats.store.confirm(claims)
         chats.pass_time(61)
@@ -488,7 +488,7 @@ def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_befo
         claims.append(claim)
     for claim in (*claims, *reversed(claims)):
         assert chats.stands(claim)
-        assert stats.at(chats.store, "s1").nudges == 2
+        assert stats.session_snapshot(chats.store, "s1").nudges == 2
 
 
 def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
@@ -715,7 +715,7 @@ def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
     assert waiting() == []
     chats.user(kind="ping")
     assert waiting() == ["ann"]
-    chats.store.forget_active(chats.store.active_users(100))
+    chats.store.clear_active(chats.store.active_users(100))
     chats.pass_time(3500)
     chats.user()
     assert waiting() == []
@@ -834,6 +834,6 @@ def test_confirm_silence_of_a_gateway_arms_no_further_nudge(chats: Chats) -> Non
 def test_forget_pauses_session_that_spoke_after_the_tally_stays_paused(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")
-    asked = [calls.forget_pauses(keys.shard_of("s1"), ["s1"])]
+    asked = [calls.clear_pauses(keys.shard_of("s1"), ["s1"])]
     assert chats.store.server.run(asked, chats.store.clock_offset) == [0]
     assert sum(each.paused for each in chats.store.shards()) == 1

@@ -15,7 +15,7 @@ from scheduling import sql
 from scheduling.models import Configuration, Customer, Event, Touch
 from scheduling.planning import ingest
 from sessions.detection import policies, silence_events, watcher
-from sessions.detection.presence import Live
+from sessions.detection.presence import SessionPresence
 from sessions.detection.watcher import Watcher
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
@@ -66,7 +66,7 @@ def test_a_silence_becomes_an_event_and_a_touch(chats: Chats, watch: Watcher) ->
 def test_what_was_recorded_and_not_confirmed_is_not_recorded_twice(chats: Chats, watch: Watcher) -> None:
     silences(chats, 3)
     claims = chats.store.claim_silent(10, watcher.LEASE)
-    silence_events.hand_in(claims.silences, claims.now_ms)  # and there its watcher dies
+    silence_events.record_silences(claims.silences, claims.now_ms)  # and there its watcher dies
     chats.pass_time(31)
     watch.run_once()
     assert Event.objects.count() == Touch.objects.count() == 3
@@ -125,7 +125,7 @@ def test_a_silence_that_was_found_too_late_is_recorded_and_not_said(chats: Chats
     watch.run_once()
     event = Event.objects.get()
     assert event.data["stale"] is True
-    assert Live(chats.store).objections([about(claim, Touch.objects.get().planned_at)]) == ["stale"]
+    assert SessionPresence(chats.store).presence_blocks([about(claim, Touch.objects.get().planned_at)]) == ["stale"]
 
 
 def test_what_it_holds_when_it_is_stopped_goes_back_at_once(chats: Chats, watch: Watcher) -> None:
@@ -151,7 +151,7 @@ def test_a_database_that_is_away_costs_nothing_but_time(
         raise OperationalError("gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(watcher, "hand_in", away)
+        broken.setattr(watcher, "record_silences", away)
         pauses = [watch._pass_safely() for _ in range(6)]
     assert max(pauses) <= 2.0
     assert pauses[-1] > pauses[0]
@@ -175,7 +175,7 @@ def test_policies_come_back_after_a_flush(chats: Chats, watch: Watcher, monkeypa
     chats.store.server.client.flushall()
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {""}
     watch.run_once()
-    assert chats.store.claim_silent(1, watcher.LEASE).versions == {policies.read().version}
+    assert chats.store.claim_silent(1, watcher.LEASE).versions == {policies.read_policies().version}
     assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(180, abs=10)
 
 
@@ -188,7 +188,7 @@ def test_a_watcher_that_cannot_read_policies_pushes_none(
         asked.append(True)
         raise OperationalError("gone")
 
-    monkeypatch.setattr(policies, "read", away)
+    monkeypatch.setattr(policies, "read_policies", away)
     monkeypatch.setattr(watch, "_housekeeping", Every(0))
     silences(chats)
     watch._pass_safely()
@@ -255,7 +255,7 @@ def test_brief_transaction_of_a_frozen_watcher_gives_its_locks_back(monkeypatch:
     finally:
         done.set()
         frozen.join()
-    assert [isinstance(error, sql.AWAY) for error in ended] == [True]
+    assert [isinstance(error, sql.UNAVAILABLE_ERRORS) for error in ended] == [True]
     assert Customer.objects.get().name == "first"
 
 
@@ -263,7 +263,7 @@ def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.Mon
     monkeypatch.setattr(watch, "_housekeeping", Every(0))
     silences(chats, 3)
     watch.run_once()
-    (state,) = stats.watchers(chats.store)
+    (state,) = stats.running_watchers(chats.store)
     assert (state.handed_in, state.waits) == (3, False)
     assert 9_000 < state.latest_ms < 60_000
 

@@ -34,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class DashboardCard:
     title: str | Promise
     figures: list[Figure] = field(default_factory=list)
     link: str = ""
@@ -42,18 +42,20 @@ class Card:
     charts: list[Chart] = field(default_factory=list)  #: shown with the other charts
 
 
-def capped(count: int | None, most: int) -> str | None:
+def format_capped_count(count: int | None, most: int) -> str | None:
     """Format a count, as "10000+" if it exceeds `most`; None if it is unknown."""
     return None if count is None else f"{most}+" if count > most else str(count)
 
 
-def cards_of_others(request: HttpRequest) -> Iterator[Card]:
+def load_app_cards(request: HttpRequest) -> Iterator[DashboardCard]:
     """Yield the cards of other apps. A card that fails shows an error, so that the page still loads."""
     for path in settings.DASHBOARD:
         try:
             card = import_string(path)(request)
         except Exception:
             log.exception("card_failed", path=path)
-            card = Card(path.split(".")[0], note=_("This part could not be loaded. The log contains the reason."))
+            card = DashboardCard(
+                path.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")
+            )
         if card is not None:
             yield card

@@ -13,8 +13,8 @@ from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.patience import Patience
-from scheduling.monitoring.statistics import HOUR, Past
+from scheduling.admin.patience import PageTimeLimit
+from scheduling.monitoring.statistics import HOUR, HourlyCache
 
 WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
 
@@ -36,7 +36,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChartSegment:
     x: float
     y: float
     width: float
@@ -47,11 +47,11 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ChartBar:
     x: float
     width: float
     label: str
-    pieces: list[Piece]
+    pieces: list[ChartSegment]
     is_gap: bool
     cells: list[tuple[str, Any, str]]  #: series, count or None, link
 
@@ -69,7 +69,7 @@ class Chart:
     key: str
     title: str
     series: list[tuple[Series, Any, str]]  #: each with its sum and link
-    columns: list[Column]
+    columns: list[ChartBar]
     top: int  #: value at full height
     scale: str  #: `top`, formatted
     goal: Goal | None = None
@@ -90,7 +90,7 @@ class Chart:
         return HEIGHT * (1 - self.goal.most / self.top) if self.goal and self.goal.most <= self.top else None
 
 
-def stacked(
+def build_stacked_chart(
     key: str, title: str, series: Sequence[Series], buckets: Sequence[Bucket], total_link: Callable[[str], str]
 ) -> Chart:
     """Build a chart of stacked bars: the series are parts of a whole."""
@@ -98,19 +98,19 @@ def stacked(
     sums = [sum((bucket.counts or {}).get(each.key, 0) for bucket in buckets) for each in series]
     legend = [(each, count, total_link(each.key)) for each, count in zip(series, sums, strict=True)]
 
-    def pieces(bucket: Bucket, x: float, width: float) -> list[Piece]:
+    def pieces(bucket: Bucket, x: float, width: float) -> list[ChartSegment]:
         found, y = [], float(HEIGHT)
         for each in series:
             if count := (bucket.counts or {}).get(each.key, 0):
                 height = HEIGHT * count / top
                 y -= height
-                found.append(_piece(bucket, each, (x, y, width, height), str(count)))
+                found.append(_build_segment(bucket, each, (x, y, width, height), str(count)))
         return found
 
-    return Chart(key, title, legend, _columns(series, buckets, pieces, int), top, str(top))
+    return Chart(key, title, legend, _build_bars(series, buckets, pieces, int), top, str(top))
 
 
-def paired(
+def build_grouped_chart(
     key: str, title: str, legend: Sequence[tuple[Series, Any, str]], buckets: Sequence[Bucket],
     words: Callable[[int], Any] = int, goal: Goal | None = None,
 ) -> Chart:  # fmt: skip
@@ -118,16 +118,16 @@ def paired(
     series = [each for each, _sum, _link in legend]
     top = round_up(max((max(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
 
-    def pieces(bucket: Bucket, x: float, width: float) -> list[Piece]:
+    def pieces(bucket: Bucket, x: float, width: float) -> list[ChartSegment]:
         found, wide = [], width / len(series)
         for number, each in enumerate(series):
             if count := (bucket.counts or {}).get(each.key, 0):
                 height, tone = HEIGHT * count / top, "bad" if goal and count > goal.most else ""
                 place = (x + number * wide, HEIGHT - height, wide, height)
-                found.append(_piece(bucket, each, place, str(words(count)), tone))
+                found.append(_build_segment(bucket, each, place, str(words(count)), tone))
         return found
 
-    return Chart(key, title, list(legend), _columns(series, buckets, pieces, words), top, str(words(top)), goal)
+    return Chart(key, title, list(legend), _build_bars(series, buckets, pieces, words), top, str(words(top)), goal)
 
 
 def round_up(most: int) -> int:
@@ -138,10 +138,10 @@ def round_up(most: int) -> int:
     return next(step * scale for step in (1, 2, 5, 10) if step * scale >= most)
 
 
-def _columns(
+def _build_bars(
     series: Sequence[Series], buckets: Sequence[Bucket],
-    pieces: Callable[[Bucket, float, float], list[Piece]], words: Callable[[int], Any],
-) -> list[Column]:  # fmt: skip
+    pieces: Callable[[Bucket, float, float], list[ChartSegment]], words: Callable[[int], Any],
+) -> list[ChartBar]:  # fmt: skip
     step = WIDTH / max(len(buckets), 1)
     margin = step * GAP / 2
     columns = []
@@ -156,16 +156,16 @@ def _columns(
             for each in series
         ]
         drawn = pieces(bucket, x, width)
-        columns.append(Column(round(x, 2), round(width, 2), bucket.label, drawn, counts is None, cells))
+        columns.append(ChartBar(round(x, 2), round(width, 2), bucket.label, drawn, counts is None, cells))
     return columns
 
 
-def _piece(
+def _build_segment(
     bucket: Bucket, series: Series, place: tuple[float, float, float, float], count: str, tone: str = ""
-) -> Piece:
+) -> ChartSegment:
     title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.label, "what": series.words, "count": count}
     x, y, width, height = (round(each, 2) for each in place)
-    return Piece(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
+    return ChartSegment(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
 
 
 PERIODS = (1, 7)  #: days
@@ -182,29 +182,29 @@ class Span:
     until: datetime
 
 
-def days_asked(request: HttpRequest) -> int:
+def read_requested_days(request: HttpRequest) -> int:
     """Return the period that the request selects, in days; the first of `PERIODS` by default."""
     return next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
 
 
-def spans(days: int) -> list[Span]:
+def split_period(days: int) -> list[Span]:
     """Split a period into bars: hours for one day, otherwise days."""
-    return list(_days(days) if days > 1 else _hours())
+    return list(_split_period_into_days(days) if days > 1 else _split_day_into_hours())
 
 
-def reach(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
+def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
     """Return start and end of a bar; of the whole chart if `span` is None."""
     first, last = (span, span) if span else (spans[0], spans[-1])
     return first.hours[0], last.until
 
 
-def tallies(past: Past[T], spans: list[Span], patience: Patience) -> list[T | None]:
+def count_by_span(past: HourlyCache[T], spans: list[Span], time_limit: PageTimeLimit) -> list[T | None]:
     """Count by bar; None where counting exceeded its time limit."""
-    found = past.hours([hour for span in spans for hour in span.hours], now(), patience)
-    return [_sum([found[hour] for hour in span.hours]) for span in spans]
+    found = past.hours([hour for span in spans for hour in span.hours], now(), time_limit)
+    return [_sum_counters([found[hour] for hour in span.hours]) for span in spans]
 
 
-def _sum(parts: list[T | None]) -> T | None:
+def _sum_counters(parts: list[T | None]) -> T | None:
     whole: Any = Counter()
     for part in parts:
         if part is None:
@@ -213,7 +213,7 @@ def _sum(parts: list[T | None]) -> T | None:
     return whole  # type: ignore[no-any-return]
 
 
-def _hours() -> Iterator[Span]:
+def _split_day_into_hours() -> Iterator[Span]:
     """Yield the current hour and the 23 before it."""
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(23, -1, -1):
@@ -221,7 +221,7 @@ def _hours() -> Iterator[Span]:
         yield Span(f"{localtime(hour):%m-%d %H:%M}", [hour], hour + HOUR)
 
 
-def _days(count: int) -> Iterator[Span]:
+def _split_period_into_days(count: int) -> Iterator[Span]:
     """Yield today and the days before it, in the server's time zone."""
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(count - 1, -1, -1):
@@ -234,7 +234,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class CodeLabels:
     """Labels and links of codes: `link(code, span)`. Code "" means all codes, span None the whole period."""
 
     words: Callable[[str], str]
@@ -242,10 +242,10 @@ class Names:
     link: Callable[[str, Span | None], str]
 
 
-def ranked(
-    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: Names
+def build_ranked_chart(
+    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: CodeLabels
 ) -> Chart:  # fmt: skip
-    """Chart the `SHOWN` most frequent codes, and the others as one series."""
+    """Chart the `DISPLAY_PARAMETERS` most frequent codes, and the others as one series."""
     total: Counter[str] = sum((each for each in counts if each), Counter())
     common = [code for code, _count in total.most_common(SHOWN)]
     series = [Series(code, names.words(code), f"hue{number}") for number, code in enumerate(common)]
@@ -260,4 +260,4 @@ def ranked(
         return Bucket(span.label, None if found is None else shown, links)
 
     buckets = [bucket(*each) for each in zip(spans, counts, strict=True)]
-    return stacked(key, title, series, buckets, lambda code: names.link(code, None))
+    return build_stacked_chart(key, title, series, buckets, lambda code: names.link(code, None))

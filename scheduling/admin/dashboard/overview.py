@@ -13,62 +13,63 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from scheduling.admin.dashboard import series
-from scheduling.admin.dashboard.cards import Figure, capped, cards_of_others
-from scheduling.admin.dashboard.charts import PERIODS, days_asked, spans
-from scheduling.admin.dashboard.pace import pace, queues
-from scheduling.admin.dashboard.series import Ended
-from scheduling.admin.experiments.rollout import paused_rollouts
-from scheduling.admin.labels import reason, spoken
-from scheduling.admin.patience import Patience
-from scheduling.admin.touches.pause import active_pauses
-from scheduling.admin.touches.touch import span_link
+from scheduling.admin.dashboard.cards import Figure, format_capped_count, load_app_cards
+from scheduling.admin.dashboard.charts import PERIODS, read_requested_days, split_period
+from scheduling.admin.dashboard.pace import build_pace_card, build_queues_card
+from scheduling.admin.dashboard.series import EndedTouches
+from scheduling.admin.experiments.rollout import build_rollout_figures
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.patience import PageTimeLimit
+from scheduling.admin.touches.pause import list_active_pauses
+from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import FailedTask, Node
 from scheduling.monitoring import statistics
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.statistics import MOST
-from scheduling.redaction import masked_text
+from scheduling.redaction import redact_text
 
-PATIENCE = 4.0  #: seconds; limit for all counts of the page, so that it loads under overload
+PAGE_TIME_LIMIT = 4.0  #: seconds; limit for all counts of the page, so that it loads under overload
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"
 
 
-def every_page(request: HttpRequest) -> dict[str, Any]:
+def build_page_context(request: HttpRequest) -> dict[str, Any]:
     """Return the active pauses for the banner of every page."""
     user = request.user
     if not (user.is_authenticated and user.is_staff):
         return {}
-    return {"active_pauses": active_pauses(), "may_resume": user.has_perm("scheduling.delete_pause")}
+    return {"active_pauses": list_active_pauses(), "may_resume": user.has_perm("scheduling.delete_pause")}
 
 
-def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+def build_overview_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Add the figures, cards and charts that the user may see to the context."""
-    patience = Patience(PATIENCE)
-    days = days_asked(request)
+    time_limit = PageTimeLimit(PAGE_TIME_LIMIT)
+    days = read_requested_days(request)
     context["read_at"] = now()
     context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]
     figures, cards, charts = [], [], []
     if request.user.has_perm("scheduling.view_guardedrollout"):
-        figures += paused_rollouts()
+        figures += build_rollout_figures()
     if request.user.has_perm("scheduling.view_touch"):
-        figures += _work(patience)
-        cards += [pace(patience), queues()]
-        columns = spans(days)
-        past = series.read(columns, patience)
-        context["sums"] = _sums(past, days)
-        context["charts"] = [series.by_state(past), series.by_reason(past)]
-        charts = [series.lateness(columns, patience)]
+        figures += _build_backlog_figures(time_limit)
+        cards += [build_pace_card(time_limit), build_queues_card()]
+        columns = split_period(days)
+        past = series.count_ended_by_span(columns, time_limit)
+        context["sums"] = _build_result_figures(past, days)
+        context["charts"] = [series.chart_outcomes(past), series.chart_suppression_reasons(past)]
+        charts = [series.chart_lateness(columns, time_limit)]
         if request.user.has_perm("scheduling.view_event"):
-            charts.append(series.events(columns, patience))
-        charts.append(series.by_cause(past))
+            charts.append(series.chart_events(columns, time_limit))
+        charts.append(series.chart_failure_reasons(past))
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:
-            context["complaints"] = _complaints(past, patience)
+            context["complaints"] = _rank_complaint_rates(past, time_limit)
     context["may_see_causes"] = request.user.has_perm("scheduling.view_failedtask")
     if context["may_see_causes"]:
-        figures.append(_open_failed(patience))
-        context["causes"] = _causes(patience)
+        figures.append(_build_failed_tasks_figure(time_limit))
+        context["causes"] = _rank_failure_causes(time_limit)
     context["figures"] = figures
-    context["cards"] = [*cards, *cards_of_others(request)]
+    context["cards"] = [*cards, *load_app_cards(request)]
     context["more_charts"] = [*charts, *(chart for card in context["cards"] for chart in card.charts)]
     return context
 
@@ -76,30 +77,30 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 # --- backlog --------------------------------------------------------------------------------------------------------
 
 
-def _work(patience: Patience) -> list[Figure]:
-    soon = patience(lambda: statistics.due_within(timedelta(hours=1)))
-    late = patience(statistics.overdue)
-    hint = _("the oldest for %(span)s") % {"span": spoken(late.oldest)} if late and late.oldest else ""
-    within = span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), stands="waiting")
-    count = capped(late.count if late else None, MOST)
+def _build_backlog_figures(time_limit: PageTimeLimit) -> list[Figure]:
+    soon = time_limit(lambda: statistics.count_due_within(timedelta(hours=1)))
+    late = time_limit(statistics.count_overdue)
+    hint = _("the oldest for %(span)s") % {"span": describe_duration(late.oldest)} if late and late.oldest else ""
+    within = build_span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), stands="waiting")
+    count = format_capped_count(late.count if late else None, MOST)
     return [
-        Figure(_("Due within the hour"), capped(soon, MOST), within),
+        Figure(_("Due within the hour"), format_capped_count(soon, MOST), within),
         Figure(_("Overdue"), count, f"{reverse(TOUCHES)}?stands=overdue", "bad" if late and late.count else "", hint),
     ]
 
 
-def _open_failed(patience: Patience) -> Figure:
-    count = patience(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
+def _build_failed_tasks_figure(time_limit: PageTimeLimit) -> Figure:
+    count = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
     link = reverse("admin:scheduling_failedtask_groups")
-    return Figure(_("Open failed tasks"), capped(count, MOST), link, "bad" if count else "")
+    return Figure(_("Open failed tasks"), format_capped_count(count, MOST), link, "bad" if count else "")
 
 
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def _sums(past: Ended, days: int) -> list[Figure]:
+def _build_result_figures(past: EndedTouches, days: int) -> list[Figure]:
     whole = past.whole
-    counts = None if whole is None else series.counted(whole)
+    counts = None if whole is None else series.sum_by_state(whole)
 
     def figure(words: str, *states: str, tone: str = "") -> Figure:
         count = None if counts is None else sum(counts[state] for state in states)
@@ -114,12 +115,12 @@ def _sums(past: Ended, days: int) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _complaints(past: Ended, patience: Patience) -> list[dict[str, Any]] | None:
+def _rank_complaint_rates(past: EndedTouches, time_limit: PageTimeLimit) -> list[dict[str, Any]] | None:
     """Return the nodes with the highest complaint rates; None if counting exceeded its time limit."""
-    whole, complained = past.whole, patience(lambda: statistics.complained(past.since))
+    whole, complained = past.whole, time_limit(lambda: statistics.count_complaints_by_node(past.since))
     if whole is None or complained is None:
         return None
-    delivered = {node: whole_of(whole, node) for node in complained}
+    delivered = {node: count_delivered(whole, node) for node in complained}
     worst = sorted(complained, key=lambda node: -complained[node] / max(delivered[node], 1))[:WORST]
     names = dict(Node.objects.filter(pk__in=worst).values_list("pk", "key"))
     link = reverse("admin:scheduling_complaint_changelist")
@@ -134,29 +135,29 @@ def _complaints(past: Ended, patience: Patience) -> list[dict[str, Any]] | None:
     ]  # fmt: skip
 
 
-def whole_of(tally: statistics.Tally, wanted: int) -> int:
+def count_delivered(tally: statistics.OutcomeCounts, wanted: int) -> int:
     """Return the number of touches that a node delivered."""
     return sum(count for (state, _code, node), count in tally.items() if state == "delivered" and node == wanted)
 
 
-def _causes(patience: Patience) -> list[dict[str, Any]] | None:
+def _rank_failure_causes(time_limit: PageTimeLimit) -> list[dict[str, Any]] | None:
     """Return the most frequent causes of open failed tasks."""
 
     def read() -> list[dict[str, Any]]:
         groups = FailedTask.objects.filter(state="open").values("fingerprint").order_by()
-        told = groups.annotate(
+        annotated = groups.annotate(
             count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
             detail=Max("detail"),
         )  # fmt: skip
-        return [dict(each) for each in told.order_by("-count")[:WORST]]
+        return [dict(each) for each in annotated.order_by("-count")[:WORST]]
 
     link = reverse("admin:scheduling_failedtask_changelist")
-    found = patience(read)
+    found = time_limit(read)
     if found is None:
         return None
     return [
         {
-            **each, "words": reason(each["reason"]), "detail": masked_text(each["detail"]),
+            **each, "words": translate_reason(each["reason"]), "detail": redact_text(each["detail"]),
             "link": f"{link}?{urlencode({'state': 'open', 'fingerprint': each['fingerprint']})}",
         }
         for each in found

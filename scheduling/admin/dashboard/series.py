@@ -13,23 +13,24 @@ from django.utils.translation import gettext_lazy
 from scheduling.admin.dashboard.charts import (
     Bucket,
     Chart,
+    CodeLabels,
     Goal,
-    Names,
     Series,
     Span,
-    paired,
-    ranked,
-    reach,
-    stacked,
-    tallies,
+    build_grouped_chart,
+    build_ranked_chart,
+    build_stacked_chart,
+    count_by_span,
+    get_span_bounds,
 )
-from scheduling.admin.dashboard.pace import seconds
-from scheduling.admin.labels import reason, spoken
-from scheduling.admin.patience import Patience
-from scheduling.admin.touches.touch import span_link
+from scheduling.admin.dashboard.pace import format_seconds
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.patience import PageTimeLimit
+from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import EventType
 from scheduling.monitoring import statistics
-from scheduling.monitoring.statistics import GOAL, Late, Tally, quantile
+from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.statistics import GOAL, LatenessCounts, OutcomeCounts, compute_lateness_quantile
 
 TOUCHES = "scheduling_touch"
 STATES = (
@@ -42,60 +43,64 @@ STATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedTouches:
     """`tallies` by bar; None where counting exceeded its time limit."""
 
     spans: list[Span]
-    tallies: list[Tally | None]
+    tallies: list[OutcomeCounts | None]
 
     @property
     def since(self) -> datetime:
         return self.spans[0].hours[0]
 
     @property
-    def whole(self) -> Tally | None:
+    def whole(self) -> OutcomeCounts | None:
         """Return the sum; None if a bar is missing."""
-        return None if None in self.tallies else sum(filter(None, self.tallies), Tally())
+        return None if None in self.tallies else sum(filter(None, self.tallies), OutcomeCounts())
 
     def link(self, span: Span | None = None, **filters: str) -> str:
-        since, until = reach(self.spans, span)
-        return span_link(TOUCHES, "settled_at", since, until, **filters)
+        since, until = get_span_bounds(self.spans, span)
+        return build_span_link(TOUCHES, "settled_at", since, until, **filters)
 
 
-def read(spans: list[Span], patience: Patience) -> Ended:
+def count_ended_by_span(spans: list[Span], time_limit: PageTimeLimit) -> EndedTouches:
     """Count ended touches by bar."""
-    return Ended(spans, tallies(statistics.past, spans, patience))
+    return EndedTouches(spans, count_by_span(statistics.ended_cache, spans, time_limit))
 
 
-def by_state(ended: Ended) -> Chart:
-    def bucket(span: Span, tally: Tally | None) -> Bucket:
+def chart_outcomes(ended: EndedTouches) -> Chart:
+    def bucket(span: Span, tally: OutcomeCounts | None) -> Bucket:
         links = {each.key: ended.link(span, state__exact=each.key) for each in STATES}
-        return Bucket(span.label, None if tally is None else counted(tally), links)
+        return Bucket(span.label, None if tally is None else sum_by_state(tally), links)
 
     buckets = [bucket(*each) for each in zip(ended.spans, ended.tallies, strict=True)]
     title = _("Outcomes")
-    return stacked("ended", title, STATES, buckets, lambda key: ended.link(state__exact=key))
+    return build_stacked_chart("ended", title, STATES, buckets, lambda key: ended.link(state__exact=key))
 
 
-def by_reason(ended: Ended) -> Chart:
+def chart_suppression_reasons(ended: EndedTouches) -> Chart:
     """Chart the most frequent reasons of suppressed touches, and the others together."""
-    return _reasons("reasons", _("Why touches were not sent"), ended, ["suppressed"], {"state__exact": "suppressed"})
+    return _chart_reasons(
+        "reasons", _("Why touches were not sent"), ended, ["suppressed"], {"state__exact": "suppressed"}
+    )
 
 
-def by_cause(ended: Ended) -> Chart:
+def chart_failure_reasons(ended: EndedTouches) -> Chart:
     """Chart the most frequent reasons of failed and unknown touches."""
-    return _reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"stands": "bad"})
+    return _chart_reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"stands": "bad"})
 
 
-def _reasons(key: str, title: str, ended: Ended, states: Collection[str], filters: dict[str, str]) -> Chart:
+def _chart_reasons(
+    key: str, title: str, ended: EndedTouches, states: Collection[str], filters: dict[str, str]
+) -> Chart:
     def link(code: str, span: Span | None) -> str:
         return ended.link(span, **filters, **({"reason": code} if code else {}))
 
-    counts = [None if tally is None else reasons(tally, states) for tally in ended.tallies]
-    return ranked(key, title, ended.spans, counts, Names(reason, _("Other reasons"), link))
+    counts = [None if tally is None else sum_by_reason(tally, states) for tally in ended.tallies]
+    return build_ranked_chart(key, title, ended.spans, counts, CodeLabels(translate_reason, _("Other reasons"), link))
 
 
-def counted(tally: Tally) -> Counter[str]:
+def sum_by_state(tally: OutcomeCounts) -> Counter[str]:
     """Count by state."""
     found: Counter[str] = Counter()
     for (state, _reason, _node), count in tally.items():
@@ -103,7 +108,7 @@ def counted(tally: Tally) -> Counter[str]:
     return found
 
 
-def reasons(tally: Tally, states: Collection[str]) -> Counter[str]:
+def sum_by_reason(tally: OutcomeCounts, states: Collection[str]) -> Counter[str]:
     """Count the reasons of touches that ended in one of `states`."""
     found: Counter[str] = Counter()
     for (state, code, _node), count in tally.items():
@@ -119,50 +124,56 @@ QUANTILES = {
 }
 
 
-def lateness(spans: list[Span], patience: Patience) -> Chart:
+def chart_lateness(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
     """Chart the lateness of delivered touches, from due to sent."""
-    found = tallies(statistics.past_lateness, spans, patience)
+    found = count_by_span(statistics.lateness_cache, spans, time_limit)
 
     def link(span: Span | None = None) -> str:
-        since, until = reach(spans, span)
-        return span_link("scheduling_touch", "settled_at", since, until, state__exact="delivered")
+        since, until = get_span_bounds(spans, span)
+        return build_span_link("scheduling_touch", "settled_at", since, until, state__exact="delivered")
 
-    def bucket(span: Span, late: Late | None) -> Bucket:
-        counts = None if late is None else {each.key: _ms(late, part) for part, each in QUANTILES.items() if late}
+    def bucket(span: Span, late: LatenessCounts | None) -> Bucket:
+        counts = (
+            None
+            if late is None
+            else {each.key: _compute_quantile_ms(late, part) for part, each in QUANTILES.items() if late}
+        )
         return Bucket(span.label, counts, {each.key: link(span) for each in QUANTILES.values()} if late else {})
 
     buckets = [bucket(*each) for each in zip(spans, found, strict=True)]
-    whole = None if None in found else sum(filter(None, found), Late())
+    whole = None if None in found else sum(filter(None, found), LatenessCounts())
     legend = [
-        (each, "?" if whole is None else _words(_ms(whole, part) if whole else 0), link())
+        (each, "?" if whole is None else _format_ms(_compute_quantile_ms(whole, part) if whole else 0), link())
         for part, each in QUANTILES.items()
     ]
-    goal = Goal(_in_ms(GOAL.total_seconds()), _("Goal: P99 within %(span)s.") % {"span": spoken(GOAL)})
-    return paired("lateness", _("Lateness, from due to sent"), legend, buckets, _words, goal)
+    goal = Goal(
+        _convert_to_ms(GOAL.total_seconds()), _("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)}
+    )
+    return build_grouped_chart("lateness", _("Lateness, from due to sent"), legend, buckets, _format_ms, goal)
 
 
-def _ms(late: Late, part: float) -> int:
+def _compute_quantile_ms(late: LatenessCounts, part: float) -> int:
     """Return a quantile in milliseconds; at least 1, so that a bar is visible."""
-    span = quantile(late, part)
-    return max(1, _in_ms(span.total_seconds())) if span else 0
+    span = compute_lateness_quantile(late, part)
+    return max(1, _convert_to_ms(span.total_seconds())) if span else 0
 
 
-def _in_ms(span: float) -> int:
+def _convert_to_ms(span: float) -> int:
     return round(span * 1000)
 
 
-def _words(ms: int) -> str:
-    return seconds(ms / 1000) if ms else "–"
+def _format_ms(ms: int) -> str:
+    return format_seconds(ms / 1000) if ms else "–"
 
 
-def events(spans: list[Span], patience: Patience) -> Chart:
+def chart_events(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
     """Chart received events by type."""
 
     def link(kind: str, span: Span | None) -> str:
-        since, until = reach(spans, span)
-        return span_link("scheduling_event", "received_at", since, until, **({"type": kind} if kind else {}))
+        since, until = get_span_bounds(spans, span)
+        return build_span_link("scheduling_event", "received_at", since, until, **({"type": kind} if kind else {}))
 
-    counts = tallies(statistics.past_events, spans, patience)
+    counts = count_by_span(statistics.event_cache, spans, time_limit)
     words = dict(EventType.objects.exclude(name="").values_list("key", "name")[:TYPES])
-    names = Names(lambda kind: words.get(kind, kind), _("Other types"), link)
-    return ranked("events", _("Events received"), spans, counts, names)
+    names = CodeLabels(lambda kind: words.get(kind, kind), _("Other types"), link)
+    return build_ranked_chart("events", _("Events received"), spans, counts, names)

@@ -11,15 +11,15 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.labels import spoken
-from scheduling.admin.patience import patiently
-from scheduling.experiments.conversion import Effect, effects
+from scheduling.admin.patience import count_within
+from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import Node
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.rollout import Lift, Share
 
 PERIODS = (30, 90, 180)  #: days
 USUAL = 90
-PATIENCE = "20s"  #: longer than the overview's limit: the user requested these numbers
+EFFECT_TIMEOUT = "20s"  #: longer than the overview's limit: the user requested these numbers
 
 
 def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -27,34 +27,35 @@ def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
     until = now()
-    found = patiently(lambda: effects(until - timedelta(days=days), until), PATIENCE)
+    found = count_within(lambda: compute_effects(until - timedelta(days=days), until), EFFECT_TIMEOUT)
     links = dict(Node.objects.values_list("key", "pk"))
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/effect.html",
         _("Effect"),
-        nodes=None if found is None else [_told(each, links) for each in found],
-        periods=[(each, spoken(timedelta(days=each)), each == days) for each in PERIODS],
+        nodes=None if found is None else [_describe_effect(each, links) for each in found],
+        periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
     )
 
 
-def _told(effect: Effect, links: dict[str, int]) -> dict[str, Any]:
+def _describe_effect(effect: NodeEffect, links: dict[str, int]) -> dict[str, Any]:
     lift = effect.lift
     return {
         "key": effect.node,
         "link": reverse("admin:scheduling_node_change", args=[links[effect.node]]) if effect.node in links else "",
         "goal": effect.goal,
-        "treated": _share(lift.treated),
-        "control": _share(lift.control),
-        "difference": _points(lift),
-        "verdict": _verdict(lift),
+        "treated": _describe_share_bar(lift.treated),
+        "control": _describe_share_bar(lift.control),
+        "difference": _format_difference(lift),
+        "verdict": _judge_lift(lift),
         "versions": [
-            {"template": each.template, "number": each.number, **_share(each.share)} for each in effect.versions
+            {"template": each.template, "number": each.number, **_describe_share_bar(each.share)}
+            for each in effect.versions
         ],
     }
 
 
-def _share(share: Share) -> dict[str, Any]:
+def _describe_share_bar(share: Share) -> dict[str, Any]:
     """Return a bar for a share: its interval, and a mark at the rate, in percent of the width."""
     low, high = share.interval
     return {
@@ -68,7 +69,7 @@ def _share(share: Share) -> dict[str, Any]:
     }
 
 
-def _points(lift: Lift) -> str:
+def _format_difference(lift: Lift) -> str:
     if not (lift.treated.of and lift.control.of):
         return "–"
     low, high = lift.interval
@@ -78,7 +79,7 @@ def _points(lift: Lift) -> str:
     return words.replace("-", "−")
 
 
-def _verdict(lift: Lift) -> tuple[str, str]:
+def _judge_lift(lift: Lift) -> tuple[str, str]:
     if not lift.control.of:
         return "", _("No control group. Set a hold-out at the node to measure its effect.")
     if not lift.treated.of:

@@ -20,15 +20,16 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import OpsAdmin, actor_of
-from scheduling.admin.labels import complaint, reason, spoken
-from scheduling.admin.matrix.node import tell_moved
+from scheduling.admin.base import OpsAdmin, build_user_actor
+from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.matrix.node import report_moved_touches
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import runs
 from scheduling.experiments.replay import runs as draft
 from scheduling.models import WhatIfRun
+from scheduling.monitoring.duration_text import describe_duration
 
 HEIGHT = 120  #: of a day's bars, in units of the drawing
 STEP, WIDTH = 24, 9
@@ -36,7 +37,7 @@ PARTS = ("planned", "delivered", "suppressed", "held", "cancelled", "failed", "w
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ComparedCount:
     """One number of the live configuration and of the draft."""
 
     words: str
@@ -78,7 +79,7 @@ class Day:
     x: int
 
 
-def told(result: Mapping[str, Any]) -> dict[str, Any]:
+def build_result_context(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template context of a replay's result."""
     live, draft = result["live"], result["draft"]
     return {
@@ -88,21 +89,21 @@ def told(result: Mapping[str, Any]) -> dict[str, Any]:
         "shortened": result["shortened"],
         "waiting_incomplete": result.get("waiting_incomplete", False),  # missing in results of earlier versions
         "carried": live["totals"].get("carried", 0),
-        "figures": _figures(live, draft),
-        "suppressed": _codes(live["suppressed"], draft["suppressed"]),
-        "held": _codes(live["held"], draft["held"]),
-        "failed": _codes(live["failed"], draft["failed"]),
-        "cancelled": _codes(live["cancelled"], draft["cancelled"]),
-        "nodes": _nodes(live["nodes"], draft["nodes"]),
-        "columns": _columns(),
-        "sends": _sends(live["sends_a_customer"], draft["sends_a_customer"]),
-        "days": (days := _days(live["days"], draft["days"])),
+        "figures": _compare_totals(live, draft),
+        "suppressed": _compare_reasons(live["suppressed"], draft["suppressed"]),
+        "held": _compare_reasons(live["held"], draft["held"]),
+        "failed": _compare_reasons(live["failed"], draft["failed"]),
+        "cancelled": _compare_reasons(live["cancelled"], draft["cancelled"]),
+        "nodes": _compare_nodes(live["nodes"], draft["nodes"]),
+        "columns": _list_part_titles(),
+        "sends": _compare_send_counts(live["sends_a_customer"], draft["sends_a_customer"]),
+        "days": (days := _build_day_bars(live["days"], draft["days"])),
         "wide": max(len(days), 1) * STEP,
         "high": HEIGHT,
     }
 
 
-def told_changes(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def build_changes_context(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the template context of a draft's changes to the live configuration."""
     verbs = {"added": _("added"), "changed": _("changed"), "restored": _("restored"), "retired": _("retired")}
     return [
@@ -110,7 +111,11 @@ def told_changes(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             **each,
             "words": verbs.get(each["verb"], each["verb"]),
             "differences": [
-                {"path": one["path"], "before": _shown(one["before"]), "after": _shown(one["after"])}
+                {
+                    "path": one["path"],
+                    "before": _format_change_value(one["before"]),
+                    "after": _format_change_value(one["after"]),
+                }
                 for one in each["differences"]
             ],
         }
@@ -118,46 +123,49 @@ def told_changes(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(value: Any) -> str:
+def _format_change_value(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _figures(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[Pair]:
+def _compare_totals(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[ComparedCount]:
     totals = [
         (_("Sent"), "delivered"), (_("Suppressed"), "suppressed"), (_("Temporarily deferred"), "held"),
         (_("Cancelled"), "cancelled"), (_("Failed"), "failed"), (_("Still waiting at the end"), "waiting"),
     ]  # fmt: skip
-    found = [Pair(words, live["totals"].get(key, 0), draft["totals"].get(key, 0)) for words, key in totals]
+    found = [ComparedCount(words, live["totals"].get(key, 0), draft["totals"].get(key, 0)) for words, key in totals]
     more = [
         (_("Customers reached"), "customers_reached"), (_("Customers at their limit"), "customers_at_cap"),
         (_("Communities at their limit"), "communities_at_cap"),
     ]  # fmt: skip
-    return found + [Pair(words, live[key], draft[key]) for words, key in more]
+    return found + [ComparedCount(words, live[key], draft[key]) for words, key in more]
 
 
-def _codes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Pair]:
+def _compare_reasons(live: Mapping[str, int], draft: Mapping[str, int]) -> list[ComparedCount]:
     """Pair counts by reason, the most frequent first."""
     widest = max([*live.values(), *draft.values()], default=1)
-    pairs = [Pair(reason(code), live.get(code, 0), draft.get(code, 0), widest) for code in live.keys() | draft.keys()]
+    pairs = [
+        ComparedCount(translate_reason(code), live.get(code, 0), draft.get(code, 0), widest)
+        for code in live.keys() | draft.keys()
+    ]
     return sorted(pairs, key=lambda pair: (-max(pair.live, pair.draft), pair.words))
 
 
-def _columns() -> list[str]:
+def _list_part_titles() -> list[str]:
     return [
         _("planned"), _("sent"), _("suppressed"), _("temporarily deferred"), _("cancelled"), _("failed"),
         _("still waiting"),
     ]  # fmt: skip
 
 
-def _nodes(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[dict[str, Any]]:
-    words = _columns()
+def _compare_nodes(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[dict[str, Any]]:
+    words = _list_part_titles()
     return [
         {
             "key": key,
             "parts": [
-                Pair(word, live.get(key, {}).get(part, 0), draft.get(key, {}).get(part, 0))
+                ComparedCount(word, live.get(key, {}).get(part, 0), draft.get(key, {}).get(part, 0))
                 for word, part in zip(words, PARTS, strict=True)
             ],
         }
@@ -165,14 +173,14 @@ def _nodes(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[dict[str, 
     ]
 
 
-def _sends(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Pair]:
+def _compare_send_counts(live: Mapping[str, int], draft: Mapping[str, int]) -> list[ComparedCount]:
     """Pair the numbers of customers who got one, two, three or more touches."""
     widest = max([*live.values(), *draft.values()], default=1)
     words = {"1": _("1 touch"), "2": _("2 touches"), "3": _("3 touches"), "4": _("4 touches or more")}
-    return [Pair(text, live.get(key, 0), draft.get(key, 0), widest) for key, text in words.items()]
+    return [ComparedCount(text, live.get(key, 0), draft.get(key, 0), widest) for key, text in words.items()]
 
 
-def _days(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Day]:
+def _build_day_bars(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Day]:
     highest = max([*live.values(), *draft.values()], default=1)
 
     def bar(x: int, count: int) -> Bar:
@@ -180,13 +188,13 @@ def _days(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Day]:
         return Bar(x, HEIGHT - height, height)
 
     found = []
-    for place, day in enumerate(_span({*live, *draft})):
+    for place, day in enumerate(_list_days({*live, *draft})):
         a, b, x = live.get(day, 0), draft.get(day, 0), place * STEP
         found.append(Day(day, a, b, bar(x + 2, a), bar(x + 3 + WIDTH, b), x))
     return found
 
 
-def _span(days: Iterable[str]) -> list[str]:
+def _list_days(days: Iterable[str]) -> list[str]:
     """Return every day from the first to the last, including days without a send."""
     known = sorted(map(date.fromisoformat, days))
     if not known:
@@ -202,7 +210,7 @@ UNDER_WAY = (State.WAITING, State.RUNNING)
 class DraftForm(forms.Form):
     days = forms.TypedChoiceField(
         label=gettext_lazy("Events of the last"), coerce=int, initial=7, widget=UnfoldAdminSelectWidget,
-        choices=lambda: [(each, spoken(timedelta(days=each))) for each in DAYS],
+        choices=lambda: [(each, describe_duration(timedelta(days=each))) for each in DAYS],
     )  # fmt: skip
     draft = forms.CharField(
         label=gettext_lazy("Draft"),
@@ -222,11 +230,11 @@ class DraftForm(forms.Form):
         """Validate the draft. Lists all errors, each with its place."""
         text: str = self.cleaned_data["draft"]
         try:
-            draft.read(text)
+            draft.read_draft(text)
         except InvalidDocument as error:
-            raise forms.ValidationError(complaint(str(error))) from None
+            raise forms.ValidationError(translate_error(str(error))) from None
         except InvalidConfiguration as error:
-            wrong = [f"{each.path}: {complaint(each.message)}" for each in error.problems]
+            wrong = [f"{each.path}: {translate_error(each.message)}" for each in error.problems]
             raise forms.ValidationError(wrong) from None
         return text
 
@@ -283,31 +291,31 @@ class WhatIfRunAdmin(OpsAdmin):
         """Edit a draft. Starts with the live configuration, or with the draft of an earlier run."""
         if not self.has_add_permission(request):
             raise PermissionDenied
-        form = DraftForm(request.POST or None, initial=self._beginning(request))
+        form = DraftForm(request.POST or None, initial=self._get_initial_values(request))
         if request.method == "POST" and form.is_valid():
             given = form.cleaned_data
             try:
-                run = runs.begin(given["draft"], given["days"], actor_of(request))
+                run = runs.create_replay(given["draft"], given["days"], build_user_actor(request))
             except Conflict as error:
-                form.add_error(None, complaint(str(error)))
+                form.add_error(None, translate_error(str(error)))
             else:
                 return redirect(self.url("change", run.pk))
         return self.page(
             request, "ops/what_if_draft.html", _("What-if replay"), form=form, back=self.url("changelist")
         )  # fmt: skip
 
-    def _beginning(self, request: HttpRequest) -> dict[str, Any]:
+    def _get_initial_values(self, request: HttpRequest) -> dict[str, Any]:
         """Return initial values; none for a POST, because the export costs several reads."""
         if request.method == "POST":
             return {}
         earlier = request.GET.get("from", "")
         row = WhatIfRun.objects.filter(pk=earlier).first() if earlier.isdecimal() and len(earlier) < 18 else None
-        return {"draft": row.draft, "days": row.days} if row else {"draft": draft.live_text()}
+        return {"draft": row.draft, "days": row.days} if row else {"draft": draft.export_live_draft()}
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         under_way = row.state in UNDER_WAY
         return self.page(
             request,
@@ -317,9 +325,9 @@ class WhatIfRunAdmin(OpsAdmin):
             under_way=under_way,
             tone={"done": "info", "published": "success", "failed": "danger"}.get(row.state, "warning"),
             percent=min(100 * row.done // row.total, 100) if row.total else 0,
-            problems=[complaint(each) for each in row.problem.splitlines()],
-            told=told(row.result) if row.result else None,
-            changes=told_changes(row.changes),
+            problems=[translate_error(each) for each in row.problem.splitlines()],
+            told=build_result_context(row.result) if row.result else None,
+            changes=build_changes_context(row.changes),
             publish_form=PublishForm() if row.state == State.DONE and self.has_publish_permission(request) else None,
             may_discard=self.has_add_permission(request) and row.state in (*UNDER_WAY, State.DONE, State.FAILED),
             may_edit=self.has_add_permission(request),
@@ -335,22 +343,24 @@ class WhatIfRunAdmin(OpsAdmin):
         form = PublishForm(request.POST)
         move = form.is_valid() and form.cleaned_data["move_waiting"]
         try:
-            moved = runs.publish(self.found(request, str(run_id)).pk, actor_of(request), move_waiting=move)
+            moved = runs.publish_draft(
+                self.get_row_or_404(request, str(run_id)).pk, build_user_actor(request), move_waiting=move
+            )
         except (Conflict, InvalidConfiguration) as error:
             for line in str(error).splitlines():
-                messages.error(request, complaint(line))
+                messages.error(request, translate_error(line))
         else:
             messages.success(request, _("The draft is live."))
             if moved is not None:
-                tell_moved(request, moved)
+                report_moved_touches(request, moved)
         return redirect(self.url("change", run_id))
 
     def discard_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
         if request.method != "POST" or not self.has_add_permission(request):
             raise PermissionDenied
         try:
-            runs.discard(self.found(request, str(run_id)).pk, actor_of(request))
+            runs.discard_replay(self.get_row_or_404(request, str(run_id)).pk, build_user_actor(request))
             messages.success(request, _("The draft was discarded."))
         except Conflict as error:
-            messages.error(request, complaint(str(error)))
+            messages.error(request, translate_error(str(error)))
         return redirect(self.url("change", run_id))

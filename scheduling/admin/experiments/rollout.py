@@ -19,23 +19,34 @@ from django.utils.translation import gettext_lazy, gettext_noop
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import ReadOnlyAdmin, actor_of
+from scheduling.admin.base import ReadOnlyAdmin, build_user_actor
 from scheduling.admin.dashboard.cards import Figure
-from scheduling.admin.form_fields import DurationField, entries
-from scheduling.admin.labels import complaint, learn, spoken
+from scheduling.admin.form_fields import DurationField, split_entries
+from scheduling.admin.labels import register_labels, translate_error
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.experiments import rollout_runs
 from scheduling.models import GuardedRollout, Node, RolloutMove
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import Actor
-from scheduling.policy.rollout import MOST_TOUCHES, RATES, USUAL, Finding, Limit, Plan, Share, Tally, read_plan
+from scheduling.policy.rollout import (
+    MOST_TOUCHES,
+    PLAN_DEFAULTS,
+    RATES,
+    Limit,
+    RateComparison,
+    RolloutPlan,
+    Share,
+    VersionCounts,
+    read_plan,
+)
 
 RATE_NAMES: Mapping[str, str | Promise] = {
     "complaints": gettext_lazy("Complaints"),
     "failures": gettext_lazy("Failures"),
     "opt_outs": gettext_lazy("Opt-outs"),
 }
-WHY: Mapping[str, str | Promise] = {
+REASON_LABELS: Mapping[str, str | Promise] = {
     "time": gettext_lazy("This step has not lasted long enough yet."),
     "canary": gettext_lazy("Not enough touches with the canary have ended at this step yet."),
     "stable": gettext_lazy("Not enough touches with the stable version have ended to compare with."),
@@ -45,7 +56,7 @@ WHY: Mapping[str, str | Promise] = {
     "person": gettext_lazy("Paused by a user."),
 }
 #: Prefixes of codes that contain a rate.
-ABOUT = {
+RATE_REASON_LABELS = {
     "limit:": gettext_noop("%(rate)s: worse than the stable version by more than the limit, beyond chance."),
     "doubt:": gettext_noop(
         "%(rate)s: above the limit, possibly by chance. The step stays until more data is available."
@@ -53,7 +64,7 @@ ABOUT = {
 }
 
 #: Errors of `scheduling.policy.rollout`.
-learn(
+register_labels(
     {},
     {},
     (
@@ -81,83 +92,83 @@ learn(
 )  # fmt: skip
 
 
-def why(code: str) -> str:
+def translate_rollout_reason(code: str) -> str:
     """Translate a roll-out's reason code; an unknown one is returned unchanged."""
-    for prefix, words in ABOUT.items():
+    for prefix, words in RATE_REASON_LABELS.items():
         if code.startswith(prefix):
             rate = code.removeprefix(prefix)
             return _(words) % {"rate": RATE_NAMES.get(rate, rate)}
-    return str(WHY.get(code, code))
+    return str(REASON_LABELS.get(code, code))
 
 
-def told(rollout: GuardedRollout) -> dict[str, Any]:
+def build_rollout_context(rollout: GuardedRollout) -> dict[str, Any]:
     """Return the template context of one roll-out."""
     plan = read_plan(rollout.plan)
-    canary, stable = (Tally(**rollout.figures.get(name, {})) for name in ("canary", "stable"))
+    canary, stable = (VersionCounts(**rollout.figures.get(name, {})) for name in ("canary", "stable"))
     return {
         "row": rollout,
         "tone": {"running": "info", "paused": "danger", "finished": "success"}.get(rollout.state, ""),
-        "why": why(rollout.reason) if rollout.reason else "",
-        "steps": [(f"{each:g} %", _place(number, rollout)) for number, each in enumerate(plan.steps)],
-        "rule": _rule(plan),
+        "why": translate_rollout_reason(rollout.reason) if rollout.reason else "",
+        "steps": [(f"{each:g} %", _get_step_state(number, rollout)) for number, each in enumerate(plan.steps)],
+        "rule": _describe_step_rule(plan),
         "ended": (canary.ended, stable.ended),
-        "rates": [_rate(plan, rate, canary, stable) for rate in RATE_NAMES],
-        "moves": [_move(each) for each in rollout.moves.order_by("-pk")],
+        "rates": [_compare_rates(plan, rate, canary, stable) for rate in RATE_NAMES],
+        "moves": [_describe_move(each) for each in rollout.moves.order_by("-pk")],
     }
 
 
-def _place(number: int, rollout: GuardedRollout) -> str:
+def _get_step_state(number: int, rollout: GuardedRollout) -> str:
     if number == rollout.step and rollout.is_open:
         return "now"
     return "done" if number < rollout.step or rollout.state == "finished" else ""
 
 
-def _rule(plan: Plan) -> str:
+def _describe_step_rule(plan: RolloutPlan) -> str:
     words = _("Each step lasts at least %(time)s and until %(touches)s touches with the canary have ended at it.")
-    return words % {"time": spoken(plan.time) if plan.time > timedelta(0) else "0", "touches": plan.touches}
+    return words % {"time": describe_duration(plan.time) if plan.time > timedelta(0) else "0", "touches": plan.touches}
 
 
-def _rate(plan: Plan, rate: str, canary: Tally, stable: Tally) -> dict[str, Any]:
+def _compare_rates(plan: RolloutPlan, rate: str, canary: VersionCounts, stable: VersionCounts) -> dict[str, Any]:
     limit = plan.limits.get(rate)
     shares = canary.share(rate), stable.share(rate)
     return {
         "name": RATE_NAMES[rate],
-        "canary": _share(shares[0]),
-        "stable": _share(shares[1]),
-        "limit": limit_in_words(limit) if limit else _("none"),
-        "verdict": _verdict(plan, Finding(rate, limit, *shares)) if limit else ("", "–"),
+        "canary": _format_share(shares[0]),
+        "stable": _format_share(shares[1]),
+        "limit": describe_rate_limit(limit) if limit else _("none"),
+        "verdict": _judge_finding(plan, RateComparison(rate, limit, *shares)) if limit else ("", "–"),
     }
 
 
-def _share(share: Share) -> tuple[str, str]:
+def _format_share(share: Share) -> tuple[str, str]:
     if not share.of:
         return "–", ""
     return f"{100 * share.rate:.2f} %", _("%(hits)s of %(of)s") % {"hits": share.hits, "of": share.of}
 
 
-def limit_in_words(limit: Limit) -> str:
+def describe_rate_limit(limit: Limit) -> str:
     if limit.factor != 1:
         return _("at most %(factor)s times the stable version's") % {"factor": f"{limit.factor:g}"}
     return _("at most %(points)s points above the stable version's") % {"points": f"{limit.points:g}"}
 
 
-def _verdict(plan: Plan, found: Finding) -> tuple[str, str]:
+def _judge_finding(plan: RolloutPlan, found: RateComparison) -> tuple[str, str]:
     if min(found.canary.of, found.stable.of) < plan.judged_from:
         return "", _("judged from %(count)s of each") % {"count": plan.judged_from}
-    if found.at_least > 0:
+    if found.excess_lower_bound > 0:
         return "danger", _("beyond the limit")
     return ("warning", _("worse, perhaps by chance")) if found.excess > 0 else ("success", _("inside the limit"))
 
 
-def _move(move: RolloutMove) -> dict[str, Any]:
+def _describe_move(move: RolloutMove) -> dict[str, Any]:
     return {
         "row": move,
         "tone": {"paused": "danger", "finished": "success", "grew": "info"}.get(move.verb, ""),
-        "why": why(move.reason) if move.reason else "",
+        "why": translate_rollout_reason(move.reason) if move.reason else "",
         "who": move.actor_name or _("automatic"),
         "percent": f"{move.percent:g} %",
         "figures": [
-            (name, Tally(**move.figures[key]))
+            (name, VersionCounts(**move.figures[key]))
             for key, name in (("canary", _("canary")), ("stable", _("stable")))
             if key in move.figures
         ],
@@ -166,20 +177,20 @@ def _move(move: RolloutMove) -> dict[str, Any]:
 
 State = GuardedRollout.State
 #: Columns of a node that are read-only while its canary moves.
-MOVED = ("template", "canary_template", "canary_percent", "canary_communities")
-MOVED_BY_ITSELF = gettext_lazy(
+ROLLOUT_FIELDS = ("template", "canary_template", "canary_percent", "canary_communities")
+MOVED_BY_ROLLOUT = gettext_lazy(
     "A guarded roll-out moves the canary, see below. Pause or stop it to edit the canary by hand."
 )
 LIMIT_HELP = gettext_lazy("+0.5: half a percentage point above the stable version. x2: twice as much. Empty: none.")
 
 
-def limit_field(label: Any) -> forms.CharField:
+def make_rate_limit_field(label: Any) -> forms.CharField:
     return forms.CharField(
         label=label, required=False, max_length=20, widget=UnfoldAdminTextInputWidget, help_text=LIMIT_HELP
     )
 
 
-class StartForm(forms.Form):
+class RolloutStartForm(forms.Form):
     """The plan, as `scheduling.policy.rollout` stores it."""
 
     steps = forms.CharField(
@@ -195,19 +206,19 @@ class StartForm(forms.Form):
         label=gettext_lazy("A limit is judged from"), min_value=1, max_value=MOST_TOUCHES,
         widget=UnfoldAdminIntegerFieldWidget, help_text=gettext_lazy("So many touches of each version."),
     )  # fmt: skip
-    complaints = limit_field(gettext_lazy("Complaints, at most"))
-    failures = limit_field(gettext_lazy("Failures, at most"))
-    opt_outs = limit_field(gettext_lazy("Opt-outs, at most"))
+    complaints = make_rate_limit_field(gettext_lazy("Complaints, at most"))
+    failures = make_rate_limit_field(gettext_lazy("Failures, at most"))
+    opt_outs = make_rate_limit_field(gettext_lazy("Opt-outs, at most"))
 
     @classmethod
-    def beginning(cls, stored: dict[str, Any] | None) -> dict[str, Any]:
-        plan = {**USUAL, **(stored or {})}
+    def build_initial_values(cls, stored: dict[str, Any] | None) -> dict[str, Any]:
+        plan = {**PLAN_DEFAULTS, **(stored or {})}
         steps = ", ".join(f"{each:g}" for each in plan["steps"])
         return {**plan, "steps": steps, "time": from_seconds(plan["time"])}
 
     def clean_steps(self) -> list[float]:
         try:
-            return [float(each.rstrip("%％ ")) for each in entries(self.cleaned_data["steps"])]
+            return [float(each.rstrip("%％ ")) for each in split_entries(self.cleaned_data["steps"])]
         except ValueError:
             raise forms.ValidationError(_("Percentages, like 5, 20, 50, 100.")) from None
 
@@ -219,7 +230,7 @@ class StartForm(forms.Form):
             limits = read_plan(plan).limits
         except InvalidInput as error:
             for each in error.errors:
-                self.add_error(each.field, complaint(each.message))
+                self.add_error(each.field, translate_error(each.message))
             return self.cleaned_data
         return {**plan, **{rate: str(limits.get(rate, "")) for rate in RATES}}
 
@@ -260,28 +271,28 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
 
     @display(description=gettext_lazy("reason"))  # type: ignore[untyped-decorator]
     def shown_reason(self, row: GuardedRollout) -> str:
-        return why(row.reason) if row.reason else "–"
+        return translate_rollout_reason(row.reason) if row.reason else "–"
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         title = _("Guarded roll-out %(row)s of %(node)s") % {"row": row, "node": row.node}
         return self.page(
-            request, "ops/rollout.html", title, **rollout_context(request, row), back=self.url("changelist")
+            request, "ops/rollout.html", title, **build_rollout_page_context(request, row), back=self.url("changelist")
         )
 
     def start_view(self, request: HttpRequest, node_id: int) -> HttpResponse:
-        _may_edit(request)
+        _require_edit_permission(request)
         node = Node.objects.filter(pk=node_id).first()
         if node is None:
             raise Http404
-        form = StartForm(request.POST or None, initial=StartForm.beginning(node.canary_guard))
+        form = RolloutStartForm(request.POST or None, initial=RolloutStartForm.build_initial_values(node.canary_guard))
         if request.method == "POST" and form.is_valid():
             try:
-                rollout_runs.start(node.pk, form.cleaned_data, actor_of(request))
+                rollout_runs.start_rollout(node.pk, form.cleaned_data, build_user_actor(request))
             except AftertouchError as error:
-                form.add_error(None, _in_words(error))
+                form.add_error(None, _translate_rollout_error(error))
             else:
                 messages.success(request, _("The roll-out has started and is judged every minute."))
                 return redirect("admin:scheduling_node_change", node.pk)
@@ -294,37 +305,37 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
 
     def act_view(self, request: HttpRequest, rollout_id: int, verb: str) -> HttpResponse:
         """Ask for confirmation, then perform the action."""
-        _may_edit(request)
-        row = self.found(request, str(rollout_id))
-        if verb not in DEEDS:
+        _require_edit_permission(request)
+        row = self.get_row_or_404(request, str(rollout_id))
+        if verb not in ROLLOUT_ACTIONS:
             raise Http404
-        act, title, text, done = DEEDS[verb]
+        act, title, text, done = ROLLOUT_ACTIONS[verb]
         back = reverse("admin:scheduling_node_change", args=[row.node_id])
         if request.method != "POST":
             return self.page(
                 request, "ops/confirm.html", str(title), text=text, button=title, danger=verb == "stop", back=back
             )
         try:
-            act(row.pk, actor_of(request))
+            act(row.pk, build_user_actor(request))
             messages.success(request, done)
         except AftertouchError as error:
-            messages.error(request, _in_words(error))
+            messages.error(request, _translate_rollout_error(error))
         return redirect(back)
 
 
-DEEDS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] = {
+ROLLOUT_ACTIONS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] = {
     "pause": (
-        rollout_runs.pause, gettext_lazy("Pause the roll-out"),
+        rollout_runs.pause_rollout, gettext_lazy("Pause the roll-out"),
         gettext_lazy("All communities receive the stable version until a user resumes the roll-out."),
         gettext_lazy("Paused. New touches take the stable version."),
     ),
     "resume": (
-        rollout_runs.resume, gettext_lazy("Resume the roll-out"),
+        rollout_runs.resume_rollout, gettext_lazy("Resume the roll-out"),
         gettext_lazy("Resumes at the paused step and restarts its figures."),
         gettext_lazy("The roll-out was resumed. Its figures restart."),
     ),
     "stop": (
-        rollout_runs.stop, gettext_lazy("Stop the roll-out"),
+        rollout_runs.stop_rollout, gettext_lazy("Stop the roll-out"),
         gettext_lazy("Ends the roll-out for good. All communities receive the stable version, unless the canary "
             "was edited."),
         gettext_lazy("Stopped."),
@@ -332,17 +343,17 @@ DEEDS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] = {
 }  # fmt: skip
 
 
-def rollout_context(request: HttpRequest, row: GuardedRollout) -> dict[str, Any]:
-    return {"guarded": told(row), "may_guard": request.user.has_perm("scheduling.change_node")}
+def build_rollout_page_context(request: HttpRequest, row: GuardedRollout) -> dict[str, Any]:
+    return {"guarded": build_rollout_context(row), "may_guard": request.user.has_perm("scheduling.change_node")}
 
 
-def node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
+def build_node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
     """Return the context for a node's page: its latest roll-out, and whether another can be started."""
     row = node.guarded_rollouts.first()
     may = request.user.has_perm("scheduling.change_node")
     startable = may and node.retired_at is None and (row is None or not row.is_open)
     return {
-        "guarded": told(row) if row else None,
+        "guarded": build_rollout_context(row) if row else None,
         "may_guard": may,
         "start_guard": reverse("admin:scheduling_guardedrollout_start", args=[node.pk]) if startable else "",
         "nothing_to_try": node.canary_template_id in (None, node.template_id),
@@ -350,22 +361,22 @@ def node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
     }
 
 
-def is_guarded(node: Node) -> bool:
+def has_running_rollout(node: Node) -> bool:
     """Return whether an automatic roll-out moves the node's canary now."""
     return node.guarded_rollouts.filter(state=State.RUNNING).exists()
 
 
-def paused_rollouts() -> list[Figure]:
+def build_rollout_figures() -> list[Figure]:
     """Return the overview's number of paused roll-outs; empty if there are none."""
     count = GuardedRollout.objects.filter(state=State.PAUSED).count()
     link = f"{reverse('admin:scheduling_guardedrollout_changelist')}?state__exact={State.PAUSED}"
     return [Figure(_("Guarded roll-outs that paused"), count, link, "bad")] if count else []
 
 
-def _may_edit(request: HttpRequest) -> None:
+def _require_edit_permission(request: HttpRequest) -> None:
     if not request.user.has_perm("scheduling.change_node"):
         raise PermissionDenied
 
 
-def _in_words(error: AftertouchError) -> str:
-    return complaint(error.errors[0].message if isinstance(error, InvalidInput) else str(error))
+def _translate_rollout_error(error: AftertouchError) -> str:
+    return translate_error(error.errors[0].message if isinstance(error, InvalidInput) else str(error))

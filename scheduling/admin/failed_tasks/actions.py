@@ -15,29 +15,29 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import actor_of
+from scheduling.admin.base import build_user_actor
 from scheduling.errors import AftertouchError
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
-from scheduling.operations.deeds import DEEDS, Deed
+from scheduling.operations.deeds import ROW_ACTIONS, RowAction
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class FailedTaskAction:
     """An action with its title and explanation."""
 
     title: str | Promise
     explains: str | Promise
     icon: str
-    deed: Deed
+    action: RowAction
     of_job: tuple[str | Promise, str | Promise] | None = None  #: title and explanation for RPA jobs
 
-    def fits(self, row: FailedTask) -> bool:
-        if row.state not in self.deed.states or (self.deed.unknown_only and row.failure != "unknown"):
+    def applies_to(self, row: FailedTask) -> bool:
+        if row.state not in self.action.states or (self.action.unknown_only and row.failure != "unknown"):
             return False
-        return not (self.deed.publishes and row.origin == FailedTask.Origin.MESSAGE)
+        return not (self.action.publishes and row.origin == FailedTask.Origin.MESSAGE)
 
-    def about(self, *origins: str) -> Verb:
+    def for_origins(self, *origins: str) -> FailedTaskAction:
         """Return the texts for the origin: a touch is sent to a customer, a job has an effect."""
         if self.of_job is None or set(origins) != {FailedTask.Origin.RPA_JOB}:
             return self
@@ -45,15 +45,15 @@ class Verb:
         return replace(self, title=title, explains=explains)
 
 
-VERBS: dict[str, Verb] = {
-    "retry": Verb(
+FAILED_TASK_ACTIONS: dict[str, FailedTaskAction] = {
+    "retry": FailedTaskAction(
         gettext_lazy("Retry"),
         gettext_lazy(
             "Publishes the touch again with the same delivery key. A receiver that checks the key "
             "accepts the message at most once. The guards are checked again."
         ),
         "replay",
-        DEEDS["retry"],
+        ROW_ACTIONS["retry"],
         of_job=(
             gettext_lazy("Retry"),
             gettext_lazy(
@@ -61,13 +61,13 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
-    "again": Verb(
+    "again": FailedTaskAction(
         gettext_lazy("Send again as new"),
         gettext_lazy(
             "Sends with a new delivery key. If the first message was delivered, the customer receives it twice."
         ),
         "forward_to_inbox",
-        DEEDS["again"],
+        ROW_ACTIONS["again"],
         of_job=(
             gettext_lazy("Run again as new"),
             gettext_lazy(
@@ -75,23 +75,23 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
-    "delivered": Verb(
+    "delivered": FailedTaskAction(
         gettext_lazy("Mark as delivered"),
         gettext_lazy(
             "Use after you have verified that the message arrived. The message still counts toward the customer's caps."
         ),
         "task_alt",
-        DEEDS["delivered"],
+        ROW_ACTIONS["delivered"],
         of_job=(
             gettext_lazy("Mark as succeeded"),
             gettext_lazy("Use after you have verified that the run did its work. Nothing runs again."),
         ),
     ),
-    "not_delivered": Verb(
+    "not_delivered": FailedTaskAction(
         gettext_lazy("Mark as not delivered"),
         gettext_lazy("Use after you have verified that the message did not arrive. The cap slot is released."),
         "unpublished",
-        DEEDS["not_delivered"],
+        ROW_ACTIONS["not_delivered"],
         of_job=(
             gettext_lazy("Mark as without effect"),
             gettext_lazy(
@@ -99,21 +99,21 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
-    "ignore": Verb(
+    "ignore": FailedTaskAction(
         gettext_lazy("Ignore"),
         gettext_lazy("Sends nothing. The failed task is no longer open and can still be retried later."),
         "visibility_off",
-        DEEDS["ignore"],
+        ROW_ACTIONS["ignore"],
         of_job=(
             gettext_lazy("Ignore"),
             gettext_lazy("Runs nothing. The failed task is no longer open and can still be retried later."),
         ),
     ),
-    "archive": Verb(
+    "archive": FailedTaskAction(
         gettext_lazy("Archive"),
         gettext_lazy("Closes the failed task for good. The record stays readable and cannot be retried."),
         "archive",
-        DEEDS["archive"],
+        ROW_ACTIONS["archive"],
     ),
 }
 
@@ -136,10 +136,10 @@ class PaceForm(ReasonForm):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, deed: Deed, given: Any) -> PaceForm:
+    def for_action(cls, action: RowAction, given: Any) -> PaceForm:
         """Build the form with the action's default rate."""
-        form = cls(given, initial={"per_second": deed.per_second})
-        if not deed.publishes:
+        form = cls(given, initial={"per_second": action.per_second})
+        if not action.publishes:
             form.fields["per_second"].help_text = ""
         return form
 
@@ -148,15 +148,15 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     """Confirm an action on one failed task and apply it."""
     if not tasks_admin.has_act_permission(request, row):
         raise PermissionDenied
-    verb = VERBS.get(name)
+    verb = FAILED_TASK_ACTIONS.get(name)
     if verb is None:
         raise Http404
-    verb = verb.about(row.origin)
+    verb = verb.for_origins(row.origin)
     back = tasks_admin.url("change", row.pk)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            verb.deed.act(row.pk, actor_of(request, form.cleaned_data["reason"]))
+            verb.action.act(row.pk, build_user_actor(request, form.cleaned_data["reason"]))
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
         except AftertouchError:
             messages.error(
@@ -165,5 +165,5 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
         return redirect(back)
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, back=back,
-        danger=verb.deed.as_new, original=row,
+        danger=verb.action.as_new, original=row,
     )  # fmt: skip

@@ -16,55 +16,60 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 
-from scheduling.admin.base import ReadOnlyAdmin, actor_of
-from scheduling.admin.failed_tasks.actions import VERBS, PaceForm
-from scheduling.admin.labels import complaint, spoken
+from scheduling.admin.base import ReadOnlyAdmin, build_user_actor
+from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, PaceForm
+from scheduling.admin.labels import translate_error
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions
-from scheduling.operations.deeds import DEEDS, FAILED_TASKS, TOUCHES
-from scheduling.operations.filters import chosen_by
+from scheduling.operations.deeds import FAILED_TASKS, ROW_ACTIONS, TOUCHES
+from scheduling.operations.filters import read_filter
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
-MAY = {FAILED_TASKS: "scheduling.act_on_failedtask", TOUCHES: "scheduling.change_touch"}
+REQUIRED_PERMISSIONS = {FAILED_TASKS: "scheduling.act_on_failedtask", TOUCHES: "scheduling.change_touch"}
 LISTS = {FAILED_TASKS: "admin:scheduling_failedtask_changelist", TOUCHES: "admin:scheduling_touch_changelist"}
-OVER = {FAILED_TASKS: gettext_lazy("Failed tasks"), TOUCHES: gettext_lazy("Touches")}
+TARGET_LABELS = {FAILED_TASKS: gettext_lazy("Failed tasks"), TOUCHES: gettext_lazy("Touches")}
 
 
-def refusal(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
+def list_refusal_reasons(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
     """Return why the action cannot apply to the filter, each reason with its parameter."""
     try:
-        bulk_actions.check(action, chosen_by(address), as_of)
+        bulk_actions.check_action(action, read_filter(address), as_of)
     except InvalidInput as error:
-        return _wrong(error)
+        return _format_field_errors(error)
     return []
 
 
-def _wrong(error: InvalidInput) -> list[str]:
-    return [f"{each.field}: {complaint(each.message)}" for each in error.errors]
+def _format_field_errors(error: InvalidInput) -> list[str]:
+    return [f"{each.field}: {translate_error(each.message)}" for each in error.errors]
 
 
-def begin(
+def submit_bulk_action(
     request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime
 ) -> HttpResponse:
     """Start a bulk action and redirect to its page; back to the form if it cannot start."""
     pace = form.cleaned_data["per_second"]
     try:
-        row = bulk_actions.begin(
-            action, chosen_by(address), actor_of(request, form.cleaned_data["reason"]), per_second=pace, as_of=as_of
+        row = bulk_actions.start_bulk_action(
+            action,
+            read_filter(address),
+            build_user_actor(request, form.cleaned_data["reason"]),
+            per_second=pace,
+            as_of=as_of,
         )
     except InvalidInput as error:
-        for line in _wrong(error):
+        for line in _format_field_errors(error):
             messages.error(request, line)
     except Conflict as error:
-        messages.error(request, complaint(str(error)))
+        messages.error(request, translate_error(str(error)))
     else:
         return redirect("admin:scheduling_bulkaction_change", row.pk)
     return redirect(request.get_full_path())
 
 
-def title_of(action: str) -> str:
-    verb = VERBS.get(action)
+def get_action_title(action: str) -> str:
+    verb = FAILED_TASK_ACTIONS.get(action)
     return str(verb.title) if verb else _("Cancel the touch") if action == "call_off" else action
 
 
@@ -81,11 +86,13 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
     def has_act_permission(self, request: HttpRequest, row: BulkAction) -> bool:
         """Allow stopping a bulk action to users who may apply the action to one row."""
-        return row.action in DEEDS and bool(request.user.has_perm(MAY[DEEDS[row.action].over]))
+        return row.action in ROW_ACTIONS and bool(
+            request.user.has_perm(REQUIRED_PERMISSIONS[ROW_ACTIONS[row.action].over])
+        )
 
     @display(description=gettext_lazy("action"))  # type: ignore[untyped-decorator]
     def what(self, row: BulkAction) -> str:
-        return _headline(row)
+        return _format_headline(row)
 
     @display(description=gettext_lazy("state"), label=TONES)  # type: ignore[untyped-decorator]
     def shown_state(self, row: BulkAction) -> tuple[str, str]:
@@ -93,62 +100,62 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
     @display(description=gettext_lazy("progress"))  # type: ignore[untyped-decorator]
     def progress(self, row: BulkAction) -> str:
-        return _progress(row)
+        return _format_progress(row)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         running = row.state == BulkAction.State.RUNNING
         return self.page(
             request,
             "ops/bulk_action.html",
-            _headline(row),
+            _format_headline(row),
             original=row,
             row=row,
             tone=TONES[row.state],
             running=running,
-            percent=_percent(row),
-            progress=_progress(row),
-            left=spoken(_left(row)) if running and row.total and row.looked_at else "",
+            percent=_compute_percent(row),
+            progress=_format_progress(row),
+            left=describe_duration(_estimate_time_left(row)) if running and row.total and row.looked_at else "",
             pace=f"{row.per_second:g}",
             chosen=sorted(row.filter.items()),
-            list_link=f"{reverse(LISTS[DEEDS[row.action].over])}?{urlencode(row.filter)}"
-            if row.action in DEEDS
+            list_link=f"{reverse(LISTS[ROW_ACTIONS[row.action].over])}?{urlencode(row.filter)}"
+            if row.action in ROW_ACTIONS
             else "",
             cancel_link=self.url("cancel", row.pk) if running and self.has_act_permission(request, row) else "",
             back=self.url("changelist"),
         )
 
     def cancel_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
-        row = self.found(request, pk)
+        row = self.get_row_or_404(request, pk)
         if request.method != "POST" or not self.has_act_permission(request, row):
             raise PermissionDenied
         try:
-            bulk_actions.cancel(row.pk, actor_of(request))
+            bulk_actions.cancel_bulk_action(row.pk, build_user_actor(request))
             messages.success(request, _("The bulk action was stopped. Completed changes stay."))
         except AftertouchError as error:
-            messages.error(request, complaint(str(error)))
+            messages.error(request, translate_error(str(error)))
         return redirect(self.url("change", row.pk))
 
 
-def _headline(row: BulkAction) -> str:
-    over = OVER[DEEDS[row.action].over] if row.action in DEEDS else ""
-    return f"{title_of(row.action)} · {over}"
+def _format_headline(row: BulkAction) -> str:
+    over = TARGET_LABELS[ROW_ACTIONS[row.action].over] if row.action in ROW_ACTIONS else ""
+    return f"{get_action_title(row.action)} · {over}"
 
 
-def _progress(row: BulkAction) -> str:
+def _format_progress(row: BulkAction) -> str:
     if row.total is None:
         return str(row.looked_at)
     return _("%(done)s of %(total)s") % {"done": row.looked_at, "total": row.total}
 
 
-def _percent(row: BulkAction) -> int:
+def _compute_percent(row: BulkAction) -> int:
     """Return the progress in percent. It may jump to 100: rows that other users acted on are skipped."""
     if row.state == BulkAction.State.DONE:
         return 100
     return min(100 * row.looked_at // row.total, 100) if row.total else 0
 
 
-def _left(row: BulkAction) -> timedelta:
+def _estimate_time_left(row: BulkAction) -> timedelta:
     return timedelta(seconds=max((row.total or 0) - row.looked_at, 1) / row.per_second)

@@ -16,46 +16,48 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from scheduling.admin.base import actor_of
-from scheduling.admin.failed_tasks.actions import VERBS, PaceForm, ReasonForm, Verb
-from scheduling.admin.failed_tasks.bulk_action import begin, refusal
-from scheduling.admin.patience import patiently
+from scheduling.admin.base import build_user_actor
+from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, FailedTaskAction, PaceForm, ReasonForm
+from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
+from scheduling.admin.patience import count_within
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
-from scheduling.operations.failed_tasks import Tally
+from scheduling.operations.failed_tasks import BulkResult
 
 AT_ONCE = 50  #: one page of the list; workers process more
 MOST_CHOSEN = 200  #: rows that can be selected one by one
 PER_SECOND = 20  #: rate of publishing the rows of one page
 
 
-def bulk(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse | None]:
+def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse | None]:
     """Return a list action: ask for a reason, then apply it.
 
     "All that match" means tasks that had failed when the page was shown.
     """
-    verb = VERBS[name]
+    verb = FAILED_TASK_ACTIONS[name]
 
     def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse | None:
         if not tasks_admin.has_act_permission(request):
             raise PermissionDenied
-        asked_at = instant_of(request)
-        rows = verb.deed.fitting(queryset.filter(failed_at__lte=asked_at))
-        count = patiently(rows.order_by().count)
+        asked_at = read_page_time(request)
+        rows = verb.action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
+        count = count_within(rows.order_by().count)
         given = request.POST if "confirmed" in request.POST else None
         if request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE):
-            return _all_that_match(tasks_admin, request, name, rows, count, given, asked_at)
+            return _act_on_all_matching(tasks_admin, request, name, rows, count, given, asked_at)
         form = ReasonForm(given)
         if form.is_valid():
-            _act_on_all(request, verb, rows, form)
+            _act_on_chosen(request, verb, rows, form)
             return None
-        return _ask(tasks_admin, request, name, rows, form, asked_at, facts=[_applies_to(min(count or 0, MOST_CHOSEN))])
+        return _render_confirmation(
+            tasks_admin, request, name, rows, form, asked_at, facts=[_describe_task_count(min(count or 0, MOST_CHOSEN))]
+        )
 
     act.__name__ = f"bulk_{name}"
     return act
 
 
-def instant_of(request: HttpRequest) -> datetime:
+def read_page_time(request: HttpRequest) -> datetime:
     """Return when the submitted page was shown; now if unknown."""
     try:
         asked_at = parse_datetime(request.POST.get("asked_at", ""))
@@ -64,34 +66,36 @@ def instant_of(request: HttpRequest) -> datetime:
     return min(asked_at, now()) if asked_at and asked_at.tzinfo else now()
 
 
-def _all_that_match(
+def _act_on_all_matching(
     tasks_admin: Any, request: HttpRequest, name: str, rows: QuerySet[FailedTask], count: int | None, given: Any,
     asked_at: datetime,
 ) -> HttpResponse | None:  # fmt: skip
-    refused = refusal(name, request.GET, asked_at)
+    refused = list_refusal_reasons(name, request.GET, asked_at)
     if refused:
         for line in refused:
             messages.error(request, line)
         return None
-    form = PaceForm.of(VERBS[name].deed, given)
+    form = PaceForm.for_action(FAILED_TASK_ACTIONS[name].action, given)
     if form.is_valid():
-        return begin(request, name, request.GET, form, asked_at)
-    facts = [_applies_to(count)] if count is not None else [_("Applies to too many failed tasks to count now.")]
+        return submit_bulk_action(request, name, request.GET, form, asked_at)
+    facts = (
+        [_describe_task_count(count)] if count is not None else [_("Applies to too many failed tasks to count now.")]
+    )
     facts.append(_("Workers run the bulk action. A page shows its progress and can stop it."))
-    return _ask(tasks_admin, request, name, rows, form, asked_at, facts=facts)
+    return _render_confirmation(tasks_admin, request, name, rows, form, asked_at, facts=facts)
 
 
-def _applies_to(count: int) -> str:
+def _describe_task_count(count: int) -> str:
     words = ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", count)
     return words % {"count": count}
 
 
-def _ask(
+def _render_confirmation(
     tasks_admin: Any, request: HttpRequest, name: str, rows: QuerySet[FailedTask], form: ReasonForm,
     asked_at: datetime, *, facts: list[str],
 ) -> HttpResponse:  # fmt: skip
-    origins = patiently(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
-    verb = VERBS[name].about(*(origins or ()))
+    origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
+    verb = FAILED_TASK_ACTIONS[name].for_origins(*(origins or ()))
     hidden = [
         ("action", f"bulk_{name}"), ("confirmed", "1"), ("asked_at", asked_at.isoformat()),
         ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
@@ -99,23 +103,23 @@ def _ask(
     hidden += [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, facts=facts,
-        danger=verb.deed.as_new, hidden=hidden, back=request.get_full_path(),
+        danger=verb.action.as_new, hidden=hidden, back=request.get_full_path(),
     )  # fmt: skip
 
 
-def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
+def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
     failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
-    actor = actor_of(request, form.cleaned_data["reason"])
-    if verb.deed.publishes:
-        tally = failed_tasks.retry_all(failed_ids, actor, as_new=verb.deed.as_new, per_second=PER_SECOND)
+    actor = build_user_actor(request, form.cleaned_data["reason"])
+    if verb.action.publishes:
+        tally = failed_tasks.retry_all(failed_ids, actor, as_new=verb.action.as_new, per_second=PER_SECOND)
     else:
-        tally = failed_tasks.do_all(failed_ids, lambda failed_id, done: verb.deed.act(failed_id, actor))
+        tally = failed_tasks.apply_to_each(failed_ids, lambda failed_id, done: verb.action.act(failed_id, actor))
     words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
     messages.success(request, words % {"what": verb.title, "count": tally.done})
-    tell_conflicts(request, tally)
+    warn_about_conflicts(request, tally)
 
 
-def tell_conflicts(request: HttpRequest, tally: Tally) -> None:
+def warn_about_conflicts(request: HttpRequest, tally: BulkResult) -> None:
     """Warn about rows that were skipped: another user acted on them, or their state does not allow it."""
     if tally.conflicts:
         words = ngettext(

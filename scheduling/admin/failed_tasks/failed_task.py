@@ -22,19 +22,19 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.csv_export import Exported
-from scheduling.admin.failed_tasks.actions import VERBS, act_page
-from scheduling.admin.failed_tasks.failed_bulk import bulk
-from scheduling.admin.failed_tasks.retry_sample import page_of, replay_page, task_of
-from scheduling.admin.labels import reason
+from scheduling.admin.csv_export import CsvExportMixin
+from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
+from scheduling.admin.failed_tasks.failed_bulk import make_list_action
+from scheduling.admin.failed_tasks.retry_sample import find_task, get_task_link, retry_sample_page
+from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import CappedPaginator
-from scheduling.admin.saved_filters import WithSavedFilters
-from scheduling.admin.touches.timeline import clock
+from scheduling.admin.saved_filters import SavedFiltersMixin
+from scheduling.admin.touches.timeline import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import ChannelConfig, FailedTask
-from scheduling.operations.filters import state_of_failed
-from scheduling.operations.queries import failed_named
-from scheduling.redaction import masked, masked_json, masked_text
+from scheduling.operations.filters import filter_failed_state
+from scheduling.operations.queries import filter_failed_by_term
+from scheduling.redaction import redact, redact_json, redact_text
 
 LOOKED_AT = 10_000  #: open tasks that are read for the choices of reasons
 
@@ -45,7 +45,7 @@ CLASSES = {
 }  # fmt: skip
 
 
-def class_of(origin: str, failure: str) -> str:
+def translate_failure_class(origin: str, failure: str) -> str:
     """Return the label of a failure class; jobs have their own labels."""
     words = CLASSES_OF_JOBS.get(failure) if origin == FailedTask.Origin.RPA_JOB else None
     return str(words or CLASSES.get(failure) or failure)
@@ -67,7 +67,7 @@ class OpenFilter(admin.SimpleListFilter):
         return others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(state_of_failed(self.value() or ""))
+        return queryset.filter(filter_failed_state(self.value() or ""))
 
 
 class ClassFilter(admin.SimpleListFilter):
@@ -100,7 +100,7 @@ class CauseFilter(DropdownFilter):  # type: ignore[misc]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         latest = FailedTask.objects.filter(state="open").order_by("-failed_at").values_list("reason", flat=True)
-        return [(code, reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
+        return [(code, translate_reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
         return queryset.filter(reason=self.value()) if self.value() else queryset
@@ -115,29 +115,29 @@ TONES = {
 }  # fmt: skip
 
 
-def _attempt(told: dict[str, Any]) -> dict[str, Any]:
+def _describe_stored_attempt(stored: dict[str, Any]) -> dict[str, Any]:
     """Add labels to a stored attempt, and mask its values."""
     return {
-        **masked(told),
-        "at": clock(parse_datetime(str(told.get("started_at", "")))),
-        "words": reason(str(told.get("reason", ""))),
+        **redact(stored),
+        "at": format_instant(parse_datetime(str(stored.get("started_at", "")))),
+        "words": translate_reason(str(stored.get("reason", ""))),
     }
 
 
-def linked(origin: str, task_id: Any) -> dict[str, Any] | None:
+def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
     """Return a task and the address of its page; None if it does not exist."""
-    task = task_of(origin, task_id)
-    return {"task": task, "link": page_of(task)} if task else None
+    task = find_task(origin, task_id)
+    return {"task": task, "link": get_task_link(task)} if task else None
 
 
-def panel_of(request: HttpRequest, row: FailedTask) -> str:
+def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
     """Return the HTML that the origin's app adds to the page."""
     path = settings.FAILED_TASK_PANELS.get(row.origin)
     return str(import_string(path)(request, row)) if path else ""
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
+class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
     list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
@@ -153,8 +153,9 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     actions_list = ("open_groups",)
     export_columns = (
         (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
-        (_("state"), lambda row: row.get_state_display()), (_("class"), lambda row: class_of(row.origin, row.failure)),
-        (_("reason"), lambda row: reason(row.reason)), (_("detail"), lambda row: masked_text(row.detail)),
+        (_("state"), lambda row: row.get_state_display()),
+        (_("class"), lambda row: translate_failure_class(row.origin, row.failure)),
+        (_("reason"), lambda row: translate_reason(row.reason)), (_("detail"), lambda row: redact_text(row.detail)),
         (_("channel"), lambda row: row.channel), (_("node"), lambda row: row.payload.get("node")),
         (_("task type"), lambda row: row.payload.get("task_type")),
         (_("user id"), lambda row: row.payload.get("user_id")),
@@ -186,22 +187,25 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
-        return queryset.filter(failed_named(search_term)), False
+        return queryset.filter(filter_failed_by_term(search_term)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
         if not self.has_act_permission(request):
             return {}
-        return {f"bulk_{name}": (bulk(name), f"bulk_{name}", verb.title) for name, verb in VERBS.items()}
+        return {
+            f"bulk_{name}": (make_list_action(name), f"bulk_{name}", verb.title)
+            for name, verb in FAILED_TASK_ACTIONS.items()
+        }
 
     def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
-        return act_page(self, request, self.found(request, pk), verb)
+        return act_page(self, request, self.get_row_or_404(request, pk), verb)
 
     def replay_view(self, request: HttpRequest, fingerprint: str) -> HttpResponse:
-        return replay_page(self, request, fingerprint)
+        return retry_sample_page(self, request, fingerprint)
 
     @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
     def failed(self, row: FailedTask) -> str:
-        return clock(row.failed_at)
+        return format_instant(row.failed_at)
 
     @display(description=_("state"), label=TONES)  # type: ignore[untyped-decorator]
     def state_label(self, row: FailedTask) -> tuple[str, str]:
@@ -209,12 +213,12 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
 
     @display(description=_("class"))  # type: ignore[untyped-decorator]
     def class_label(self, row: FailedTask) -> str:
-        return class_of(row.origin, row.failure)
+        return translate_failure_class(row.origin, row.failure)
 
     @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
     def why(self, row: FailedTask) -> str:
-        detail = Truncator(masked_text(row.detail)).chars(81)
-        return format_html('{}<br><span class="at-quiet">{}</span>', reason(row.reason), detail)
+        detail = Truncator(redact_text(row.detail)).chars(81)
+        return format_html('{}<br><span class="at-quiet">{}</span>', translate_reason(row.reason), detail)
 
     @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
     def node_key(self, row: FailedTask) -> str:
@@ -255,9 +259,9 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         listed = [
             {
                 **group,
-                "words": reason(group["reason"]),
-                "detail": masked_text(group["detail"]),
-                "class": class_of(group["origin"], group["failure"]),
+                "words": translate_reason(group["reason"]),
+                "detail": redact_text(group["detail"]),
+                "class": translate_failure_class(group["origin"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
                 "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
@@ -276,12 +280,15 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         may_act = self.has_act_permission(request, row)
         verbs = [
-            {"verb": verb.about(row.origin), "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name])}
-            for name, verb in VERBS.items()
-            if may_act and verb.fits(row)
+            {
+                "verb": verb.for_origins(row.origin),
+                "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name]),
+            }
+            for name, verb in FAILED_TASK_ACTIONS.items()
+            if may_act and verb.applies_to(row)
         ]
         return self.page(
             request,
@@ -290,15 +297,15 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
             original=row,
             row=row,
             tone=TONES[row.state],
-            words=reason(row.reason),
-            detail=masked_text(row.detail),
-            class_label=class_of(row.origin, row.failure),
+            words=translate_reason(row.reason),
+            detail=redact_text(row.detail),
+            class_label=translate_failure_class(row.origin, row.failure),
             verbs=verbs,
-            attempts=[_attempt(each) for each in row.attempts],
-            payload=masked_json(row.payload),
-            task=linked(row.origin, row.task_id),
-            again=linked(row.origin, row.retried_as),
-            panel=panel_of(request, row),
+            attempts=[_describe_stored_attempt(each) for each in row.attempts],
+            payload=redact_json(row.payload),
+            task=find_task_with_link(row.origin, row.task_id),
+            again=find_task_with_link(row.origin, row.retried_as),
+            panel=render_origin_panel(request, row),
             replay_link=self.url("replay", row.fingerprint)
             if may_act and row.state == FailedTask.State.OPEN and row.origin != FailedTask.Origin.MESSAGE
             else "",

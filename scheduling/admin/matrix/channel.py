@@ -16,15 +16,15 @@ from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.form_fields import DurationsField, SettingsField
-from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.pause import pause_button
+from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.channels.registry import channel_kinds
 from scheduling.configuration.validation import check_channel
 from scheduling.models import ChannelConfig, DisabledTarget, Pause
 from scheduling.models.encrypted import Sealed
+from scheduling.monitoring.duration_text import describe_duration
 
 MASK = "••••"
 SECRET_LABELS = {"url": _("address (URL)"), "secret": _("signing secret")}
@@ -49,7 +49,7 @@ SEALED = _(
 )
 
 
-def readable(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_readable_secrets(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stored secrets; empty if this server cannot decrypt them."""
     return {} if isinstance(stored, Sealed) else stored
 
@@ -68,7 +68,7 @@ class SecretField(forms.CharField):
         )
 
 
-def merged(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def merge_secrets(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """Merge typed secrets into the stored ones. Empty keeps a secret, "-" removes it."""
     kept = {name: stored[name] for name in given if name in stored}
     for name, value in given.items():
@@ -100,7 +100,7 @@ class ChannelForm(CheckedForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.config: Mapping[str, Any] = self.instance.config or {}  #: the value after the form is clean
-        self.stored = readable(self.config)
+        self.stored = get_readable_secrets(self.config)
         self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
         for name in secret_names():
             self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
@@ -110,16 +110,16 @@ class ChannelForm(CheckedForm):
         if "settings" in cleaned and "kind" in cleaned:
             given = {name: cleaned.get(f"secret_{name}", "").strip() for name in secret_names()}
             same_kind = cleaned["kind"] == self.instance.kind or not self.instance.kind
-            config = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
+            config = {**cleaned["settings"], **merge_secrets(self.stored if same_kind else {}, given)}
             if config or not same_kind or not isinstance(self.instance.config, Sealed):
                 self.config = cleaned["config"] = config
         return cleaned
 
-    def place(self, path: str) -> str | None:
+    def find_error_field(self, path: str) -> str | None:
         root, _dot, name = path.partition(".")
         if root == "config":
             return f"secret_{name}" if f"secret_{name}" in self.fields else "settings"
-        return super().place(path)
+        return super().find_error_field(path)
 
     def save(self, commit: bool = True) -> Any:
         self.instance.config = self.config
@@ -144,7 +144,7 @@ class DisabledInline(TabularInline):  # type: ignore[misc]
 
 
 @admin.register(ChannelConfig)
-class ChannelAdmin(WithHistory, Retirable):
+class ChannelAdmin(HistoryAdmin, Retirable):
     form = ChannelForm
     inlines = (DisabledInline,)
     list_display = ("key", "kind_name", "idempotent", "wait", "node_count", "shown_state", "disabled_count")
@@ -155,8 +155,8 @@ class ChannelAdmin(WithHistory, Retirable):
     write_only = frozenset({"change_reason", "settings"})
     actions_detail = ("pause_or_resume", "retire", "bring_back")
     shown_as: ClassVar[dict[str, str]] = {"timeout": "timeout_text", "retry_delays": "retry_delays_text"}
-    timeout_text = plainly("timeout", _("timeout"), spoken)
-    retry_delays_text = plainly("retry_delays", _("retries after"), DurationsField().write)
+    timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
+    retry_delays_text = make_readonly_display("retry_delays", _("retries after"), DurationsField().write)
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         # The secrets are fields of the form, not of the model; viewers get no form at all.
@@ -188,7 +188,7 @@ class ChannelAdmin(WithHistory, Retirable):
     def in_use(self, row: Any) -> bool:
         return bool(row.nodes.exists())
 
-    def keeps_from_retiring(self, row: ChannelConfig) -> str:
+    def explain_retirement_block(self, row: ChannelConfig) -> str:
         keys = ", ".join(row.nodes.filter(retired_at=None).values_list("key", flat=True)[:5])
         return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys} if keys else ""
 
@@ -198,7 +198,7 @@ class ChannelAdmin(WithHistory, Retirable):
 
     @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
     def wait(self, row: ChannelConfig) -> str:
-        return spoken(row.timeout)
+        return describe_duration(row.timeout)
 
     @display(description=_("nodes"))  # type: ignore[untyped-decorator]
     def node_count(self, row: Any) -> int:
@@ -229,7 +229,7 @@ class ChannelAdmin(WithHistory, Retirable):
 
     @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return pause_button(f"channel:{self.found(request, object_id).key}")
+        return redirect_to_pause_page(f"channel:{self.get_row_or_404(request, object_id).key}")
 
     def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("scheduling.add_pause")

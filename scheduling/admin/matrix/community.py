@@ -14,10 +14,10 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from scheduling.admin.base import CheckedForm
-from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, merged, readable
+from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.registry import channel_kinds
-from scheduling.configuration.validation import check_community, kind_of
+from scheduling.configuration.validation import channel_kind_for_target, check_community
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed
 
@@ -26,7 +26,7 @@ def channels_by_key() -> dict[str, str]:
     return dict(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
 
 
-def written() -> QuerySet[Community]:
+def list_known_communities() -> QuerySet[Community]:
     """Return communities with a name or a target, to choose from.
 
     All others are stored when they are first counted: as many as there are conversations.
@@ -35,13 +35,17 @@ def written() -> QuerySet[Community]:
     return known.filter(retired_at=None)
 
 
-def places(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def list_targets(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return the possible targets of a community: by kind, by channel, and the stored ones."""
     kinds = channels_by_key()
     named = [kind for kind, each in channel_kinds().items() if not each.address_key and each.secret_fields]
     named += [key for key, kind in kinds.items() if kind in named and key not in named]
     named += [name for name in stored if name not in named]
-    return [(name, sorted(kind.secret_fields, reverse=True)) for name in named if (kind := kind_of(name, kinds))]
+    return [
+        (name, sorted(kind.secret_fields, reverse=True))
+        for name in named
+        if (kind := channel_kind_for_target(name, kinds))
+    ]
 
 
 class CommunityForm(CheckedForm):
@@ -56,32 +60,32 @@ class CommunityForm(CheckedForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.targets: Mapping[str, Any] = self.instance.targets or {}  #: the value after the form is clean
-        self.stored = readable(self.targets)
-        for place, names in places(self.stored):
+        self.stored = get_readable_secrets(self.targets)
+        for place, names in list_targets(self.stored):
             for name in names:
                 self.fields[f"target_{place}_{name}"] = SecretField(name, bool(self.stored.get(place, {}).get(name)))
 
     def values(self) -> dict[str, Any]:
         cleaned = super().values()
         targets = dict(self.stored)
-        for place, names in places(self.stored):
+        for place, names in list_targets(self.stored):
             given = {name: cleaned.get(f"target_{place}_{name}", "").strip() for name in names}
             before = self.stored.get(place, {})
             others = {name: value for name, value in before.items() if name not in names}
-            targets[place] = {**others, **merged(before, given)}
+            targets[place] = {**others, **merge_secrets(before, given)}
         cleaned["targets"] = {name: target for name, target in targets.items() if target}
         if cleaned["targets"] or not isinstance(self.instance.targets, Sealed):
             self.targets = cleaned["targets"]
         return cleaned
 
-    def place(self, path: str) -> str | None:
+    def find_error_field(self, path: str) -> str | None:
         root, _dot, rest = path.partition(".")
         if root == "targets":
             place, _dot, name = rest.rpartition(".")
             for field in (f"target_{place}_{name}", f"target_{rest}_url"):
                 if field in self.fields:
                     return field
-        return super().place(path)
+        return super().find_error_field(path)
 
     def save(self, commit: bool = True) -> Any:
         self.instance.targets = self.targets
@@ -105,7 +109,7 @@ class CommunityAdmin(Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         if obj is not None and not self.has_change_permission(request, obj):
             return [(None, {"fields": ("chat_id", "name", "shown_targets")})]
-        stored = readable(obj.targets) if obj else {}
+        stored = get_readable_secrets(obj.targets) if obj else {}
         sealed = obj is not None and isinstance(obj.targets, Sealed)
         return [
             (None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None}),
@@ -117,7 +121,7 @@ class CommunityAdmin(Retirable):
                         "classes": [] if place in stored else ["collapse"],
                     },
                 )
-                for place, names in places(stored)
+                for place, names in list_targets(stored)
             ),
         ]
 

@@ -18,13 +18,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 
-from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.models import EventType, Node, Pause, Stage
+from scheduling.monitoring.duration_text import describe_duration
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NodeCard:
     node: Node
     wait: str
     state: str  #: "on", "off", "paused"
@@ -33,24 +33,24 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     trigger: str
     trigger_name: str
-    cards: list[Card]
+    cards: list[NodeCard]
     add_link: str
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MatrixRow:
     stage: Stage
-    cells: list[Cell]
+    cells: list[MatrixCell]
 
 
-def wait_of(node: Node) -> str:
-    return _("dynamic") if node.dynamic else spoken(node.delay)
+def format_node_delay(node: Node) -> str:
+    return _("dynamic") if node.dynamic else describe_duration(node.delay)
 
 
-def state_of(node: Node, paused: bool) -> tuple[str, str]:
+def describe_node_state(node: Node, paused: bool) -> tuple[str, str]:
     """Return a node's state and its label."""
     if node.retired_at:
         return "retired", _("Retired")
@@ -70,7 +70,7 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
     )
     names = dict(EventType.objects.values_list("key", "name"))
     triggers = sorted({node.trigger for node in nodes})
-    rows = _rows(nodes, triggers, names, may_add)
+    rows = _build_matrix_rows(nodes, triggers, names, may_add)
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/matrix.html",
@@ -84,20 +84,25 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
     )
 
 
-def _rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add: bool) -> list[Row]:
+def _build_matrix_rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add: bool) -> list[MatrixRow]:
     paused = set(Pause.objects.values_list("scope", flat=True))
-    by_cell: dict[tuple[int, str], list[Card]] = defaultdict(list)
+    by_cell: dict[tuple[int, str], list[NodeCard]] = defaultdict(list)
     for node in nodes:
         stopped = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
-        state, text = state_of(node, stopped)
+        state, text = describe_node_state(node, stopped)
         link = reverse("admin:scheduling_node_change", args=[node.pk])
-        by_cell[node.stage_id, node.trigger].append(Card(node, wait_of(node), state, text, link))
+        by_cell[node.stage_id, node.trigger].append(NodeCard(node, format_node_delay(node), state, text, link))
     stages = Stage.objects.filter(retired_at=None) | Stage.objects.filter(pk__in={node.stage_id for node in nodes})
     return [
-        Row(
+        MatrixRow(
             stage,
             [
-                Cell(each, names.get(each) or each, by_cell[stage.pk, each], _add_link(stage, each) if may_add else "")
+                MatrixCell(
+                    each,
+                    names.get(each) or each,
+                    by_cell[stage.pk, each],
+                    _build_add_link(stage, each) if may_add else "",
+                )
                 for each in triggers
             ],
         )
@@ -105,7 +110,7 @@ def _rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add
     ]
 
 
-def _add_link(stage: Stage, trigger: str) -> str:
+def _build_add_link(stage: Stage, trigger: str) -> str:
     return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': str(stage.pk), 'trigger': trigger})}"
 
 
@@ -132,7 +137,7 @@ class StageAdmin(Retirable):
     def in_use(self, row: Stage) -> bool:
         return row.nodes.exists()
 
-    def keeps_from_retiring(self, row: Stage) -> str:
+    def explain_retirement_block(self, row: Stage) -> str:
         return (
             _("Nodes still belong to this stage. Retire or move them first.")
             if row.nodes.filter(retired_at=None)

@@ -23,25 +23,38 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
+from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.experiments import conversion
-from scheduling.admin.experiments.rollout import MOVED, MOVED_BY_ITSELF, is_guarded, node_context
-from scheduling.admin.form_fields import DelayRulesField, DurationField, NamesField, SuggestingInput, known_event_types
-from scheduling.admin.labels import spoken
+from scheduling.admin.experiments.rollout import (
+    MOVED_BY_ROLLOUT,
+    ROLLOUT_FIELDS,
+    build_node_context,
+    has_running_rollout,
+)
+from scheduling.admin.form_fields import DelayRulesField, DurationField, NamesField, SuggestingInput, list_event_types
 from scheduling.admin.matrix import grid
-from scheduling.admin.patience import patiently
+from scheduling.admin.patience import count_within
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.pause import pause_button
+from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_node
 from scheduling.models import WAITING, Node, Pause, Touch
-from scheduling.planning.rescheduling import DELAY, MOST_LEFT, SPREAD, WATCHED, Moved, foresee, move_waiting
+from scheduling.monitoring.duration_text import describe_duration
+from scheduling.planning.rescheduling import (
+    DELAY_COLUMNS,
+    MOST_LEFT,
+    PAGE_TIME_LIMIT,
+    SPREAD,
+    MoveCounts,
+    move_waiting,
+    preview_moves,
+)
 from scheduling.policy.specs import NodeSpec
 
 log = structlog.get_logger(__name__)
 
 
-TYPING = timedelta(seconds=2)  #: limit of a preview while the user types
+PREVIEW_TIMEOUT = timedelta(seconds=2)  #: limit of a preview while the user types
 MOST = 20_000  #: waiting touches that a preview reads
 CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel")
 
@@ -51,26 +64,26 @@ def impact_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> JsonR
 
     Empty while the form is invalid or unchanged.
     """
-    row = nodes_admin.found(request, object_id)
+    row = nodes_admin.get_row_or_404(request, object_id)
     if not nodes_admin.has_change_permission(request, row):
         raise PermissionDenied
     form = nodes_admin.get_form(request, row, change=True)(request.POST, instance=row)
-    lines = _lines(form, row) if form.is_valid() else []
+    lines = _list_impact_lines(form, row) if form.is_valid() else []
     return JsonResponse({"lines": [{"tone": tone, "text": text} for tone, text in lines]})
 
 
-def _lines(form: Any, row: Node) -> list[tuple[str, str]]:
+def _list_impact_lines(form: Any, row: Node) -> list[tuple[str, str]]:
     changed = set(form.changed_data)
-    delayed, said, switched = changed & set(DELAY), changed & set(CONTENT), "enabled" in changed
-    if not (delayed or said or switched):
+    delayed, content, switched = changed & set(DELAY_COLUMNS), changed & set(CONTENT), "enabled" in changed
+    if not (delayed or content or switched):
         return []
-    count = patiently(lambda: Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count())
+    count = count_within(lambda: Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count())
     lines = [_count_line(count)]
     if count == 0:
         return lines
     if delayed:
         lines += _delay_lines(row, count)
-    if said:
+    if content:
         lines.append(("wait", gettext("They are sent with the new content. A touch is rendered when it falls due.")))
     if switched and row.enabled:
         lines.append(("", gettext("They are sent at their planned time again.")))
@@ -89,7 +102,7 @@ def _count_line(count: int | None) -> tuple[str, str]:
 
 
 def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
-    moved = None if count is None or count > MOST else _foreseen(row)
+    moved = None if count is None or count > MOST else _preview_moves(row)
     if moved is None:
         return [
             (
@@ -99,20 +112,20 @@ def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
         ]
     if not moved.touches:
         return [("", gettext("None of them would move."))]
-    return [("wait", _move_words(moved)), ("", gettext("They keep their time unless you choose to move them."))]
+    return [("wait", _describe_moves(moved)), ("", gettext("They keep their time unless you choose to move them."))]
 
 
-def _foreseen(row: Node) -> Moved | None:
-    """Preview how many waiting touches would move; None if that takes longer than `TYPING`."""
-    node = spec_of(row)
+def _preview_moves(row: Node) -> MoveCounts | None:
+    """Preview how many waiting touches would move; None if that takes longer than `PREVIEW_TIMEOUT`."""
+    node = build_node_spec(row)
     try:
-        found = patiently(lambda: foresee([node], snapshot.current().delay_rules, TYPING))
+        found = count_within(lambda: preview_moves([node], snapshot.current().delay_rules, PREVIEW_TIMEOUT))
     except TimeoutError:
         return None
     return found[node.id] if found else None
 
 
-def _move_words(moved: Moved) -> str:
+def _describe_moves(moved: MoveCounts) -> str:
     words = ngettext(
         "The new delay places %(count)s of them elsewhere.", "The new delay places %(count)s of them elsewhere.",
         moved.touches,
@@ -120,12 +133,12 @@ def _move_words(moved: Moved) -> str:
     if moved.overdue:
         words += " " + gettext("%(count)s would be overdue; they go out over %(span)s instead of at once.") % {
             "count": moved.overdue,
-            "span": spoken(SPREAD),
+            "span": describe_duration(SPREAD),
         }
     return words
 
 
-def spec_of(row: Node) -> NodeSpec:
+def build_node_spec(row: Node) -> NodeSpec:
     """Return the node's specification from its row, saved or not."""
     config = snapshot.current()
     return snapshot.node_spec(row, config.templates, config.channels)
@@ -136,16 +149,16 @@ def move_after_commit(request: HttpRequest, row: Node) -> None:
 
     def move() -> None:
         try:
-            moved = move_waiting([spec_of(row)], snapshot.current().delay_rules, WATCHED)
+            moved = move_waiting([build_node_spec(row)], snapshot.current().delay_rules, PAGE_TIME_LIMIT)
         except Error:  # the edit is stored anyway
             log.exception("waiting_not_moved", node=row.pk)
-            moved = Moved(broken=True)
-        tell_moved(request, moved)
+            moved = MoveCounts(broken=True)
+        report_moved_touches(request, moved)
 
     transaction.on_commit(move)
 
 
-def tell_moved(request: HttpRequest, moved: Moved) -> None:
+def report_moved_touches(request: HttpRequest, moved: MoveCounts) -> None:
     """Show the result of moving waiting touches as messages."""
     if moved.broken:
         text = gettext("The edit is stored, but not all touches moved. Save their node with “move waiting touches” on.")
@@ -199,8 +212,8 @@ class NodeForm(CheckedForm):
         model = Node
         exclude = ("version", "canary_guard")
         widgets: ClassVar[Any] = {
-            "trigger": SuggestingInput(known_event_types),
-            "goal_event": SuggestingInput(known_event_types),
+            "trigger": SuggestingInput(list_event_types),
+            "goal_event": SuggestingInput(list_event_types),
         }
         help_texts: ClassVar[Any] = {
             "dynamic": _("The delay follows the customer's level and activity instead of the span above."),
@@ -225,7 +238,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 @admin.register(Node)
-class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
+class NodeAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
     form = NodeForm
     list_display = ("key", "stage", "trigger", "wait", "template", "channel", "priority", "shown_state", "waiting")
     list_filter = (
@@ -277,16 +290,20 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
         "rollout_percent": "rollout_percent_text", "canary_percent": "canary_percent_text",
         "holdout_percent": "holdout_percent_text",
     }  # fmt: skip
-    rollout_percent_text = plainly("rollout_percent", _("rollout, percent of communities"), "{:g}".format)
-    canary_percent_text = plainly("canary_percent", _("canary, percent of communities"), "{:g}".format)
-    holdout_percent_text = plainly("holdout_percent", _("hold-out, percent of customers"), "{:g}".format)
-    delay_text = plainly("delay", _("delay"), spoken)
-    delay_rules_text = plainly("delay_rules", _("own delay rules"), DelayRulesField().write)
-    expires_after_text = plainly("expires_after", _("expires after"), spoken)
-    goal_within_text = plainly("goal_within", _("goal within"), spoken)
-    cancel_on_text = plainly("cancel_on", _("cancelled by these events"), ", ".join)
-    rollout_communities_text = plainly("rollout_communities", _("rollout, always these communities"), ", ".join)
-    canary_communities_text = plainly("canary_communities", _("canary, always these communities"), ", ".join)
+    rollout_percent_text = make_readonly_display("rollout_percent", _("rollout, percent of communities"), "{:g}".format)
+    canary_percent_text = make_readonly_display("canary_percent", _("canary, percent of communities"), "{:g}".format)
+    holdout_percent_text = make_readonly_display("holdout_percent", _("hold-out, percent of customers"), "{:g}".format)
+    delay_text = make_readonly_display("delay", _("delay"), describe_duration)
+    delay_rules_text = make_readonly_display("delay_rules", _("own delay rules"), DelayRulesField().write)
+    expires_after_text = make_readonly_display("expires_after", _("expires after"), describe_duration)
+    goal_within_text = make_readonly_display("goal_within", _("goal within"), describe_duration)
+    cancel_on_text = make_readonly_display("cancel_on", _("cancelled by these events"), ", ".join)
+    rollout_communities_text = make_readonly_display(
+        "rollout_communities", _("rollout, always these communities"), ", ".join
+    )
+    canary_communities_text = make_readonly_display(
+        "canary_communities", _("canary, always these communities"), ", ".join
+    )
 
     class Media:
         css: ClassVar[Any] = {"all": ("scheduling/impact.css",)}
@@ -295,17 +312,19 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
     def get_urls(self) -> list[URLPattern]:
         page = self.admin_site.admin_view(lambda request: grid.matrix_page(self, request))
         effects = self.admin_site.admin_view(lambda request: conversion.effect_page(self, request))
-        told = self.admin_site.admin_view(lambda request, object_id: impact_view(self, request, object_id))
+        impact = self.admin_site.admin_view(lambda request, object_id: impact_view(self, request, object_id))
         return [
             path("matrix/", page, name="scheduling_node_matrix"),
             path("effect/", effects, name="scheduling_node_effect"),
-            path("<path:object_id>/impact/", require_POST(told), name="scheduling_node_impact"),
+            path("<path:object_id>/impact/", require_POST(impact), name="scheduling_node_impact"),
             *super().get_urls(),
         ]
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))
-        context = node_context(request, node) if node and self.has_view_or_change_permission(request, node) else {}
+        context = (
+            build_node_context(request, node) if node and self.has_view_or_change_permission(request, node) else {}
+        )
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
@@ -313,9 +332,9 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
         layout: list[Any] = list(self.fieldsets)
         (when, options), *rest = layout
         fields = tuple(each for each in options["fields"] if obj is not None or each != "move_waiting")
-        if obj is not None and is_guarded(obj):
+        if obj is not None and has_running_rollout(obj):
             rest = [
-                (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ITSELF})
+                (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ROLLOUT})
                 if "canary_percent" in each["fields"] else (name, each) for name, each in rest
             ]  # fmt: skip
         return [(when, {"fields": fields}), *rest]
@@ -327,8 +346,8 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Node | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        if obj is not None and is_guarded(obj):
-            fields = [*fields, *MOVED]
+        if obj is not None and has_running_rollout(obj):
+            fields = [*fields, *ROLLOUT_FIELDS]
         return [*fields, "key"] if obj else fields
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
@@ -345,14 +364,14 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @display(description=_("delay"), ordering="delay")  # type: ignore[untyped-decorator]
     def wait(self, row: Node) -> str:
-        return grid.wait_of(row)
+        return grid.format_node_delay(row)
 
     @display(  # type: ignore[untyped-decorator]
         description=_("state"),
         label={"on": "success", "off": "default", "paused": "warning", "retired": "default"},
     )
     def shown_state(self, row: Node) -> tuple[str, Any]:
-        return grid.state_of(row, _paused(row))
+        return grid.describe_node_state(row, _is_node_paused(row))
 
     @display(description=_("waiting touches"))  # type: ignore[untyped-decorator]
     def waiting(self, row: Node) -> str:
@@ -360,7 +379,7 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
         if row._state.adding:
             return "0"
         count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()
-        link = f"{_touches_of(row)}&state__in=scheduled,queued"
+        link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
         return format_html('<a class="at-link" href="{}">{}</a>', link, "1000+" if count > 1000 else count)
 
     @action(description=_("Matrix"), icon="grid_view", url_path="open-matrix")  # type: ignore[untyped-decorator]
@@ -369,20 +388,20 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @action(description=_("Touches"), icon="send", url_path="touches")  # type: ignore[untyped-decorator]
     def open_waiting(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect(_touches_of(self.found(request, object_id)))
+        return redirect(_build_touches_link(self.get_row_or_404(request, object_id)))
 
     @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return pause_button(f"node:{self.found(request, object_id).key}")
+        return redirect_to_pause_page(f"node:{self.get_row_or_404(request, object_id).key}")
 
     def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("scheduling.add_pause")
 
 
-def _paused(row: Node) -> bool:
+def _is_node_paused(row: Node) -> bool:
     scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
     return Pause.objects.filter(scope__in=scopes).exists()
 
 
-def _touches_of(row: Node) -> str:
+def _build_touches_link(row: Node) -> str:
     return f"{reverse('admin:scheduling_touch_changelist')}?node__id__exact={row.pk}"

@@ -13,18 +13,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from scheduling.admin.form_fields import DataField, event_type_input
-from scheduling.admin.labels import complaint, spoken
-from scheduling.admin.touches.timeline import clock, verdict_facts
+from scheduling.admin.form_fields import DataField, make_event_type_input
+from scheduling.admin.labels import translate_error
+from scheduling.admin.touches.timeline import format_instant, list_verdict_facts
 from scheduling.ids import new_id
 from scheduling.models import Node
-from scheduling.operations.preview import Foreseen, foresee
+from scheduling.monitoring.duration_text import describe_duration
+from scheduling.operations.preview import PreviewedTouch, preview_event
 from scheduling.planning.ingest import NewEvent
-from scheduling.redaction import masked_text
+from scheduling.redaction import redact_text
 
 
 class EventForm(forms.Form):
-    type = forms.CharField(label=gettext_lazy("event type"), max_length=120, widget=event_type_input())
+    type = forms.CharField(label=gettext_lazy("event type"), max_length=120, widget=make_event_type_input())
     user_id = forms.CharField(label=gettext_lazy("user id"), max_length=200, widget=UnfoldAdminTextInputWidget)
     chat_id = forms.CharField(
         label=gettext_lazy("chat id"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
@@ -32,7 +33,7 @@ class EventForm(forms.Form):
     event_data = DataField(label=gettext_lazy("event data (JSON)"))
 
 
-def foresee_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
+def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_node"]):
         raise PermissionDenied
     form = EventForm(request.GET if "type" in request.GET else None)
@@ -43,18 +44,18 @@ def foresee_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
             "admin", str(new_id()), given["type"].strip(), given["user_id"].strip(), given["chat_id"].strip(),
             data=given["event_data"],
         )  # fmt: skip
-        outcomes = [_outcome(each) for each in foresee(event)]
+        outcomes = [_describe_preview(each) for each in preview_event(event)]
     return events_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/foresee.html",
         _("Send preview"),
         form=form,
         outcomes=outcomes,
-        switched_off=_switched_off(form.cleaned_data["type"].strip()) if outcomes is not None else [],
+        switched_off=_list_disabled_nodes(form.cleaned_data["type"].strip()) if outcomes is not None else [],
     )
 
 
-def _outcome(each: Foreseen) -> dict[str, Any]:
+def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
     titles = {"send": _("Would be sent"), "hold": _("Would wait"), "suppress": _("Would not be sent")}
     tones = {"send": "good", "hold": "wait", "suppress": "bad"}
     decision = each.verdict.decision
@@ -65,17 +66,17 @@ def _outcome(each: Foreseen) -> dict[str, Any]:
         "node_link": reverse("admin:scheduling_node_change", args=[each.node.id]),
         "title": titles[decision],
         "tone": tones[decision],
-        "due": clock(each.due_at),
-        "wait": spoken(each.due_at - now()) if each.due_at > now() else _("at once"),
+        "due": format_instant(each.due_at),
+        "wait": describe_duration(each.due_at - now()) if each.due_at > now() else _("at once"),
         "channel": each.node.channel.key,
         "template": each.template.key,
-        "facts": verdict_facts(each.verdict),
-        "subject": masked_text(each.subject),
-        "body": masked_text(each.body),
-        "problem": complaint(each.problem),
+        "facts": list_verdict_facts(each.verdict),
+        "subject": redact_text(each.subject),
+        "body": redact_text(each.body),
+        "problem": translate_error(each.problem),
     }
 
 
-def _switched_off(event_type: str) -> list[Node]:
+def _list_disabled_nodes(event_type: str) -> list[Node]:
     """Return disabled nodes with this trigger. They often explain why nothing is sent."""
     return list(Node.objects.filter(trigger=event_type, enabled=False, retired_at=None))

@@ -11,12 +11,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
-from scheduling.admin.base import CheckedForm, OpsAdmin, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, make_readonly_display
 from scheduling.admin.form_fields import LevelsField
-from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.configuration.validation import check_delay_rule, check_rule
 from scheduling.models import DelayRule, EventType, HarassmentRule
+from scheduling.monitoring.duration_text import describe_duration
 
 
 class DelayRuleForm(CheckedForm):
@@ -37,7 +37,7 @@ class DelayRuleForm(CheckedForm):
 
 
 @admin.register(DelayRule)
-class DelayRuleAdmin(WithHistory, OpsAdmin):
+class DelayRuleAdmin(HistoryAdmin, OpsAdmin):
     """The single delay rule. Its list redirects to it."""
 
     form = DelayRuleForm
@@ -47,9 +47,9 @@ class DelayRuleAdmin(WithHistory, OpsAdmin):
     shown_as: ClassVar[dict[str, str]] = {
         "by_level": "by_level_text", "default": "default_text", "active_within": "active_within_text",
     }  # fmt: skip
-    by_level_text = plainly("by_level", _("by level"), LevelsField().write)
-    default_text = plainly("default", _("otherwise"), spoken)
-    active_within_text = plainly("active_within", _("active within"), spoken)
+    by_level_text = make_readonly_display("by_level", _("by level"), LevelsField().write)
+    default_text = make_readonly_display("default", _("otherwise"), describe_duration)
+    active_within_text = make_readonly_display("active_within", _("active within"), describe_duration)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not DelayRule.objects.exists()
@@ -84,7 +84,7 @@ class HarassmentRuleForm(CheckedForm):
 
 
 @admin.register(HarassmentRule)
-class HarassmentRuleAdmin(WithHistory, Retirable):
+class HarassmentRuleAdmin(HistoryAdmin, Retirable):
     form = HarassmentRuleForm
     list_display = ("summary", "kind", "scope", "enabled", "version")
     list_filter = (RetiredFilter,)
@@ -98,7 +98,7 @@ class HarassmentRuleAdmin(WithHistory, Retirable):
     readonly_fields = ("version",)
     write_only = frozenset({"change_reason"})
     shown_as: ClassVar[dict[str, str]] = {"window": "window_text"}
-    window_text = plainly("window", _("window"), spoken)
+    window_text = make_readonly_display("window", _("window"), describe_duration)
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""
@@ -106,7 +106,7 @@ class HarassmentRuleAdmin(WithHistory, Retirable):
 
     @display(description=_("rule"))  # type: ignore[untyped-decorator]
     def summary(self, row: HarassmentRule) -> str:
-        span, whom = spoken(row.window), row.get_scope_display()
+        span, whom = describe_duration(row.window), row.get_scope_display()
         texts = {
             "cap": gettext("At most %(limit)s in %(span)s (%(whom)s)"),
             "dedupe": gettext("The same content not again within %(span)s"),

@@ -20,11 +20,11 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, WithHistory
+from scheduling.admin.base import CheckedForm, HistoryAdmin
 from scheduling.admin.form_fields import DataField, SuggestingInput
-from scheduling.admin.labels import complaint, reason
-from scheduling.admin.matrix.community import written
-from scheduling.admin.merging import MergingForm
+from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.matrix.community import list_known_communities
+from scheduling.admin.merging import OptimisticLockForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.once import send_once
@@ -36,7 +36,7 @@ from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.rendering import CannotRender, render
+from scheduling.rendering import CannotRender, render_message
 
 SAMPLE_USER = "sample"
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
@@ -54,7 +54,7 @@ def sample_event(user_id: str, chat_id: str, data: Mapping[str, Any]) -> EventSp
     return EventSpec(new_id(), "admin", "sample", "sample", now(), user_id, chat_id, data)
 
 
-def preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
+def render_preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
     """Render a text with the sample data of the request, as JSON with `problem` on errors."""
     try:
         data = DataField().clean(request.POST.get("data", ""))
@@ -64,17 +64,17 @@ def preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
     text = TextSpec("", subject, body)
     event = sample_event(who.user_id, request.POST.get("chat_id", "").strip(), data)
     try:
-        subject, body, _locale = render(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)
+        subject, body, _locale = render_message(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)
     except CannotRender as error:
-        return JsonResponse({"body": "", "subject": "", "problem": complaint(str(error))})
+        return JsonResponse({"body": "", "subject": "", "problem": translate_error(str(error))})
     return JsonResponse({"body": body, "subject": subject, "problem": ""})
 
 
-def known_communities() -> list[tuple[str, str]]:
-    return list(written().values_list("chat_id", "name")[:SUGGESTED])
+def suggest_communities() -> list[tuple[str, str]]:
+    return list(list_known_communities().values_list("chat_id", "name")[:SUGGESTED])
 
 
-class TestForm(forms.Form):
+class TestMessageForm(forms.Form):
     channel = forms.ModelChoiceField(
         ChannelConfig.objects.filter(retired_at=None), label=gettext_lazy("channel"), widget=UnfoldAdminSelectWidget
     )
@@ -83,7 +83,7 @@ class TestForm(forms.Form):
         label=gettext_lazy("chat id"),
         required=False,
         to_field_name="chat_id",
-        widget=SuggestingInput(known_communities),
+        widget=SuggestingInput(suggest_communities),
         help_text=gettext_lazy("For robots of group chats and webhooks."),
     )
     user_id = forms.CharField(
@@ -96,13 +96,13 @@ class TestForm(forms.Form):
     event_data = DataField(label=gettext_lazy("event data (JSON)"))
 
 
-def test_page(templates_admin: Any, request: HttpRequest, template: Template) -> HttpResponse:
+def send_test_page(templates_admin: Any, request: HttpRequest, template: Template) -> HttpResponse:
     """Send a test message of a template, one attempt, and log it as a change of the template."""
-    form = TestForm(request.POST or None)
+    form = TestMessageForm(request.POST or None)
     outcome: Outcome | str | None = None
     body = ""
     if request.method == "POST" and form.is_valid():
-        outcome, body = _send(template, form.cleaned_data)
+        outcome, body = _send_test_message(template, form.cleaned_data)
         sent = isinstance(outcome, Delivered)
         words = "delivered" if sent else str(getattr(outcome, "reason", outcome))
         templates_admin.log_change(request, template, f"Test through {form.cleaned_data['channel']}: {words}")
@@ -111,25 +111,25 @@ def test_page(templates_admin: Any, request: HttpRequest, template: Template) ->
         "ops/send_test.html",
         gettext("Send a test of “%(what)s”") % {"what": template},
         form=form,
-        result=told(outcome) if outcome is not None else None,
+        result=describe_outcome(outcome) if outcome is not None else None,
         body=body,
         back=templates_admin.url("change", template.pk),
         original=template,
     )
 
 
-def told(outcome: Outcome | str) -> dict[str, Any]:
+def describe_outcome(outcome: Outcome | str) -> dict[str, Any]:
     """Return the template context of a test's outcome; a text is the reason why nothing was sent."""
     if isinstance(outcome, str):
         return {"kind": "error", "title": gettext("Not sent"), "text": outcome}
     if isinstance(outcome, Delivered):
         return {"kind": "success", "title": gettext("Delivered"), "text": outcome.reply, "status": outcome.status}
     title = gettext("Unknown: it may have been delivered") if isinstance(outcome, Unknown) else gettext("Not delivered")
-    text = " – ".join(part for part in (reason(outcome.reason), outcome.detail) if part)
+    text = " – ".join(part for part in (translate_reason(outcome.reason), outcome.detail) if part)
     return {"kind": "error", "title": title, "text": text, "status": getattr(outcome, "status", None)}
 
 
-def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str, str]:
+def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str, str]:
     """Send once, without the ledger and the guards.
 
     Returns the outcome and the body; a text instead of the outcome explains why nothing was sent.
@@ -144,13 +144,13 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
         channel = routing.channel_of(spec)
         target = routing.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
-        subject, body, locale = render(snapshot.template_spec(template), who, event)
+        subject, body, locale = render_message(snapshot.template_spec(template), who, event)
     except routing.NoTarget as error:
-        return f"{reason(error.reason)}: {error}", ""
+        return f"{translate_reason(error.reason)}: {error}", ""
     except Unreadable as error:
         return f"{gettext('Secrets cannot be decrypted here')}: {error}", ""
     except CannotRender as error:
-        return gettext("The text cannot be rendered: %(problem)s") % {"problem": complaint(str(error))}, ""
+        return gettext("The text cannot be rendered: %(problem)s") % {"problem": translate_error(str(error))}, ""
     mark = gettext("[Test]")
     task_id = new_id()
     message = Message(
@@ -170,7 +170,7 @@ class TemplateForm(CheckedForm):
         exclude = ("version",)
 
 
-class TextForm(MergingForm):
+class TextForm(OptimisticLockForm):
     """Refuse a text that cannot be rendered, and name the line or variable."""
 
     class Meta:
@@ -191,7 +191,7 @@ class TextForm(MergingForm):
         except InvalidInput as error:
             for each in error.errors:
                 if each.field in self.fields and each.field not in self.errors:
-                    self.add_error(each.field, complaint(each.message))
+                    self.add_error(each.field, translate_error(each.message))
         return cleaned
 
 
@@ -205,7 +205,7 @@ class TextInline(StackedInline):  # type: ignore[misc]
 
 
 @admin.register(Template)
-class TemplateAdmin(WithHistory, Retirable):
+class TemplateAdmin(HistoryAdmin, Retirable):
     form = TemplateForm
     inlines = (TextInline,)
     list_display = ("key", "content_type", "category", "locales", "beginning", "version")
@@ -234,7 +234,7 @@ class TemplateAdmin(WithHistory, Retirable):
     def in_use(self, row: Template) -> bool:
         return row.touches.exists() or Node.objects.filter(Q(template=row) | Q(canary_template=row)).exists()
 
-    def keeps_from_retiring(self, row: Template) -> str:
+    def explain_retirement_block(self, row: Template) -> str:
         alive = Node.objects.filter(Q(template=row) | Q(canary_template=row), retired_at=None)
         keys = ", ".join(alive.values_list("key", flat=True)[:5])
         return gettext("Nodes still use this template: %(nodes)s.") % {"nodes": keys} if keys else ""
@@ -254,17 +254,17 @@ class TemplateAdmin(WithHistory, Retirable):
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         if "text" in request.POST:
-            row = get_object_or_404(TemplateText, pk=_id(request.POST["text"]))
-            return preview(request, row.subject, row.body)
+            row = get_object_or_404(TemplateText, pk=_parse_row_id(request.POST["text"]))
+            return render_preview(request, row.subject, row.body)
         if not self.has_change_permission(request):
             raise PermissionDenied
-        return preview(request, request.POST.get("subject", ""), request.POST.get("body", ""))
+        return render_preview(request, request.POST.get("subject", ""), request.POST.get("body", ""))
 
     @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return test_page(self, request, self.found(request, object_id))
+        return send_test_page(self, request, self.get_row_or_404(request, object_id))
 
 
-def _id(text: str) -> int:
+def _parse_row_id(text: str) -> int:
     """Parse a row id; 0, which no row has, for any other text."""
     return int(text) if text.isdecimal() and len(text) < 19 else 0

@@ -15,12 +15,12 @@ from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.merging import MergingForm
+from scheduling.admin.merging import OptimisticLockForm
 from scheduling.models import ApiKey, Scope
 from scheduling.operations import commands
 
 
-class ApiKeyForm(MergingForm):
+class ApiKeyForm(OptimisticLockForm):
     scopes = forms.MultipleChoiceField(
         label=_("scopes"), choices=Scope.choices, widget=UnfoldAdminCheckboxSelectMultipleWidget,
         help_text=_("Operations that the key allows. Grant only what the client needs."),
@@ -95,7 +95,7 @@ class ApiKeyAdmin(OpsAdmin):
 
     @action(description=_("Revoke"), icon="key_off", permissions=["change"])  # type: ignore[untyped-decorator]
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             text = gettext("Requests with this key are rejected at once. This cannot be undone.")

@@ -17,7 +17,7 @@ from unfold.decorators import action, display
 from unfold.forms import AdminPasswordChangeForm, AuthenticationForm, UserChangeForm, UserCreationForm
 
 from scheduling.admin.base import DeclaredLookups, OpsAdmin
-from scheduling.admin.labels import PermissionsInWords
+from scheduling.admin.labels import TranslatedPermissions
 from scheduling.models import FailedLogin
 from scheduling.web import login_lockout
 
@@ -26,14 +26,14 @@ admin.site.unregister(Group)
 
 
 @admin.register(User)
-class PersonAdmin(DeclaredLookups, PermissionsInWords, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
+class PersonAdmin(DeclaredLookups, TranslatedPermissions, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
 
 
 @admin.register(Group)
-class RoleAdmin(DeclaredLookups, PermissionsInWords, GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class RoleAdmin(DeclaredLookups, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 

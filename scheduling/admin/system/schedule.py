@@ -38,7 +38,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import DeclaredLookups
-from scheduling.admin.labels import complaint
+from scheduling.admin.labels import translate_error
 from scheduling.errors import InvalidInput
 from scheduling.strict_text import InvalidText, read_json
 
@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 LOCALES = {"zh-hans": "zh_CN"}
 
 
-def in_words(row: CrontabSchedule) -> str:
+def describe_crontab(row: CrontabSchedule) -> str:
     """Describe a crontab in the active language.
 
     `*/5 9-18 * * 1-5` → every five minutes between nine and seven, Monday to Friday, and the time zone.
@@ -59,13 +59,13 @@ def in_words(row: CrontabSchedule) -> str:
     options.locale_code = LOCALES.get(get_language() or "", "en_US")
     options.use_24hour_time_format = True
     try:
-        said = ExpressionDescriptor(line, options).get_description()
+        text = ExpressionDescriptor(line, options).get_description()
     except (FormatException, MissingFieldException, WrongArgumentException):
-        said = line
-    return f"{_with_names_of_days(said)} ({row.timezone})"
+        text = line
+    return f"{_translate_day_names(text)} ({row.timezone})"
 
 
-def _with_names_of_days(said: str) -> str:
+def _translate_day_names(text: str) -> str:
     """Translate day and month names and commas.
 
     The library takes names from the system's language, and commas from English.
@@ -74,8 +74,8 @@ def _with_names_of_days(said: str) -> str:
     with override("en"):
         english = [str(name) for name in names]
     for before, name in zip(english, names, strict=True):
-        said = said.replace(before, str(name))
-    return said.replace(", ", "，").replace(" 到 ", "到") if get_language() in LOCALES else said
+        text = text.replace(before, str(name))
+    return text.replace(", ", "，").replace(" 到 ", "到") if get_language() in LOCALES else text
 
 
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
@@ -99,7 +99,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         try:
             read_json(text)
         except InvalidText as error:
-            raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
+            raise ValidationError(_("This is not JSON: %(error)s") % {"error": translate_error(str(error))}) from None
         return text
 
     def clean(self) -> dict[str, Any]:
@@ -152,8 +152,8 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
             except Exception as error:  # any exception of the broker's client; a later pass finds the row
                 log.warning("wake_up_lost", error=str(error))
         if stored:
-            said = ngettext("%(count)d round was stored.", "%(count)d rounds were stored.", len(stored))
-            self.message_user(request, said % {"count": len(stored)}, messages.SUCCESS)
+            words = ngettext("%(count)d round was stored.", "%(count)d rounds were stored.", len(stored))
+            self.message_user(request, words % {"count": len(stored)}, messages.SUCCESS)
         if others := queryset.exclude(task__in=settings.SCHEDULED_ROUNDS):
             super().run_tasks(request, others)
 
@@ -161,11 +161,11 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
 
     @display(description=_("Schedule"))  # type: ignore[untyped-decorator]
     def plan(self, row: PeriodicTask) -> str:
-        return in_words(row.crontab) if row.crontab else str(row.scheduler)
+        return describe_crontab(row.crontab) if row.crontab else str(row.scheduler)
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def crontab_translation(self, row: PeriodicTask) -> str:
-        return in_words(row.crontab) if row.crontab else "–"
+        return describe_crontab(row.crontab) if row.crontab else "–"
 
 
 class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
@@ -191,7 +191,7 @@ class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmi
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def in_words(self, row: CrontabSchedule) -> str:
-        return in_words(row) if row.pk else "–"
+        return describe_crontab(row) if row.pk else "–"
 
 
 @admin.register(ClockedSchedule)

@@ -18,14 +18,14 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
-from scheduling.admin.labels import spoken
-from scheduling.admin.patience import patiently
+from scheduling.admin.patience import count_within
 from scheduling.models import Complaint
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import queries
 
 PERIODS = (7, 30, 90)  #: days
 USUAL = 30
-PATIENCE = "15s"  #: longer than the overview's limit: the user requested these numbers
+RATES_TIMEOUT = "15s"  #: longer than the overview's limit: the user requested these numbers
 
 
 @admin.register(Complaint)
@@ -66,27 +66,30 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
-        found = patiently(lambda: queries.complaint_rates(now() - timedelta(days=days)), PATIENCE)
+        found = count_within(lambda: queries.complaint_rates(now() - timedelta(days=days)), RATES_TIMEOUT)
         return self.page(
             request,
             "ops/complaint_rates.html",
             gettext("Complaint rates"),
-            tables=_tables(found) if found else None,
+            tables=_build_rate_tables(found) if found else None,
             most=queries.MOST_RATES,
-            periods=[(each, spoken(timedelta(days=each)), each == days) for each in PERIODS],
+            periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
             back=self.url("changelist"),
         )
 
 
-def _tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
-    told = [
+def _build_rate_tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
+    groups = [
         (gettext("By node"), gettext("node"), found.by_node),
         (gettext("By template version"), gettext("template"), found.by_template),
         (gettext("By community"), gettext("community"), found.by_community),
     ]
-    return [{"title": title, "noun": noun, "rows": [_told(each) for each in rates]} for title, noun, rates in told]
+    return [
+        {"title": title, "noun": noun, "rows": [_describe_complaint_rate(each) for each in rates]}
+        for title, noun, rates in groups
+    ]
 
 
-def _told(each: queries.ComplaintRate) -> dict[str, Any]:
+def _describe_complaint_rate(each: queries.ComplaintRate) -> dict[str, Any]:
     name = each.key if each.version is None else f"{each.key} (v{each.version})"
     return {"name": name, "delivered": each.delivered, "complaints": each.complaints, "percent": 100 * each.rate}

@@ -18,18 +18,19 @@ from unfold.decorators import display
 
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.form_fields import SettingsField
-from scheduling.admin.labels import complaint, reason, spoken
-from scheduling.admin.touches.timeline import clock, figure
+from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.touches.timeline import format_instant, format_verdict_figure
 from scheduling.configuration.validation import is_time_zone
 from scheduling.models import WAITING, Complaint, Customer, Event, Touch, Verdict
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, preview
-from scheduling.operations.preview import Answer, Eligibility
-from scheduling.redaction import masked
+from scheduling.operations.preview import Eligibility, NodeVerdict
+from scheduling.redaction import redact
 
 SHOWN = 30  #: rows of each kind
 
 
-def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
+def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
     """Return what a customer's page shows beyond the form, limited to the user's rights."""
     may = request.user.has_perm
     context: dict[str, Any] = {
@@ -38,10 +39,10 @@ def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]
         "shown": SHOWN,
     }
     if context["may_see_touches"]:
-        context |= _touches(customer)
-        context["eligibility"] = _eligibility(preview.of_customer(customer.spec(), now()), customer)
+        context |= _build_touches_context(customer)
+        context["eligibility"] = _describe_eligibility(preview.check_eligibility(customer.spec(), now()), customer)
     if context["may_see_events"]:
-        context |= _events(customer)
+        context |= _build_events_context(customer)
     if may("scheduling.view_complaint"):
         found = Complaint.objects.filter(customer=customer).select_related("touch__node").order_by("-pk")
         context["complaints"] = list(found[:SHOWN])
@@ -51,22 +52,22 @@ def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]
 # --- eligibility ------------------------------------------------------------------------------------------------------
 
 
-def _eligibility(found: Eligibility, customer: Customer) -> dict[str, Any]:
+def _describe_eligibility(found: Eligibility, customer: Customer) -> dict[str, Any]:
     return {
         "open": found.is_open,
-        "at": clock(found.opens_at) if found.opens_at else "",
-        "wait": spoken(found.opens_at - now()) if found.opens_at and found.opens_at > now() else "",
+        "at": format_instant(found.opens_at) if found.opens_at else "",
+        "wait": describe_duration(found.opens_at - now()) if found.opens_at and found.opens_at > now() else "",
         "rooms": [
             gettext("%(taken)s of %(limit)s in %(span)s")
-            % {"taken": room.taken, "limit": room.rule.limit, "span": spoken(room.rule.window)}
+            % {"taken": room.taken, "limit": room.rule.limit, "span": describe_duration(room.rule.window)}
             for room in found.rooms
         ],
-        "nodes": [_answer(each) for each in found.answers],
+        "nodes": [_describe_node_verdict(each) for each in found.answers],
         "marketing_only": customer.opted_out,
     }
 
 
-def _answer(each: Answer) -> dict[str, Any]:
+def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
     verdict = each.verdict
     tones = {"send": ("success", gettext("May be sent")), "hold": ("warning", gettext("Would wait")),
              "suppress": ("danger", gettext("Would not be sent"))}  # fmt: skip
@@ -76,9 +77,9 @@ def _answer(each: Answer) -> dict[str, Any]:
         "link": reverse("admin:scheduling_node_change", args=[each.node.id]),
         "tone": tone,
         "words": words,
-        "why": reason(verdict.rule) if verdict.rule else "",
-        "figures": _figures(verdict),
-        "again": clock(verdict.next_eligible_at) if verdict.next_eligible_at else "",
+        "why": translate_reason(verdict.rule) if verdict.rule else "",
+        "figures": _format_verdict_figures(verdict),
+        "again": format_instant(verdict.next_eligible_at) if verdict.next_eligible_at else "",
     }
 
 
@@ -91,35 +92,35 @@ EXPLAINING = Prefetch(
 )
 
 
-def _touches(customer: Customer) -> dict[str, Any]:
+def _build_touches_context(customer: Customer) -> dict[str, Any]:
     touches = Touch.objects.filter(customer=customer).select_related("node", "event").prefetch_related(EXPLAINING)
     link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
     upcoming = touches.filter(state__in=WAITING).order_by("due_at")
     past = touches.exclude(state__in=WAITING).order_by("-task_id")
-    return {"upcoming": _listed(upcoming), "past": _listed(past), "touches_link": link}
+    return {"upcoming": _describe_touches(upcoming), "past": _describe_touches(past), "touches_link": link}
 
 
-def _listed(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
+def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
     from scheduling.admin.touches.touch import STATE_TONES
 
     return [
         {
             "row": row,
-            "why": reason("paused") if row.parked else reason(row.reason),
+            "why": translate_reason("paused") if row.parked else translate_reason(row.reason),
             "tone": STATE_TONES[row.state],
-            "figures": _figures(last) if (last := next(iter(row.explaining), None)) else "",  # type: ignore[attr-defined]
-            "again": clock(last.next_eligible_at) if last and last.next_eligible_at else "",
+            "figures": _format_verdict_figures(last) if (last := next(iter(row.explaining), None)) else "",  # type: ignore[attr-defined]
+            "again": format_instant(last.next_eligible_at) if last and last.next_eligible_at else "",
         }
         for row in rows[:SHOWN]
     ]
 
 
-def _figures(verdict: Any) -> str:
+def _format_verdict_figures(verdict: Any) -> str:
     """Format the observed value and the limit of a verdict."""
-    return " / ".join(figure(each) for each in (verdict.observed, verdict.limit) if each)
+    return " / ".join(format_verdict_figure(each) for each in (verdict.observed, verdict.limit) if each)
 
 
-def _events(customer: Customer) -> dict[str, Any]:
+def _build_events_context(customer: Customer) -> dict[str, Any]:
     events = Event.objects.filter(customer=customer)
     link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
     return {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": link}
@@ -141,7 +142,7 @@ class CustomerForm(CheckedForm):
     def clean_timezone(self) -> str:
         zone = self.cleaned_data["timezone"]
         if zone and not is_time_zone(zone):
-            raise forms.ValidationError(complaint(f"“{zone}” is not an IANA time zone"))
+            raise forms.ValidationError(translate_error(f"“{zone}” is not an IANA time zone"))
         return str(zone)
 
 
@@ -185,13 +186,13 @@ class CustomerAdmin(BigTable, OpsAdmin):
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
         changes = {name: form.cleaned_data[name] for name in names if name in CustomerForm.Meta.fields}
-        obj.pk = commands.put_customer(obj.user_id, changes).pk
+        obj.pk = commands.update_customer(obj.user_id, changes).pk
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         row = self.get_object(request, unquote(object_id))
-        context = customer_context(request, row) if row else {}
+        context = build_customer_context(request, row) if row else {}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:
-        return SettingsField().write(masked(row.addresses))
+        return SettingsField().write(redact(row.addresses))

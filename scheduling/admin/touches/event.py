@@ -16,16 +16,16 @@ from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
-from scheduling.admin.labels import reason
-from scheduling.admin.matrix.preview import foresee_page
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.touches.touch import FOUND, LOOKED_AT, SpanFilter
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
 from scheduling.operations import queries
-from scheduling.redaction import masked_json
+from scheduling.redaction import redact_json
 
 
-class TakenFilter(SpanFilter):
+class ReceivedFilter(SpanFilter):
     """Filter by time of receipt through ids, which grow with time. No index covers that time."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
@@ -44,13 +44,13 @@ class TypeFilter(DropdownFilter):  # type: ignore[misc]
         return queryset.filter(type=self.value()) if self.value() else queryset
 
 
-def _of_customer(term: str) -> QuerySet[Any]:
+def _find_events_of_customer(term: str) -> QuerySet[Any]:
     customer = Customer.objects.filter(user_id=term).values("pk")
     return Event.objects.filter(customer__in=customer).order_by("-pk").values_list("pk", flat=True)[:FOUND]
 
 
-def _of_chat(term: str) -> QuerySet[Any]:
-    """Search a chat's events among the latest `LOOKED_AT` only, because no index covers the chat."""
+def _find_events_of_chat(term: str) -> QuerySet[Any]:
+    """Search a chat's events among the latest `SEARCHED_TOUCHES` only, because no index covers the chat."""
     first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
     latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
     return latest.filter(chat_id=term).order_by("-pk").values_list("pk", flat=True)[:FOUND]
@@ -59,7 +59,7 @@ def _of_chat(term: str) -> QuerySet[Any]:
 @admin.register(Event)
 class EventAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
-    list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", TakenFilter))
+    list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", ReceivedFilter))
     list_select_related = ("customer",)
     ordering = ("-pk",)
     search_fields = ("event_id",)
@@ -70,7 +70,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     actions_list = ("open_foresee",)
 
     def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(lambda request: foresee_page(self, request))
+        page = self.admin_site.admin_view(lambda request: preview_page(self, request))
         return [path("foresee/", page, name="scheduling_event_foresee"), *super().get_urls()]
 
     def get_search_results(
@@ -79,7 +79,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        found = {*queries.events_meant(term), *_of_customer(term), *_of_chat(term)}
+        found = {*queries.find_events_by_term(term), *_find_events_of_customer(term), *_find_events_of_chat(term)}
         return queryset.filter(pk__in=found), False
 
     @display(description=_("customer"))  # type: ignore[untyped-decorator]
@@ -89,7 +89,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
 
     @display(description=_("data"))  # type: ignore[untyped-decorator]
     def shown_data(self, row: Event) -> str:
-        return format_html('<pre class="at-code">{}</pre>', masked_json(row.data))
+        return format_html('<pre class="at-code">{}</pre>', redact_json(row.data))
 
     @display(description=_("touches"))  # type: ignore[untyped-decorator]
     def touches_of(self, row: Event) -> str:
@@ -98,7 +98,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
                 reverse("admin:scheduling_touch_change", args=[touch.pk]),
                 touch.node.key,
                 touch.get_state_display(),
-                reason(touch.reason),
+                translate_reason(touch.reason),
             )
             for touch in row.touches.select_related("node").order_by("due_at")
         ]

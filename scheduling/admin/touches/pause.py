@@ -23,7 +23,7 @@ from scheduling.models import ChannelConfig, Node, Pause
 from scheduling.operations import commands
 
 
-def scope_name(scope: str) -> str:
+def describe_scope(scope: str) -> str:
     kind, _colon, key = scope.partition(":")
     if kind == "all":
         return _("everything")
@@ -31,16 +31,16 @@ def scope_name(scope: str) -> str:
     return words[kind] % key if kind in words else scope
 
 
-def pause_button(scope: str) -> HttpResponse:
+def redirect_to_pause_page(scope: str) -> HttpResponse:
     """Redirect to the page that pauses the scope, or resumes it if it is paused."""
     ends = Pause.objects.filter(scope=scope).exists()
     name = "scheduling_pause_end" if ends else "scheduling_pause_add"
     return redirect(f"{reverse('admin:' + name)}?{urlencode({'scope': scope})}")
 
 
-def active_pauses() -> list[dict[str, Any]]:
+def list_active_pauses() -> list[dict[str, Any]]:
     rows = Pause.objects.select_related("paused_by").order_by("paused_at")
-    return [{"row": row, "name": scope_name(row.scope)} for row in rows]
+    return [{"row": row, "name": describe_scope(row.scope)} for row in rows]
 
 
 class PauseForm(forms.Form):
@@ -81,7 +81,7 @@ class PauseAdmin(OpsAdmin):
 
     @display(description=gettext_lazy("what"))  # type: ignore[untyped-decorator]
     def what(self, row: Pause) -> str:
-        return scope_name(row.scope)
+        return describe_scope(row.scope)
 
     @display(description="")  # type: ignore[untyped-decorator]
     def end_link(self, row: Pause) -> str:
@@ -90,7 +90,7 @@ class PauseAdmin(OpsAdmin):
 
     @action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")  # type: ignore[untyped-decorator]
     def pause_all(self, request: HttpRequest) -> HttpResponse:
-        return pause_button("all")
+        return redirect_to_pause_page("all")
 
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
         if not self.has_add_permission(request):
@@ -98,9 +98,9 @@ class PauseAdmin(OpsAdmin):
         form = PauseForm(request.POST or None, initial={"scope": request.GET.get("scope", "all")})
         if request.method == "POST" and form.is_valid():
             scope = form.cleaned_data["scope"]
-            row = commands.pause(scope, reason=form.cleaned_data["reason"], user=request.user)  # type: ignore[arg-type]
+            row = commands.pause_scope(scope, reason=form.cleaned_data["reason"], user=request.user)  # type: ignore[arg-type]
             self.log_addition(request, row, [{"added": {}}])
-            messages.warning(request, _("Paused: %(what)s.") % {"what": scope_name(scope)})
+            messages.warning(request, _("Paused: %(what)s.") % {"what": describe_scope(scope)})
             return redirect("admin:scheduling_pause_changelist")
         text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
         return self.page(
@@ -115,11 +115,11 @@ class PauseAdmin(OpsAdmin):
         back = reverse("admin:scheduling_pause_changelist")
         if request.method == "POST":
             try:
-                commands.resume(scope)
-                messages.success(request, _("Resumed: %(what)s.") % {"what": scope_name(scope)})
+                commands.resume_scope(scope)
+                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
             except AftertouchError:
                 messages.info(request, _("The pause had already ended."))
             return redirect(back)
-        title = _("Resume %(what)s?") % {"what": scope_name(scope)}
+        title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
         text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
         return self.page(request, "ops/confirm.html", title, text=text, button=_("Resume"), back=back)

@@ -13,15 +13,16 @@ from django.utils.formats import date_format
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from scheduling.admin.labels import reason, spoken
+from scheduling.admin.labels import translate_reason
 from scheduling.durations import parse_duration
 from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.queries import LATEST_VERDICTS
-from scheduling.redaction import masked_text
+from scheduling.redaction import redact_text
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineEntry:
     """One step, with its facts as label and value."""
 
     at: datetime | None
@@ -34,139 +35,149 @@ class Moment:
     link_text: str = ""
 
 
-def timeline(touch: Touch) -> list[Moment]:
+def build_timeline(touch: Touch) -> list[TimelineEntry]:
     """Return the steps of a touch in order of time."""
-    between = _handed_over(touch)
-    between += _verdicts(touch)
-    between += [_attempt(each) for each in touch.attempts.all()]
+    between = _build_dispatch_entries(touch)
+    between += _build_verdict_entries(touch)
+    between += [_build_attempt_entry(each) for each in touch.attempts.all()]
     # A verdict and its attempt may share an instant. Verdicts are added first, and the sort is stable.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
-    return [_event(touch), _plan(touch), *between, _end(touch), *_aftermath(touch)]
+    return [
+        _build_event_entry(touch),
+        _build_plan_entry(touch),
+        *between,
+        _build_end_entry(touch),
+        *_build_follow_up_entries(touch),
+    ]
 
 
-def clock(at: datetime | None) -> str:
+def format_instant(at: datetime | None) -> str:
     """Format an instant in the server's time zone; "–" for None."""
     return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
 
 
-def figure(text: str) -> str:
+def format_verdict_figure(text: str) -> str:
     """Format the observed value or limit of a verdict: local time for instants, a count with its window for caps."""
     try:
-        return clock(datetime.fromisoformat(text))
+        return format_instant(datetime.fromisoformat(text))
     except ValueError:
         pass
     if found := re.fullmatch(r"(\d+) in (\S+)", text):
         with suppress(ValueError):
-            return _("%(count)s in %(span)s") % {"count": found[1], "span": spoken(parse_duration(found[2]))}
+            return _("%(count)s in %(span)s") % {"count": found[1], "span": describe_duration(parse_duration(found[2]))}
     if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
         return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
     return str(Category(text).label) if text in Category.values else text
 
 
-def _event(touch: Touch) -> Moment:
+def _build_event_entry(touch: Touch) -> TimelineEntry:
     event = touch.event
     facts = [
         (_("type"), event.type),
         (_("source"), f"{event.source} # {event.event_id}"),
-        (_("received at"), clock(event.received_at)),
+        (_("received at"), format_instant(event.received_at)),
         (_("trace id"), event.trace.hex),
     ]
     link = reverse("admin:scheduling_event_change", args=[event.pk])
-    return Moment(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event"))
+    return TimelineEntry(
+        event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event")
+    )
 
 
-def _plan(touch: Touch) -> Moment:
+def _build_plan_entry(touch: Touch) -> TimelineEntry:
     facts = [
         (_("node"), f"{touch.node.key} (v{touch.node_version})"),
-        (_("delay"), spoken(touch.planned_at - touch.event.occurred_at)),
-        (_("planned for"), clock(touch.planned_at)),
-        (_("expires at"), clock(touch.expires_at)),
+        (_("delay"), describe_duration(touch.planned_at - touch.event.occurred_at)),
+        (_("planned for"), format_instant(touch.planned_at)),
+        (_("expires at"), format_instant(touch.expires_at)),
     ]
-    return Moment(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
+    return TimelineEntry(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
 
 
-def _handed_over(touch: Touch) -> list[Moment]:
+def _build_dispatch_entries(touch: Touch) -> list[TimelineEntry]:
     """Return the latest dispatch to the workers."""
     if touch.queued_at is None:
         return []
     facts = [(_("wake-ups"), str(touch.hints))] if touch.hints > 1 else []
-    return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
+    return [TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
 
 
-def _verdicts(touch: Touch) -> list[Moment]:
+def _build_verdict_entries(touch: Touch) -> list[TimelineEntry]:
     latest = list(touch.verdicts.order_by("-pk")[: LATEST_VERDICTS + 1])
-    told = [_verdict(each) for each in reversed(latest[:LATEST_VERDICTS])]
+    entries = [_build_verdict_entry(each) for each in reversed(latest[:LATEST_VERDICTS])]
     if len(latest) > LATEST_VERDICTS:
-        told.insert(0, Moment(told[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
-    return told
+        entries.insert(0, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    return entries
 
 
-def _verdict(verdict: Verdict) -> Moment:
+def _build_verdict_entry(verdict: Verdict) -> TimelineEntry:
     titles = {
         Verdict.Decision.SEND: (_("Guards passed"), "verified", "good"),
         Verdict.Decision.HOLD: (_("Deferred"), "hourglass_top", "wait"),
         Verdict.Decision.SUPPRESS: (_("Suppressed"), "block", "bad"),
     }
     title, icon, tone = titles[Verdict.Decision(verdict.decision)]
-    return Moment(verdict.at, icon, tone, title, verdict_facts(verdict))
+    return TimelineEntry(verdict.at, icon, tone, title, list_verdict_facts(verdict))
 
 
-def verdict_facts(verdict: Any) -> list[tuple[str, str]]:
+def list_verdict_facts(verdict: Any) -> list[tuple[str, str]]:
     """Return the facts of a stored or previewed verdict."""
     version = f" (v{verdict.rule_version})" if verdict.rule_version else ""
     facts = [
-        (_("rule"), f"{reason(verdict.rule)}{version}" if verdict.rule else ""),
-        (_("observed"), figure(verdict.observed)),
-        (_("limit"), figure(verdict.limit)),
-        (_("next eligible"), clock(verdict.next_eligible_at) if verdict.next_eligible_at else ""),
+        (_("rule"), f"{translate_reason(verdict.rule)}{version}" if verdict.rule else ""),
+        (_("observed"), format_verdict_figure(verdict.observed)),
+        (_("limit"), format_verdict_figure(verdict.limit)),
+        (_("next eligible"), format_instant(verdict.next_eligible_at) if verdict.next_eligible_at else ""),
     ]
     return [(label, value) for label, value in facts if value]
 
 
-def _attempt(attempt: Attempt) -> Moment:
+def _build_attempt_entry(attempt: Attempt) -> TimelineEntry:
     tone = {"delivered": "good", "transient": "wait"}.get(attempt.outcome, "bad")
-    took = spoken_ms(attempt)
+    took = format_attempt_duration(attempt)
     facts = [
         (_("outcome"), attempt.get_outcome_display()),
-        (_("reason"), reason(attempt.reason) if attempt.reason else ""),
+        (_("reason"), translate_reason(attempt.reason) if attempt.reason else ""),
         (_("status"), str(attempt.status) if attempt.status is not None else ""),
         (_("took"), took),
-        (_("answer"), masked_text(attempt.detail)),
-        (_("subject"), masked_text(attempt.subject)),
+        (_("answer"), redact_text(attempt.detail)),
+        (_("subject"), redact_text(attempt.subject)),
     ]
     title = _("Attempt %(number)s") % {"number": attempt.number}
-    return Moment(
+    return TimelineEntry(
         attempt.started_at,
         "outgoing_mail",
         tone,
         title,
         [fact for fact in facts if fact[1]],
-        body=masked_text(attempt.body),
+        body=redact_text(attempt.body),
     )
 
 
-def spoken_ms(attempt: Attempt) -> str:
+def format_attempt_duration(attempt: Attempt) -> str:
     if attempt.ended_at is None:
         return ""
     return _("%(ms)s ms") % {"ms": round((attempt.ended_at - attempt.started_at).total_seconds() * 1000)}
 
 
-def _end(touch: Touch) -> Moment:
-    facts = [(_("reason"), reason(touch.reason))] if touch.reason else []
+def _build_end_entry(touch: Touch) -> TimelineEntry:
+    facts = [(_("reason"), translate_reason(touch.reason))] if touch.reason else []
     if touch.state in ("scheduled", "queued", "running"):
-        facts.append((_("due at"), clock(touch.due_at)))
-        return Moment(None, "schedule", "wait", _("Now: %(state)s") % {"state": touch.get_state_display()}, facts)
+        facts.append((_("due at"), format_instant(touch.due_at)))
+        return TimelineEntry(
+            None, "schedule", "wait", _("Now: %(state)s") % {"state": touch.get_state_display()}, facts
+        )
     tone = "good" if touch.state == "delivered" else "bad" if touch.state in ("failed", "unknown") else "plain"
     icon = {"delivered": "check_circle", "cancelled": "cancel", "suppressed": "block"}.get(touch.state, "error")
     if touch.state == "delivered" and touch.settled_at:
         late = (touch.settled_at - touch.planned_at).total_seconds()
         facts.append((_("after its time"), _("%(seconds)s s") % {"seconds": f"{late:.1f}"}))
-    return Moment(touch.settled_at, icon, tone, touch.get_state_display(), facts)
+    return TimelineEntry(touch.settled_at, icon, tone, touch.get_state_display(), facts)
 
 
-def _aftermath(touch: Touch) -> list[Moment]:
+def _build_follow_up_entries(touch: Touch) -> list[TimelineEntry]:
     """Return what followed the end: complaints, the failed task, and new touches that repeat this one."""
-    moments = [_complaint(each) for each in touch.complaints.order_by("complained_at")]
+    moments = [_build_complaint_entry(each) for each in touch.complaints.order_by("complained_at")]
     failed = FailedTask.objects.filter(task_id=touch.pk).first()
     if failed:
         facts = [(_("state"), failed.get_state_display())]
@@ -174,7 +185,7 @@ def _aftermath(touch: Touch) -> list[Moment]:
             facts += [(_("by"), failed.actor_name), (_("reason of the action"), failed.action_reason)]
         link = reverse("admin:scheduling_failedtask_change", args=[failed.pk])
         moments.append(
-            Moment(
+            TimelineEntry(
                 failed.acted_at,
                 "person_alert",
                 "plain",
@@ -188,14 +199,16 @@ def _aftermath(touch: Touch) -> list[Moment]:
         link = reverse("admin:scheduling_touch_change", args=[again.pk])
         facts = [(_("state"), again.get_state_display())]
         moments.append(
-            Moment(again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk))
+            TimelineEntry(
+                again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk)
+            )
         )
     return moments
 
 
-def _complaint(complaint: Complaint) -> Moment:
+def _build_complaint_entry(complaint: Complaint) -> TimelineEntry:
     link = reverse("admin:scheduling_complaint_change", args=[complaint.pk])
-    return Moment(
+    return TimelineEntry(
         complaint.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"), link=link,
         link_text=_("open the complaint"),
     )  # fmt: skip

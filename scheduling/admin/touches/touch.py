@@ -27,20 +27,21 @@ from unfold.contrib.filters.admin import (
 from unfold.decorators import action, display
 from unfold.utils import parse_datetime_str
 
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
-from scheduling.admin.csv_export import Exported
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
+from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
-from scheduling.admin.failed_tasks.bulk_action import begin, refusal
-from scheduling.admin.failed_tasks.failed_bulk import instant_of
-from scheduling.admin.labels import REASONS, reason, spoken
-from scheduling.admin.patience import patiently
-from scheduling.admin.saved_filters import WithSavedFilters
-from scheduling.admin.touches.timeline import clock, timeline
+from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
+from scheduling.admin.failed_tasks.failed_bulk import read_page_time
+from scheduling.admin.labels import REASONS, translate_reason
+from scheduling.admin.patience import count_within
+from scheduling.admin.saved_filters import SavedFiltersMixin
+from scheduling.admin.touches.timeline import build_timeline, format_instant
 from scheduling.errors import AftertouchError
 from scheduling.models import WAITING, Attempt, Customer, FailedTask, Touch
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, queries
-from scheduling.operations.deeds import DEEDS
-from scheduling.operations.filters import chosen_by, matching, standing
+from scheduling.operations.deeds import ROW_ACTIONS
+from scheduling.operations.filters import filter_effective_state, matching_rows, read_filter
 
 FOUND = 500  #: matches of an id that is not unique, or of words
 LOOKED_AT = 50_000  #: latest attempts and touches that a search reads
@@ -53,13 +54,13 @@ class ReasonFilter(DropdownFilter):  # type: ignore[misc]
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         known = list(REASONS.items())
         chosen = request.GET.get("reason", "")
-        return known if not chosen or chosen in REASONS else [*known, (chosen, reason(chosen))]
+        return known if not chosen or chosen in REASONS else [*known, (chosen, translate_reason(chosen))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
         return queryset.filter(reason=self.value()) if self.value() else queryset
 
 
-class StandsFilter(DropdownFilter):  # type: ignore[misc]
+class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
     """Combine states into filters that operators need."""
 
     title = _("current status")
@@ -73,12 +74,12 @@ class StandsFilter(DropdownFilter):  # type: ignore[misc]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
         try:
-            return queryset.filter(standing(self.value() or ""))
+            return queryset.filter(filter_effective_state(self.value() or ""))
         except KeyError:
             return queryset
 
 
-def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
+def choose_index_order(asked: Mapping[str, str]) -> tuple[str, ...]:
     """Return the order of an index for filters that have one; () for the default.
 
     Waiting touches are sorted by due time, ended ones by their end.
@@ -90,42 +91,46 @@ def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
     return ()
 
 
-def search(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
+def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     """Search by full id or by words of a text. Matches are looked up by their ids, whatever else filters the list."""
     if not term:
         return touches
-    found = {task_id for way in (_of_customer, _of_event, _of_chat) for task_id in way(term)}
-    if uuid := as_uuid(term):
-        return touches.filter(task_id__in={*found, *queries.chain_of(uuid)})
-    return touches.filter(task_id__in=found or set(_saying(term)))
+    found = {
+        task_id
+        for way in (_find_touches_of_customer, _find_touches_of_event, _find_touches_of_chat)
+        for task_id in way(term)
+    }
+    if uuid := parse_uuid(term):
+        return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
+    return touches.filter(task_id__in=found or set(_find_touches_by_text(term)))
 
 
-def _of_customer(term: str) -> QuerySet[Any]:
+def _find_touches_of_customer(term: str) -> QuerySet[Any]:
     customer = Customer.objects.filter(user_id=term).values("pk")
-    return _ids(Touch.objects.filter(customer__in=customer))
+    return _list_latest_ids(Touch.objects.filter(customer__in=customer))
 
 
-def _of_event(term: str) -> QuerySet[Any]:
-    return _ids(Touch.objects.filter(event_id__in=queries.events_meant(term)))
+def _find_touches_of_event(term: str) -> QuerySet[Any]:
+    return _list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term)))
 
 
-def _of_chat(term: str) -> list[UUID]:
+def _find_touches_of_chat(term: str) -> list[UUID]:
     """Return touches sent to a chat, and those of the latest that wait or were not sent."""
     sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
     others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
     if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
         others = others.filter(pk__gt=first)
-    return [*sent.values_list("pk", flat=True)[:FOUND], *_ids(others)]
+    return [*sent.values_list("pk", flat=True)[:FOUND], *_list_latest_ids(others)]
 
 
-def _saying(term: str) -> QuerySet[Any]:
-    """Search words among the latest `LOOKED_AT` attempts."""
+def _find_touches_by_text(term: str) -> QuerySet[Any]:
+    """Search words among the latest `SEARCHED_TOUCHES` attempts."""
     last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-    said = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
-    return said.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
+    attempts = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
+    return attempts.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
 
 
-def _ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
+def _list_latest_ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
     return touches.order_by("-pk").values_list("pk", flat=True)[:FOUND]
 
 
@@ -145,7 +150,7 @@ class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
         return make_aware(at) if at and is_naive(at) else at
 
 
-def span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
+def build_span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
     """Return the address of the list `name`, filtered by a span of `field` and by other parameters."""
     span = {
         f"{field}_{end}_{part}": f"{localtime(at):{form}}"
@@ -156,34 +161,37 @@ def span_link(name: str, field: str, since: datetime | None, until: datetime, **
     return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
 
 
-CALL_OFF = "call_off"
+CANCEL_ACTION = "call_off"
 
 
-def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
+def cancel_matching_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
     """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
     if not touches_admin.has_change_permission(request):
         raise PermissionDenied
     back = f"{touches_admin.url('changelist')}?{request.GET.urlencode()}"
-    asked_at = instant_of(request)
-    if refused := refusal(CALL_OFF, request.GET, asked_at):
+    asked_at = read_page_time(request)
+    if refused := list_refusal_reasons(CANCEL_ACTION, request.GET, asked_at):
         for line in refused:
             messages.error(request, line)
         return redirect(back)
-    form = PaceForm.of(DEEDS[CALL_OFF], request.POST or None)
+    form = PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None)
     if request.method == "POST" and form.is_valid():
-        return begin(request, CALL_OFF, request.GET, form, asked_at)
-    rows = matching(DEEDS[CALL_OFF], chosen_by(request.GET), asked_at)
-    count = patiently(rows.order_by().count)
+        return submit_bulk_action(request, CANCEL_ACTION, request.GET, form, asked_at)
+    rows = matching_rows(ROW_ACTIONS[CANCEL_ACTION], read_filter(request.GET), asked_at)
+    count = count_within(rows.order_by().count)
     return touches_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", gettext("Cancel all matching waiting touches"),
         form=form, button=gettext("Cancel the touch"), back=back,
         text=gettext("They will not be sent. This cannot be undone."), danger=True,
-        facts=[_applies_to(count), gettext("Workers run the bulk action. A page shows its progress and can stop it.")],
+        facts=[
+            _describe_touch_count(count),
+            gettext("Workers run the bulk action. A page shows its progress and can stop it."),
+        ],
         hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else gettext("No waiting touch matches."),
     )  # fmt: skip
 
 
-def _applies_to(count: int | None) -> str:
+def _describe_touch_count(count: int | None) -> str:
     if count is None:
         return gettext("Applies to too many touches to count now.")
     return ngettext("Applies to %(count)s touch.", "Applies to %(count)s touches.", count) % {"count": count}
@@ -196,11 +204,11 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
+class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
-        StandsFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
+        EffectiveStateFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
         ("node__channel", RelatedDropdownFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
         ("settled_at", SpanFilter),
     )  # fmt: skip
@@ -215,7 +223,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     export_related = ("node__channel", "customer", "event", "template")
     export_columns = (
         (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
-        (_("reason"), lambda row: reason(row.reason)), (_("due at"), lambda row: row.due_at),
+        (_("reason"), lambda row: translate_reason(row.reason)), (_("due at"), lambda row: row.due_at),
         (_("settled at"), lambda row: row.settled_at), (_("node"), lambda row: row.node.key),
         (_("channel"), lambda row: row.node.channel.key), (_("user id"), lambda row: row.customer.user_id),
         (_("customer"), lambda row: row.customer.name), (_("chat id"), lambda row: row.chat_id),
@@ -236,11 +244,11 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
         return self.has_change_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.call_off_view)
+        view = self.admin_site.admin_view(self.cancel_matching_view)
         return [path("call-off/", view, name="scheduling_touch_call_off"), *super().get_urls()]
 
-    def call_off_view(self, request: HttpRequest) -> HttpResponse:
-        return call_off_page(self, request)
+    def cancel_matching_view(self, request: HttpRequest) -> HttpResponse:
+        return cancel_matching_page(self, request)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         link = f"{self.url('call_off')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
@@ -249,14 +257,14 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
     ) -> tuple[QuerySet[Touch], bool]:
-        return search(queryset, search_term.strip()), False
+        return search_touches(queryset, search_term.strip()), False
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return in_order(request.GET) or tuple(super().get_ordering(request))
+        return choose_index_order(request.GET) or tuple(super().get_ordering(request))
 
     @display(description=_("due at"), ordering="due_at")  # type: ignore[untyped-decorator]
     def due(self, row: Touch) -> str:
-        return format_html('<span class="at-nowrap">{}</span>', clock(row.due_at))
+        return format_html('<span class="at-nowrap">{}</span>', format_instant(row.due_at))
 
     @display(description=_("state"), label=STATE_TONES)  # type: ignore[untyped-decorator]
     def state_label(self, row: Touch) -> tuple[str, str]:
@@ -265,11 +273,15 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     @display(description=_("reason"))  # type: ignore[untyped-decorator]
     def why(self, row: Touch) -> str:
         if row.parked:
-            return reason("paused")
+            return translate_reason("paused")
         if row.state == "scheduled" and not row.reason:
             wait = row.due_at - now()
-            return gettext("in %(span)s") % {"span": spoken(wait)} if wait.total_seconds() > 0 else gettext("due")
-        return reason(row.reason)
+            return (
+                gettext("in %(span)s") % {"span": describe_duration(wait)}
+                if wait.total_seconds() > 0
+                else gettext("due")
+            )
+        return translate_reason(row.reason)
 
     @display(description=_("customer"))  # type: ignore[untyped-decorator]
     def who(self, row: Touch) -> str:
@@ -290,7 +302,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
         waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
         for task_id in waiting:
             try:
-                commands.cancel_touch(task_id, actor=request.user.get_username())
+                commands.cancel_one_touch(task_id, actor=request.user.get_username())
                 done += 1
             except AftertouchError:
                 continue
@@ -304,7 +316,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
 
     @action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
             text = gettext("The touch will not be sent. This cannot be undone.")
@@ -319,7 +331,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
                 danger=True,
             )
         try:
-            commands.cancel_touch(row.pk, actor=request.user.get_username())
+            commands.cancel_one_touch(row.pk, actor=request.user.get_username())
             messages.success(request, gettext("The touch was cancelled."))
         except AftertouchError:
             messages.error(request, gettext("The touch is already running or has ended."))
@@ -327,12 +339,12 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         row = self.get_object(request, str(object_id))
-        return super().get_actions_detail(request, object_id) if row and _may_be_cancelled(row) else []
+        return super().get_actions_detail(request, object_id) if row and _is_cancellable(row) else []
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        row = self.found(request, object_id)
+        row = self.get_row_or_404(request, object_id)
         return self.page(
             request,
             "ops/touch.html",
@@ -340,14 +352,14 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
             original=row,
             touch=row,
             subtitle=None,
-            moments=timeline(row),
+            moments=build_timeline(row),
             tone=STATE_TONES[row.state],
             channel=row.node.channel,
             failed=FailedTask.objects.filter(task_id=row.pk).first(),
-            may_cancel=_may_be_cancelled(row) and self.has_change_permission(request, row),
+            may_cancel=_is_cancellable(row) and self.has_change_permission(request, row),
             cancel_link=reverse("admin:scheduling_touch_cancel", args=[row.pk]),
         )
 
 
-def _may_be_cancelled(row: Touch) -> bool:
+def _is_cancellable(row: Touch) -> bool:
     return row.state in WAITING or (row.state == "running" and row.sending_at is None)

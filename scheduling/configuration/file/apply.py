@@ -11,7 +11,7 @@ from django.db import OperationalError, connection, transaction
 from scheduling.configuration.file.base import Change, Section, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.registry import RESERVED, sections
-from scheduling.configuration.file.schema import Problem
+from scheduling.configuration.file.schema import FileProblem
 from scheduling.errors import AftertouchError, Conflict
 
 VERSION = 1
@@ -20,13 +20,13 @@ VERSION = 1
 class InvalidConfiguration(AftertouchError):
     """The file cannot be applied."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[FileProblem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChangePlan:
     """The changes of a file, in the order of storage."""
 
     changes: Sequence[Change]
@@ -36,12 +36,12 @@ class Plan:
     def of(self, name: str) -> list[Change]:
         return [change for change in self.changes if change.section.name == name]
 
-    def only_additions(self) -> Plan:
+    def only_additions(self) -> ChangePlan:
         """Return the plan without changes and retirements of existing rows."""
-        return Plan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
+        return ChangePlan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
 
 
-def plan(document: Mapping[str, Any]) -> Plan:
+def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
     """Compare a file with the stored configuration. Reads only.
 
     Raises:
@@ -56,11 +56,11 @@ def plan(document: Mapping[str, Any]) -> Plan:
         if name in document
         for change in section.changes(document[name], draft)
     ]
-    for problem in _still_used(draft, changes):
+    for problem in _find_used_retirements(draft, changes):
         draft.problems.append(problem)
     if draft.problems:
         raise InvalidConfiguration(draft.problems)
-    return Plan(changes, draft.notes, frozenset(document.keys() & known.keys()))
+    return ChangePlan(changes, draft.notes, frozenset(document.keys() & known.keys()))
 
 
 def _check_top_level(draft: Draft) -> None:
@@ -74,7 +74,7 @@ def _check_top_level(draft: Draft) -> None:
             draft.problem(name, f"is not known here; known are version, {', '.join(draft.sections)}")
 
 
-def _still_used(draft: Draft, changes: Sequence[Change]) -> Iterator[Problem]:
+def _find_used_retirements(draft: Draft, changes: Sequence[Change]) -> Iterator[FileProblem]:
     """Yield rows that the file retires although a section outside the file refers to them."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     absent = [section for name, section in draft.sections.items() if name not in draft.document]
@@ -84,12 +84,12 @@ def _still_used(draft: Draft, changes: Sequence[Change]) -> Iterator[Problem]:
                 key = field.of(row)
                 if row.retired_at is None and (field.refers, key) in retired:
                     noun = draft.sections[field.refers].noun
-                    yield Problem(
+                    yield FileProblem(
                         field.refers, f"{noun} “{key}” is not listed, but {section.noun} “{row}” still uses it"
                     )
 
 
-def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
+def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
     """Store a plan in one transaction.
 
     Raises:
@@ -97,30 +97,30 @@ def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
     """
     try:
         with transaction.atomic():
-            _lock([section for name, section in sections().items() if name in planned.given])
-            fresh = plan(document)
+            _lock_tables([section for name, section in sections().items() if name in planned.given])
+            fresh = plan_changes(document)
             if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
                 raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
-            _write(fresh.changes, stamp)
+            _write_changes(fresh.changes, stamp)
     except OperationalError as error:
         raise Conflict(f"somebody edits the configuration; nothing was stored, try again ({error})") from error
 
 
-def store_additions(document: Mapping[str, Any], stamp: Stamp) -> Plan:
+def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
     """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
     with transaction.atomic():
-        _lock([section for name, section in sections().items() if name in document])
-        added = plan(document).only_additions()
-        _write(added.changes, stamp)
+        _lock_tables([section for name, section in sections().items() if name in document])
+        added = plan_changes(document).only_additions()
+        _write_changes(added.changes, stamp)
     return added
 
 
-def _write(changes: Sequence[Change], stamp: Stamp) -> None:
+def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:
     for change in changes:
         change.section.store(change, stamp)
 
 
-def _lock(locked: Sequence[Section]) -> None:
+def _lock_tables(locked: Sequence[Section]) -> None:
     """Block writes to these tables until the transaction ends. Reads continue. Waits at most 10 s."""
     names = [connection.ops.quote_name(model._meta.db_table) for section in locked for model in section.tables]
     if names:

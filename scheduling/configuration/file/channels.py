@@ -12,13 +12,13 @@ from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import DURATION, FLAG, KEY, Field, ListOf, Seconds, Text
 from scheduling.configuration.file.secrets import (
-    kind_named,
-    masked,
-    restored,
+    explain_missing_secret,
+    find_channel_kind,
+    mask_secrets,
+    restore_secrets,
     secret_fields,
     setting_differences,
-    why_missing,
-    written_over,
+    unreadable_difference,
 )
 from scheduling.models import ChannelConfig
 from scheduling.models.encrypted import Sealed
@@ -39,7 +39,7 @@ class Channels(RowSection):
     )
 
     def defaults(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
-        kind = kind_named(values.get("kind", ""))
+        kind = find_channel_kind(values.get("kind", ""))
         return {"idempotent": kind.default_idempotent} if kind else {}
 
     def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
@@ -47,9 +47,11 @@ class Channels(RowSection):
         values = super().read_entry({key: item for key, item in entry.items() if key in own}, position, path, draft)
         config = {key: item for key, item in entry.items() if key not in own}
         stored = self._stored_config(values, draft)
-        values["config"], missing = restored(config, stored, secret_fields(kind_named(values.get("kind", "")), config))
+        values["config"], missing = restore_secrets(
+            config, stored, secret_fields(find_channel_kind(values.get("kind", "")), config)
+        )
         for name in missing:
-            draft.problem(f"{path}.{name}", why_missing(stored))
+            draft.problem(f"{path}.{name}", explain_missing_secret(stored))
         if not missing:
             self.judge({name: values[name] for name in ("kind", "config") if name in values}, path, draft)
         return values
@@ -70,8 +72,8 @@ class Channels(RowSection):
     def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:
         found = list(super().differences(before, after))
         if isinstance(before["config"], Sealed):
-            return [*found, written_over("config")]
-        kinds = [kind_named(each.get("kind", "")) for each in (before, after)]
+            return [*found, unreadable_difference("config")]
+        kinds = [find_channel_kind(each.get("kind", "")) for each in (before, after)]
         secret = {
             name
             for kind, each in zip(kinds, (before, after), strict=True)
@@ -86,5 +88,5 @@ class Channels(RowSection):
     def entries_of(self, values: Mapping[str, Any], position: int, with_secrets: bool) -> list[dict[str, Any]]:
         (entry,) = super().entries_of(values, position, with_secrets)
         config = values["config"]
-        secret = () if with_secrets else secret_fields(kind_named(values["kind"]), config)
-        return [entry | masked(config, secret)]
+        secret = () if with_secrets else secret_fields(find_channel_kind(values["kind"]), config)
+        return [entry | mask_secrets(config, secret)]

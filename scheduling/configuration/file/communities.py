@@ -11,12 +11,12 @@ from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import Anything, Field, MapOf, Text
 from scheduling.configuration.file.secrets import (
-    masked,
-    restored,
+    explain_missing_secret,
+    mask_secrets,
+    restore_secrets,
     secret_fields,
     setting_differences,
-    why_missing,
-    written_over,
+    unreadable_difference,
 )
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed
@@ -52,11 +52,11 @@ class Communities(RowSection):
             if not isinstance(target, dict):
                 whole[name] = target
                 continue
-            secret = secret_fields(validation.kind_of(name, kinds), target)
+            secret = secret_fields(validation.channel_kind_for_target(name, kinds), target)
             known = stored if isinstance(stored, Sealed) else stored.get(name, {})
-            whole[name], missing = restored(target, known, secret)
+            whole[name], missing = restore_secrets(target, known, secret)
             for field in missing:
-                draft.problem(f"{path}.targets.{name}.{field}", why_missing(known))
+                draft.problem(f"{path}.targets.{name}.{field}", explain_missing_secret(known))
         return entry | {"targets": whole}
 
     def kinds(self, draft: Draft) -> dict[str, str]:
@@ -76,10 +76,10 @@ class Communities(RowSection):
         validation.check_community(values, self.kinds(draft))
 
     def judge(self, values: Mapping[str, Any], path: str, draft: Draft) -> None:
-        if not draft.broken(f"{path}.targets"):
+        if not draft.has_problem(f"{path}.targets"):
             super().judge(values, path, draft)
 
-    def forgettable(self, row: Any) -> bool:
+    def may_be_unlisted(self, row: Any) -> bool:
         """Return whether no person wrote this row.
 
         The first count of a chat creates a row without name and targets. The file need not list it.
@@ -90,12 +90,12 @@ class Communities(RowSection):
         was, will = before["targets"], after.get("targets", {})
         found = list(super().differences({**before, "targets": will}, after))
         if isinstance(was, Sealed):
-            return [*found, written_over("targets")]
+            return [*found, unreadable_difference("targets")]
         if was != will:
             kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
             for name in sorted(was.keys() | will.keys()):
                 old, new = was.get(name, {}), will.get(name, {})
-                secret = secret_fields(validation.kind_of(name, kinds), old | new)
+                secret = secret_fields(validation.channel_kind_for_target(name, kinds), old | new)
                 found += setting_differences(f"targets.{name}.", old, new, secret)
                 if (name in was) != (name in will) and not (old or new):
                     found.append(Difference(f"targets.{name}", was.get(name), will.get(name)))
@@ -106,5 +106,7 @@ class Communities(RowSection):
         kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
         for entry in entries if not with_secrets else ():
             for name, target in entry.get("targets", {}).items():
-                entry["targets"][name] = masked(target, secret_fields(validation.kind_of(name, kinds), target))
+                entry["targets"][name] = mask_secrets(
+                    target, secret_fields(validation.channel_kind_for_target(name, kinds), target)
+                )
         return entries

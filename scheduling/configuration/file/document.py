@@ -16,7 +16,7 @@ class InvalidDocument(ValueError):
     """The text is not a configuration file."""
 
 
-def load(raw: bytes) -> dict[str, Any]:
+def parse_document(raw: bytes) -> dict[str, Any]:
     """Parse a configuration file of at most `MAX_SIZE` bytes.
 
     Raises:
@@ -37,11 +37,11 @@ def load(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def dump(document: dict[str, Any]) -> str:
+def format_document(document: dict[str, Any]) -> str:
     return write_yaml(document)
 
 
-def export(*, with_secrets: bool = False) -> dict[str, Any]:
+def export_document(*, with_secrets: bool = False) -> dict[str, Any]:
     """Export all sections in one transaction."""
     document: dict[str, Any] = {"version": VERSION}
     with transaction.atomic():

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduling.configuration.file.base import Section
-from scheduling.configuration.file.schema import Field, Problem
+from scheduling.configuration.file.schema import Field, FileProblem
 
 
 class Draft:
     def __init__(self, document: Mapping[str, Any], sections: Mapping[str, Section]) -> None:
         self.document = document
         self.sections = sections
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         self.notes: list[str] = []
         self._found: dict[str, Any] = {}
 
     def problem(self, path: str, message: str) -> None:
-        self.problems.append(Problem(path, message))
+        self.problems.append(FileProblem(path, message))
 
-    def broken(self, path: str) -> bool:
+    def has_problem(self, path: str) -> bool:
         """Return whether there is a problem at `path` or below it."""
         return any(each.path == path or each.path.startswith((f"{path}.", f"{path}[")) for each in self.problems)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduling.configuration.file.rules import Group
 from scheduling.configuration.file.schema import NUMBER, Field, ListOf, Plain, Seconds, Whole
-from scheduling.policy.rollout import RATES, USUAL, Limit
+from scheduling.policy.rollout import PLAN_DEFAULTS, RATES, Limit
 
 
 class CanaryLimit(Plain):
@@ -25,11 +25,11 @@ class CanaryGuard(Group):
 
     otherwise = "must be a mapping"
     fields = (
-        Field("steps", ListOf(NUMBER), default=USUAL["steps"]),
-        Field("time", Seconds(), default=USUAL["time"]),
-        Field("touches", Whole(), default=USUAL["touches"]),
-        Field("judged_from", Whole(), default=USUAL["judged_from"]),
-        *(Field(rate, CanaryLimit(), default=USUAL[rate]) for rate in RATES),
+        Field("steps", ListOf(NUMBER), default=PLAN_DEFAULTS["steps"]),
+        Field("time", Seconds(), default=PLAN_DEFAULTS["time"]),
+        Field("touches", Whole(), default=PLAN_DEFAULTS["touches"]),
+        Field("judged_from", Whole(), default=PLAN_DEFAULTS["judged_from"]),
+        *(Field(rate, CanaryLimit(), default=PLAN_DEFAULTS[rate]) for rate in RATES),
     )
 
 

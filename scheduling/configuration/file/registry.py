@@ -11,16 +11,16 @@ from scheduling.configuration.file.base import Section
 from scheduling.configuration.file.channels import Channels
 from scheduling.configuration.file.communities import Communities
 from scheduling.configuration.file.matrix import Nodes, Stages
-from scheduling.configuration.file.rules import DelayRules, HarassmentRules
+from scheduling.configuration.file.rules import DelayRulesSection, HarassmentRules
 from scheduling.configuration.file.templates import Templates
 
-OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRules, HarassmentRules)
+OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRulesSection, HarassmentRules)
 #: Sections of the public format whose app may not be installed.
 RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
 
 
 @cache
-def _others(paths: tuple[str, ...]) -> tuple[type[Section], ...]:
+def _load_other_sections(paths: tuple[str, ...]) -> tuple[type[Section], ...]:
     return tuple(import_string(path) for path in paths)
 
 
@@ -30,4 +30,4 @@ def sections() -> dict[str, Section]:
     `settings.CONFIG_SECTIONS` adds those of other apps, as dotted paths of `Section` classes.
     """
     paths = tuple(getattr(settings, "CONFIG_SECTIONS", ()))
-    return {section.name: section() for section in (*OWN, *_others(paths))}
+    return {section.name: section() for section in (*OWN, *_load_other_sections(paths))}

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 
 from scheduling.configuration.file.base import Change, Difference, Section, Stamp
 from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.schema import REQUIRED, Field, nest, read_fields
+from scheduling.configuration.file.schema import REQUIRED, Field, nest_paths, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import Unreadable
 
@@ -92,7 +92,7 @@ class RowSection(Section):
         """Set defaults for absent keys, but not for keys with a wrong value."""
         defaults = self.standard(values, position)
         for field in self.fields:
-            if field.name not in values and field.name in defaults and not draft.broken(f"{path}.{field.path}"):
+            if field.name not in values and field.name in defaults and not draft.has_problem(f"{path}.{field.path}"):
                 values[field.name] = defaults[field.name]
 
     def standard(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class RowSection(Section):
     def label(self, values: Mapping[str, Any]) -> str:
         return "/".join(str(values[column]) for column in self.identity)
 
-    def forgettable(self, row: Any) -> bool:
+    def may_be_unlisted(self, row: Any) -> bool:
         """Return whether no person wrote this row, so that the file need not list it."""
         return False
 
@@ -154,7 +154,7 @@ class RowSection(Section):
         return Change(self, "changed", self.label(values), differences, values, before, row) if differences else None
 
     def lives(self, row: Any) -> bool:
-        return row.retired_at is None and not self.forgettable(row)
+        return row.retired_at is None and not self.may_be_unlisted(row)
 
     def retirement(self, row: Any) -> Change:
         before = self.values_of(row)
@@ -199,7 +199,7 @@ class RowSection(Section):
 
     def entries_of(self, values: Mapping[str, Any], position: int, with_secrets: bool) -> list[dict[str, Any]]:
         """Return the file's entries for one row, without values that equal the defaults."""
-        return [nest(self.written(self.fields, values, self.standard(values, position)))]
+        return [nest_paths(self.written(self.fields, values, self.standard(values, position)))]
 
     def written(
         self, fields: Sequence[Field], values: Mapping[str, Any], defaults: Mapping[str, Any]

@@ -17,8 +17,8 @@ from scheduling.configuration.file.schema import (
     Choice,
     Clock,
     Field,
+    FileProblem,
     MapOf,
-    Problem,
     Seconds,
     Text,
     Whole,
@@ -31,7 +31,7 @@ from scheduling.models import DelayRule, HarassmentRule
 DAY = timedelta(hours=24)
 
 
-class DelayRules(RowSection):
+class DelayRulesSection(RowSection):
     """A mapping that is stored as one row."""
 
     name = "delay_rules"
@@ -85,7 +85,7 @@ class Group:
     def read(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise ValueError(self.otherwise)
-        problems: list[Problem] = []
+        problems: list[FileProblem] = []
         values = read_fields(given, self.fields, "", problems)
         if problems:
             raise InvalidInput(*(FieldError(each.path.lstrip("."), each.message) for each in problems))

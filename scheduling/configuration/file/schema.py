@@ -182,7 +182,7 @@ REQUIRED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """A problem in the file. `str()` gives `nodes[2].template: there is no template “x”`."""
 
     path: str
@@ -222,7 +222,7 @@ class Field:
 
 
 def read_fields(
-    entry: Mapping[str, Any], fields: Sequence[Field], path: str, problems: list[Problem], *, rest: bool = False
+    entry: Mapping[str, Any], fields: Sequence[Field], path: str, problems: list[FileProblem], *, rest: bool = False
 ) -> dict[str, Any]:
     """Return the valid values of `entry` by column; add the others to `problems`.
 
@@ -233,7 +233,7 @@ def read_fields(
     for field in fields:
         if field.path not in given:
             if field.default is REQUIRED and not any(each.path == f"{path}.{field.path}" for each in problems):
-                problems.append(Problem(f"{path}.{field.path}", "is missing"))
+                problems.append(FileProblem(f"{path}.{field.path}", "is missing"))
             continue
         if given[field.path] is None and field.default is None:
             values[field.name] = None
@@ -241,14 +241,14 @@ def read_fields(
         try:
             values[field.name] = field.value.read(given[field.path])
         except InvalidInput as error:
-            problems.extend(Problem(f"{path}.{field.path}.{each.field}", each.message) for each in error.errors)
+            problems.extend(FileProblem(f"{path}.{field.path}.{each.field}", each.message) for each in error.errors)
         except ValueError as error:
-            problems.append(Problem(f"{path}.{field.path}", str(error)))
+            problems.append(FileProblem(f"{path}.{field.path}", str(error)))
     return values
 
 
 def _flatten(
-    entry: Mapping[str, Any], prefix: str, known: set[str], path: str, problems: list[Problem], rest: bool
+    entry: Mapping[str, Any], prefix: str, known: set[str], path: str, problems: list[FileProblem], rest: bool
 ) -> Iterator[tuple[str, Any]]:
     for key, item in entry.items():
         inner = f"{prefix}{key}"
@@ -257,14 +257,14 @@ def _flatten(
         elif "." in key or not any(each.startswith(f"{inner}.") for each in known):
             if not (rest and not prefix):
                 names = sorted({each.removeprefix(prefix).split(".")[0] for each in known if each.startswith(prefix)})
-                problems.append(Problem(f"{path}.{inner}", f"is not known here; known are {', '.join(names)}"))
+                problems.append(FileProblem(f"{path}.{inner}", f"is not known here; known are {', '.join(names)}"))
         elif isinstance(item, dict):
             yield from _flatten(item, f"{inner}.", known, path, problems, rest)
         elif item is not None:
-            problems.append(Problem(f"{path}.{inner}", "must be a mapping"))
+            problems.append(FileProblem(f"{path}.{inner}", "must be a mapping"))
 
 
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """`{"rollout.percent": 5}` → `{"rollout": {"percent": 5}}`."""
     entry: dict[str, Any] = {}
     for path, value in values.items():

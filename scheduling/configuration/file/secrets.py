@@ -16,16 +16,16 @@ def secret_fields(kind: type[Channel] | None, settings: Mapping[str, Any]) -> Co
     return settings.keys() if kind is None else kind.secret_fields
 
 
-def kind_named(name: str) -> type[Channel] | None:
+def find_channel_kind(name: str) -> type[Channel] | None:
     return channel_kinds().get(name)
 
 
-def masked(settings: Mapping[str, Any], secret: Collection[str]) -> dict[str, Any]:
+def mask_secrets(settings: Mapping[str, Any], secret: Collection[str]) -> dict[str, Any]:
     """Return the settings sorted by name, with the marker in place of secrets."""
     return {name: KEPT if name in secret and value else value for name, value in sorted(settings.items())}
 
 
-def restored(
+def restore_secrets(
     given: Mapping[str, Any], stored: Mapping[str, Any], secret: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Replace the markers in `given` by stored values. Return also the names that have none."""
@@ -34,11 +34,11 @@ def restored(
     return {**given, **{name: stored[name] for name in marked if name not in missing}}, missing
 
 
-def why_missing(stored: Mapping[str, Any]) -> str:
+def explain_missing_secret(stored: Mapping[str, Any]) -> str:
     return "what is stored cannot be read here" if isinstance(stored, Sealed) else "there is nothing stored to keep"
 
 
-def written_over(column: str) -> Difference:
+def unreadable_difference(column: str) -> Difference:
     """Return the difference for an unreadable stored value that the file replaces."""
     return Difference(column, "(unreadable)", HIDDEN)
 

@@ -74,7 +74,7 @@ class Templates(RowSection):
 
     def fill(self, values: dict[str, Any], position: int, path: str, draft: Draft) -> None:
         super().fill(values, position, path, draft)
-        if not draft.broken(f"{path}.locale"):
+        if not draft.has_problem(f"{path}.locale"):
             values.setdefault("locale", LOCALE)
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:

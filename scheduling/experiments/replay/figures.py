@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from datetime import datetime, tzinfo
 from typing import Any
 
-from scheduling.experiments.replay.simulation import SimulatedTouch, World
-from scheduling.policy.guards import HOLD, Verdict
+from scheduling.experiments.replay.simulation import SimulatedTouch, Simulation
+from scheduling.policy.guards import HOLD, GuardVerdict
 from scheduling.policy.specs import NodeSpec
 
 MANY = 4  #: customers with this many sends or more are counted together
 
 
-class Figures:
+class ReplayCounter:
     """An observer that counts the events of a simulation."""
 
     def __init__(self, zone: tzinfo) -> None:
@@ -22,7 +22,7 @@ class Figures:
         self.nodes: dict[str, Counter[str]] = defaultdict(Counter)
         self.suppressed: Counter[str] = Counter()
         self.suppressed_by_node: dict[str, Counter[str]] = defaultdict(Counter)
-        self.held: Counter[str] = Counter()
+        self.deferred: Counter[str] = Counter()
         self.cancelled: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.days: Counter[str] = Counter()
@@ -32,17 +32,17 @@ class Figures:
 
     def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None:
         self._count(node, "planned")
-        if touch.carried:
+        if touch.waiting_at_start:
             self.totals["carried"] += 1
 
-    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None:
+    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None:
         if verdict.rule == "cap":
             self.customers_at_cap.add(touch.event.user_id)
         elif verdict.rule == "community_cap":
             self.communities_at_cap.add(touch.event.chat_id)
-        if verdict.decision == HOLD and verdict.rule not in touch.held_by:
-            self.held[verdict.rule] += 1
-            if not touch.held_by:
+        if verdict.decision == HOLD and verdict.rule not in touch.deferred_by:
+            self.deferred[verdict.rule] += 1
+            if not touch.deferred_by:
                 self._count(node, "held")
 
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
@@ -58,23 +58,23 @@ class Figures:
         else:
             self.failed[reason] += 1
 
-    def close(self, world: World) -> dict[str, Any]:
+    def summarize(self, simulation: Simulation) -> dict[str, Any]:
         """Return all counts, including the touches that wait at the end."""
-        for touch in world.still_waiting():
-            self._count(world.config.nodes[touch.node_id], "waiting")
+        for touch in simulation.still_waiting():
+            self._count(simulation.config.nodes[touch.node_id], "waiting")
         return {
-            "totals": _plain(self.totals),
-            "nodes": {key: _plain(self.nodes[key]) for key in sorted(self.nodes)},
-            "suppressed": _plain(self.suppressed),
-            "suppressed_by_node": {key: _plain(each) for key, each in sorted(self.suppressed_by_node.items())},
-            "held": _plain(self.held),
-            "cancelled": _plain(self.cancelled),
-            "failed": _plain(self.failed),
-            "days": _plain(self.days),
+            "totals": _sort_counts(self.totals),
+            "nodes": {key: _sort_counts(self.nodes[key]) for key in sorted(self.nodes)},
+            "suppressed": _sort_counts(self.suppressed),
+            "suppressed_by_node": {key: _sort_counts(each) for key, each in sorted(self.suppressed_by_node.items())},
+            "held": _sort_counts(self.deferred),
+            "cancelled": _sort_counts(self.cancelled),
+            "failed": _sort_counts(self.failed),
+            "days": _sort_counts(self.days),
             "customers_at_cap": len(self.customers_at_cap),
             "communities_at_cap": len(self.communities_at_cap),
             "customers_reached": len(self.sends),
-            "sends_a_customer": _plain(Counter(str(min(count, MANY)) for count in self.sends.values())),
+            "sends_a_customer": _sort_counts(Counter(str(min(count, MANY)) for count in self.sends.values())),
         }
 
     def _count(self, node: NodeSpec, what: str) -> None:
@@ -82,6 +82,6 @@ class Figures:
         self.nodes[node.key][what] += 1
 
 
-def _plain(counter: Counter[str]) -> dict[str, int]:
+def _sort_counts(counter: Counter[str]) -> dict[str, int]:
     """Sort by key, so that the same replay gives the same text."""
     return {key: counter[key] for key in sorted(counter)}

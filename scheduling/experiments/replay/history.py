@@ -14,14 +14,14 @@ from typing import Any
 from uuid import UUID
 
 from scheduling import sql
-from scheduling.experiments.replay.simulation import Person
+from scheduling.experiments.replay.simulation import SimulatedCustomer
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
-from scheduling.policy.guards import Slot
+from scheduling.policy.guards import CapSlot
 from scheduling.policy.specs import EventSpec
 
 MOST_EVENTS = 50_000  #: per replay; with more, the replay starts later
-MOST_CARRIED = 50_000  #: touches that wait at the start
+MOST_WAITING_AT_START = 50_000  #: touches that wait at the start
 CHUNK = 2_000
 SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 
@@ -39,66 +39,66 @@ class Window:
     shortened: bool  #: it starts later than requested, to keep the limit of events
 
 
-def window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
-    newest = _events(since, until).order_by("-received_at")
+def choose_window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
+    newest = _filter_events(since, until).order_by("-received_at")
     beyond = newest.values_list("received_at", flat=True)[most : most + 1].first()
     if beyond is None:
-        return Window(since, until, _events(since, until).count(), False)
+        return Window(since, until, _filter_events(since, until).count(), False)
     # Events of one instant belong together: that instant is left out completely.
     begin = beyond + timedelta(microseconds=1)
-    return Window(begin, until, _events(begin, until).count(), True)
+    return Window(begin, until, _filter_events(begin, until).count(), True)
 
 
-def _events(since: datetime, until: datetime) -> Any:
+def _filter_events(since: datetime, until: datetime) -> Any:
     """Filter by id too: it grows with time and has an index."""
     return Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
 
 
-def batches(within: Window) -> Iterator[list[Batch]]:
+def iterate_batches(within: Window) -> Iterator[list[Batch]]:
     """Yield the events in order of arrival, grouped by instant, about `CHUNK` at a time.
 
     The ids are read at once, a few bytes each; the contents follow by page. A cursor would need its own session, which
     does not exist behind a pooler.
     """
-    order = _events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
+    order = _filter_events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
     instants: list[Instant] = []
     size = 0
     for at, together in groupby(order, key=lambda row: row[0]):
         instants.append((at, [key for _, key in together]))
         size += len(instants[-1][1])
         if size >= CHUNK:
-            yield _read(instants)
+            yield _load_batches(instants)
             instants, size = [], 0
     if instants:
-        yield _read(instants)
+        yield _load_batches(instants)
 
 
-def _read(instants: Sequence[Instant]) -> list[Batch]:
+def _load_batches(instants: Sequence[Instant]) -> list[Batch]:
     """Load the events. Those deleted since their ids were read are left out."""
     rows = sql.rows(_EVENTS, {"ids": [key for _, keys in instants for key in keys]})
     found = {row[0]: EventSpec(*row) for row in rows}
     return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
 
 
-def people(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, Person]:
+def load_customers(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, SimulatedCustomer]:
     """Load customers as of `since`, with their cap slots of the `memory` before it."""
-    found = {row.pk: _person(row, since) for row in Customer.objects.filter(user_id__in=user_ids)}
+    found = {row.pk: _build_customer(row, since) for row in Customer.objects.filter(user_id__in=user_ids)}
     passive = set(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     for customer_id, kind, latest in sql.rows(_HAPPENED, {"customers": sorted(found), "since": since}):
-        _remember(found[customer_id], kind, latest, active=kind not in passive)
+        _apply_past_event(found[customer_id], kind, latest, active=kind not in passive)
     for customer_id, *slot in sql.rows(_SLOTS, {"customers": sorted(found), "since": since, "memory": memory}):
-        found[customer_id].slots.append(_slot(*slot))
+        found[customer_id].slots.append(_build_slot(*slot))
     return {person.spec.user_id: person for person in found.values()}
 
 
-def _person(row: Customer, since: datetime) -> Person:
+def _build_customer(row: Customer, since: datetime) -> SimulatedCustomer:
     opted_out_at = (row.opted_out_at or since) if row.opted_out else None
     active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
-    return Person(replace(row.spec(), last_active_at=active_at, conversation_at=None), opted_out_at)
+    return SimulatedCustomer(replace(row.spec(), last_active_at=active_at, conversation_at=None), opted_out_at)
 
 
-def _remember(person: Person, kind: str, latest: datetime, *, active: bool) -> None:
-    person.happened[kind] = latest
+def _apply_past_event(person: SimulatedCustomer, kind: str, latest: datetime, *, active: bool) -> None:
+    person.latest_events[kind] = latest
     spec = person.spec
     if active and (spec.last_active_at is None or latest > spec.last_active_at):
         person.spec = spec = replace(spec, last_active_at=latest)
@@ -106,19 +106,19 @@ def _remember(person: Person, kind: str, latest: datetime, *, active: bool) -> N
         person.spec = replace(spec, conversation_at=latest)
 
 
-def _slot(task_id: UUID, at: datetime, content_type: str, counts: bool) -> Slot:
-    return Slot(task_id, at, content_type, counts, settled=True)
+def _build_slot(task_id: UUID, at: datetime, content_type: str, counts: bool) -> CapSlot:
+    return CapSlot(task_id, at, content_type, counts, settled=True)
 
 
-def community_slots(chat_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, list[Slot]]:
-    found: dict[str, list[Slot]] = {chat_id: [] for chat_id in chat_ids}
+def load_community_slots(chat_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, list[CapSlot]]:
+    found: dict[str, list[CapSlot]] = {chat_id: [] for chat_id in chat_ids}
     for chat_id, *slot in sql.rows(_CHAT_SLOTS, {"chats": sorted(chat_ids), "since": since, "memory": memory}):
-        found[chat_id].append(_slot(*slot))
+        found[chat_id].append(_build_slot(*slot))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class TouchAtStart:
     """A touch that waited at the start."""
 
     node_id: int
@@ -128,16 +128,16 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    touches: list[Carried]
+class TouchesAtStart:
+    touches: list[TouchAtStart]
     incomplete: bool  #: there were more; the last planned ones are left out
 
 
-def carried(since: datetime) -> Waiting:
+def load_touches_at_start(since: datetime) -> TouchesAtStart:
     """Return the touches that were planned before `since` and not decided then."""
-    rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED + 1})
-    touches = [Carried(*row[:3], EventSpec(*row[3:])) for row in rows[:MOST_CARRIED]]  # type: ignore[call-arg]
-    return Waiting(touches, incomplete=len(rows) > MOST_CARRIED)
+    rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_WAITING_AT_START + 1})
+    touches = [TouchAtStart(*row[:3], EventSpec(*row[3:])) for row in rows[:MOST_WAITING_AT_START]]  # type: ignore[call-arg]
+    return TouchesAtStart(touches, incomplete=len(rows) > MOST_WAITING_AT_START)
 
 
 _EVENTS = """

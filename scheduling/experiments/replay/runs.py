@@ -23,15 +23,15 @@ from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.configuration.file.registry import sections
-from scheduling.configuration.file.schema import Problem
+from scheduling.configuration.file.schema import FileProblem
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import history
-from scheduling.experiments.replay.results import replay
+from scheduling.experiments.replay.results import replay_events
 from scheduling.models import WhatIfRun
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import rescheduling
-from scheduling.planning.rescheduling import WATCHED, Moved
+from scheduling.planning.rescheduling import PAGE_TIME_LIMIT, MoveCounts
 
 log = structlog.get_logger(__name__)
 
@@ -39,35 +39,37 @@ log = structlog.get_logger(__name__)
 SECTIONS = ("nodes", "delay_rules", "harassment_rules", "stages", "templates")  #: the most edited sections come first
 
 
-def live_text() -> str:
+def export_live_draft() -> str:
     """Return the live configuration as a draft without changes."""
     known = sections()
     with transaction.atomic():
         given = {name: known[name].export(with_secrets=False) for name in SECTIONS}
-    return document.dump({"version": apply.VERSION} | {name: each for name, each in given.items() if each is not None})
+    return document.format_document(
+        {"version": apply.VERSION} | {name: each for name, each in given.items() if each is not None}
+    )
 
 
-def read(text: str) -> tuple[dict[str, Any], apply.Plan]:
+def read_draft(text: str) -> tuple[dict[str, Any], apply.ChangePlan]:
     """Return the draft and the changes it would make.
 
     Raises:
         InvalidDocument: the text cannot be parsed.
         InvalidConfiguration: with all problems of the draft.
     """
-    given = document.load(text.encode())
+    given = document.parse_document(text.encode())
     foreign = [name for name in given if name not in (*SECTIONS, "version") and name in sections()]
     if foreign:
         known = ", ".join(SECTIONS)
-        problems = [Problem(name, f"a draft cannot change this; allowed: {known}") for name in foreign]
+        problems = [FileProblem(name, f"a draft cannot change this; allowed: {known}") for name in foreign]
         raise apply.InvalidConfiguration(problems)
-    return given, apply.plan(given)
+    return given, apply.plan_changes(given)
 
 
-class _Rehearsed(Exception):
+class _DraftRollback(Exception):
     """Rolls the transaction back."""
 
 
-def rehearse(given: Mapping[str, Any], planned: apply.Plan) -> Snapshot:
+def build_draft_snapshot(given: Mapping[str, Any], planned: apply.ChangePlan) -> Snapshot:
     """Return the configuration that publishing would make. Store the draft, load it and roll back.
 
     During that time no other user can edit, and no process reads the draft.
@@ -78,36 +80,36 @@ def rehearse(given: Mapping[str, Any], planned: apply.Plan) -> Snapshot:
     found: list[Snapshot] = []
     try:
         with transaction.atomic():
-            apply.store(given, planned, Stamp("what-if"))
-            found.append(snapshot.load(()))
-            raise _Rehearsed
-    except _Rehearsed:
+            apply.store_plan(given, planned, Stamp("what-if"))
+            found.append(snapshot.load_snapshot(()))
+            raise _DraftRollback
+    except _DraftRollback:
         return found[0]
 
 
 MOST_DAYS = 30
 MOST_WAITING = 5
-PATIENCE = timedelta(minutes=2)  #: a worker without a heartbeat for that long counts as lost
+HEARTBEAT_TIMEOUT = timedelta(minutes=2)  #: a worker without a heartbeat for that long counts as lost
 TRIES = 3
 
 State = WhatIfRun.State
 
 
-def begin(text: str, days: int, actor: Actor) -> WhatIfRun:
+def create_replay(text: str, days: int, actor: Actor) -> WhatIfRun:
     """Create a replay of the last `days`.
 
     Raises:
         InvalidDocument, InvalidConfiguration: the draft is wrong.
         Conflict: `MOST_WAITING` replays are waiting or running.
     """
-    _, planned = read(text)
+    _, planned = read_draft(text)
     if WhatIfRun.objects.filter(state__in=(State.WAITING, State.RUNNING)).count() >= MOST_WAITING:
         raise Conflict("too many replays are waiting; try again when one has finished")
-    changes = [_told(change) for change in planned.changes]
+    changes = [_serialize_change(change) for change in planned.changes]
     return WhatIfRun.objects.create(draft=text, days=days, actor=actor.user, actor_name=actor.name, changes=changes)
 
 
-def _told(change: Any) -> dict[str, Any]:
+def _serialize_change(change: Any) -> dict[str, Any]:
     differences = [{"path": each.path, "before": each.before, "after": each.after} for each in change.differences]
     return {
         "section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences
@@ -117,29 +119,29 @@ def _told(change: Any) -> dict[str, Any]:
 # --- worker -------------------------------------------------------------------------------------------------------
 
 
-class _Overtaken(Exception):
+class _ReplayLost(Exception):
     """A user discarded the replay, or another worker has it."""
 
 
-def execute_next() -> bool:
+def execute_next_replay() -> bool:
     """Execute the oldest waiting replay, unless one is running. Return whether there was one."""
-    run = _claim()
+    run = _claim_replay()
     if run is None:
         return False
     try:
-        _execute(run)
-    except _Overtaken:
+        _execute_replay(run)
+    except _ReplayLost:
         log.info("what_if_overtaken", run=run.pk)
     except (apply.InvalidConfiguration, InvalidDocument, Conflict) as error:
-        _end(run, State.FAILED, problem=str(error))
+        _end_replay(run, State.FAILED, problem=str(error))
     except Exception as error:
         log.exception("what_if_broke", run=run.pk)
-        _end(run, State.FAILED, problem=f"{type(error).__name__}: {error}"[:2000])
+        _end_replay(run, State.FAILED, problem=f"{type(error).__name__}: {error}"[:2000])
         raise
     return True
 
 
-def _claim() -> WhatIfRun | None:
+def _claim_replay() -> WhatIfRun | None:
     """Select a replay. The locks on all candidates ensure that only one runs at a time."""
     with transaction.atomic():
         at = sql.now()  # with the clock of a node that is ahead, live workers would count as lost
@@ -148,7 +150,9 @@ def _claim() -> WhatIfRun | None:
             .filter(state__in=(State.WAITING, State.RUNNING))
             .order_by("id")
         )
-        if any(run.state == State.RUNNING and run.beat_at and run.beat_at > at - PATIENCE for run in open_ones):
+        if any(
+            run.state == State.RUNNING and run.beat_at and run.beat_at > at - HEARTBEAT_TIMEOUT for run in open_ones
+        ):
             return None
         for run in open_ones:
             if run.tries < TRIES:
@@ -160,74 +164,74 @@ def _claim() -> WhatIfRun | None:
     return None
 
 
-def _execute(run: WhatIfRun) -> None:
-    given, planned = read(run.draft)
-    digest = live_digest()
-    configs = {"live": snapshot.current(), "draft": rehearse(given, planned)}
-    within = history.window(run.created_at - timedelta(days=run.days), run.created_at)
-    _write(run, total=within.events, beat_at=Now())
-    result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=Now()))
+def _execute_replay(run: WhatIfRun) -> None:
+    given, planned = read_draft(run.draft)
+    digest = compute_live_digest()
+    configs = {"live": snapshot.current(), "draft": build_draft_snapshot(given, planned)}
+    within = history.choose_window(run.created_at - timedelta(days=run.days), run.created_at)
+    _update_replay(run, total=within.events, beat_at=Now())
+    result = replay_events(configs, within, progress=lambda done: _update_replay(run, done=done, beat_at=Now()))
     result |= {
         "since": within.since.isoformat(), "until": within.until.isoformat(), "events": within.events,
         "shortened": within.shortened,
     }  # fmt: skip
-    _end(run, State.DONE, result=result, live_digest=digest, done=within.events)
+    _end_replay(run, State.DONE, result=result, live_digest=digest, done=within.events)
 
 
-def _end(run: WhatIfRun, state: str, **values: Any) -> None:
-    _write(run, state=state, ended_at=Now(), **values)
+def _end_replay(run: WhatIfRun, state: str, **values: Any) -> None:
+    _update_replay(run, state=state, ended_at=Now(), **values)
 
 
-def _write(run: WhatIfRun, **values: Any) -> None:
+def _update_replay(run: WhatIfRun, **values: Any) -> None:
     mine = WhatIfRun.objects.filter(pk=run.pk, state=State.RUNNING, tries=run.tries)
     if not mine.update(**values):
-        raise _Overtaken
+        raise _ReplayLost
 
 
-def live_digest() -> str:
-    return sha256(live_text().encode()).hexdigest()
+def compute_live_digest() -> str:
+    return sha256(export_live_draft().encode()).hexdigest()
 
 
 # --- user ---------------------------------------------------------------------------------------------------------
 
 
-def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved | None:
+def publish_draft(run_id: int, actor: Actor, *, move_waiting: bool = False) -> MoveCounts | None:
     """Apply the draft, with the actor in the history of each row. Return the moved touches; None if none were to move.
 
     Raises:
         Conflict: the configuration changed since the replay, or the replay was published or discarded already.
     """
     with transaction.atomic():
-        run = _decide(run_id, State.PUBLISHED, actor, (State.DONE,))
-        given, planned = read(run.draft)
-        if run.live_digest != live_digest():
+        run = _record_decision(run_id, State.PUBLISHED, actor, (State.DONE,))
+        given, planned = read_draft(run.draft)
+        if run.live_digest != compute_live_digest():
             raise Conflict("the configuration changed after the replay; replay the draft again")
-        apply.store(given, planned, Stamp(f"what-if #{run_id}", actor.user))
+        apply.store_plan(given, planned, Stamp(f"what-if #{run_id}", actor.user))
     if not move_waiting:
         return None
     try:
-        return rescheduling.follow(planned, WATCHED)
+        return rescheduling.move_after_plan(planned, PAGE_TIME_LIMIT)
     except Error:  # the draft is live in any case
         log.exception("waiting_not_moved", run=run_id)
-        return Moved(broken=True)
+        return MoveCounts(broken=True)
 
 
-def discard(run_id: int, actor: Actor) -> None:
+def discard_replay(run_id: int, actor: Actor) -> None:
     """Discard a replay in any state before its decision.
 
     Raises:
         Conflict: it was published or discarded already.
     """
     with transaction.atomic():
-        _decide(run_id, State.DISCARDED, actor, (State.WAITING, State.RUNNING, State.DONE, State.FAILED))
+        _record_decision(run_id, State.DISCARDED, actor, (State.WAITING, State.RUNNING, State.DONE, State.FAILED))
 
 
-def forget() -> None:
+def delete_expired_replays() -> None:
     """Delete replays older than the retention time."""
     WhatIfRun.objects.filter(created_at__lt=now() - timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS)).delete()
 
 
-def _decide(run_id: int, state: str, actor: Actor, while_in: tuple[str, ...]) -> WhatIfRun:
+def _record_decision(run_id: int, state: str, actor: Actor, while_in: tuple[str, ...]) -> WhatIfRun:
     mine = WhatIfRun.objects.filter(pk=run_id, state__in=while_in)
     if not mine.update(state=state, settled_by=actor.name, settled_at=now()):
         raise Conflict("another user has already decided, or the replay is not finished")

@@ -15,11 +15,19 @@ from typing import Protocol
 from uuid import UUID
 
 from scheduling.policy import guards, matrix
-from scheduling.policy.guards import Candidate, Slot, Surroundings, Verdict
-from scheduling.policy.specs import CustomerSpec, DelayRules, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
+from scheduling.policy.guards import Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.specs import (
+    CustomerSpec,
+    DelayRulesSpec,
+    EventSpec,
+    NodeSpec,
+    RuleSpec,
+    TemplateSpec,
+    template_for,
+)
 
 
-class Config(Protocol):
+class SimulationConfig(Protocol):
     """The parts of a configuration snapshot that a simulation reads."""
 
     @property
@@ -29,7 +37,7 @@ class Config(Protocol):
     @property
     def cancelling(self) -> Mapping[str, tuple[NodeSpec, ...]]: ...
     @property
-    def delay_rules(self) -> DelayRules: ...
+    def delay_rules(self) -> DelayRulesSpec: ...
     @property
     def rules(self) -> tuple[RuleSpec, ...]: ...
     @property
@@ -37,13 +45,13 @@ class Config(Protocol):
 
 
 @dataclass(slots=True)
-class Person:
+class SimulatedCustomer:
     """A customer in the current state of the simulation."""
 
     spec: CustomerSpec
     opted_out_at: datetime | None = None
-    happened: dict[str, datetime] = field(default_factory=dict)  #: by event type: latest time of occurrence
-    slots: deque[Slot] = field(default_factory=deque)
+    latest_events: dict[str, datetime] = field(default_factory=dict)  #: by event type: latest time of occurrence
+    slots: deque[CapSlot] = field(default_factory=deque)
     waiting: dict[int, SimulatedTouch] = field(default_factory=dict)
 
 
@@ -52,24 +60,24 @@ class SimulatedTouch:
     number: int
     node_id: int
     event: EventSpec
-    person: Person
+    customer: SimulatedCustomer
     due_at: datetime
     expires_at: datetime
     priority: int
-    carried: bool = False  #: it waited already at the start of the replay
+    waiting_at_start: bool = False  #: it waited already at the start of the replay
     judged_at: datetime | None = None
-    held_by: set[str] = field(default_factory=set)
+    deferred_by: set[str] = field(default_factory=set)
 
     @property
     def task_id(self) -> UUID:
         return UUID(int=self.number)
 
 
-class Observer(Protocol):
+class SimulationObserver(Protocol):
     """Receives the events of the simulation, to count them."""
 
     def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None: ...
-    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None: ...
+    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None: ...
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None: ...
 
 
@@ -77,21 +85,21 @@ class Observer(Protocol):
 Prepare = Callable[[NodeSpec, TemplateSpec, CustomerSpec, EventSpec], str]
 
 
-def _always(node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
+def _accept_all(node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
     return ""
 
 
 @dataclass
-class World:
-    config: Config
-    observer: Observer
+class Simulation:
+    config: SimulationConfig
+    observer: SimulationObserver
     now: datetime
     slot_hold: timedelta
     activity_grain: timedelta
     time_scale: float = 1
-    prepare: Prepare = _always
-    people: dict[str, Person] = field(default_factory=dict)
-    communities: dict[str, deque[Slot]] = field(default_factory=lambda: defaultdict(deque))
+    prepare: Prepare = _accept_all
+    customers: dict[str, SimulatedCustomer] = field(default_factory=dict)
+    communities: dict[str, deque[CapSlot]] = field(default_factory=lambda: defaultdict(deque))
     _agenda: list[tuple[datetime, int, datetime, int, SimulatedTouch]] = field(default_factory=list)
     _count: int = 0
 
@@ -106,39 +114,39 @@ class World:
     def receive(self, events: Sequence[EventSpec], at: datetime) -> None:
         """Process events that arrived at one instant, in order. Their customers must be loaded."""
         self.advance(at)
-        self._call_off(events)
+        self._cancel_revoked(events)
         for event in events:
-            person = self.people[event.user_id]
-            latest = person.happened.get(event.type)
-            person.happened[event.type] = max(latest, event.occurred_at) if latest else event.occurred_at
-        before = {event.user_id: self.people[event.user_id].spec for event in events}
-        fresh = [touch for event in events for touch in self._plan(event)]
-        obsolete = self._obsolete(fresh, events)
+            person = self.customers[event.user_id]
+            latest = person.latest_events.get(event.type)
+            person.latest_events[event.type] = max(latest, event.occurred_at) if latest else event.occurred_at
+        before = {event.user_id: self.customers[event.user_id].spec for event in events}
+        fresh = [touch for event in events for touch in self._plan_touches(event)]
+        obsolete = self._find_obsolete(fresh, events)
         for touch in fresh:
-            self._begin(touch, obsolete.get(touch.number, ""))
+            self._add_planned_touch(touch, obsolete.get(touch.number, ""))
         self._remember_activity(events, before)
 
-    def carry(self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime) -> None:
+    def add_waiting_touch(self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime) -> None:
         """Add a touch that waited already at the start of the replay."""
-        touch = self._touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority)
-        touch.carried = True
+        touch = self._build_touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority)
+        touch.waiting_at_start = True
         self.observer.planned(touch, self.config.nodes[node_id])
-        self._wait(touch)
+        self._schedule(touch)
 
-    def _call_off(self, events: Sequence[EventSpec]) -> None:
+    def _cancel_revoked(self, events: Sequence[EventSpec]) -> None:
         for event in events:
             for node in self.config.cancelling.get(event.type, ()):
-                for touch in self._waiting(event.user_id, node.id):
+                for touch in self._list_waiting(event.user_id, node.id):
                     if touch.event.occurred_at <= event.occurred_at:
-                        self._end(touch, "cancelled", f"event:{event.type}")
+                        self._end_touch(touch, "cancelled", f"event:{event.type}")
 
-    def _plan(self, event: EventSpec) -> Iterator[SimulatedTouch]:
+    def _plan_touches(self, event: EventSpec) -> Iterator[SimulatedTouch]:
         """Plan the touches of an event. It sees the activity of earlier events, not its own."""
-        person = self.people[event.user_id]
+        person = self.customers[event.user_id]
         nodes = self.config.triggered.get(event.type, ())
-        planned = matrix.plan(event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale)
+        planned = matrix.plan_touches(event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale)
         for each in planned:
-            yield self._touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority)
+            yield self._build_touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority)
         active_at, talking_at = person.spec.last_active_at, person.spec.conversation_at
         if self.config.activity_types.get(event.type, True) and (active_at is None or event.occurred_at > active_at):
             active_at = event.occurred_at
@@ -146,7 +154,7 @@ class World:
             talking_at = event.occurred_at
         person.spec = replace(person.spec, last_active_at=active_at, conversation_at=talking_at)
 
-    def _obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:
+    def _find_obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:
         """Return the new touches to cancel at once, with the reason.
 
         The reason is an earlier event that occurred later, or a following event of the batch.
@@ -156,7 +164,7 @@ class World:
         for touch in fresh:
             revoking, event = self.config.nodes[touch.node_id].cancel_on, touch.event
             for kind in sorted(revoking - {event.type}):
-                latest = touch.person.happened.get(kind)
+                latest = touch.customer.latest_events.get(kind)
                 if latest and latest > event.occurred_at:
                     found.setdefault(touch.number, f"event:{kind}")
             # The last event of the batch is checked first, as in ingest.
@@ -165,28 +173,28 @@ class World:
                     found.setdefault(touch.number, f"event:{other.type}")
         return found
 
-    def _begin(self, touch: SimulatedTouch, called_off: str) -> None:
+    def _add_planned_touch(self, touch: SimulatedTouch, cancel_reason: str) -> None:
         """Add a touch with `on_repeat` applied.
 
         `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
         """
         node = self.config.nodes[touch.node_id]
-        if not called_off and node.on_repeat != "each":
-            earlier = self._waiting(touch.event.user_id, node.id)
+        if not cancel_reason and node.on_repeat != "each":
+            earlier = self._list_waiting(touch.event.user_id, node.id)
             if node.on_repeat == "keep" and earlier:
                 return
             for each in earlier:
-                self._end(each, "cancelled", f"restarted:{touch.event.type}")
+                self._end_touch(each, "cancelled", f"restarted:{touch.event.type}")
         self.observer.planned(touch, node)
-        self._wait(touch)
-        if called_off:
-            self._end(touch, "cancelled", called_off)
+        self._schedule(touch)
+        if cancel_reason:
+            self._end_touch(touch, "cancelled", cancel_reason)
 
     def _remember_activity(self, events: Sequence[EventSpec], before: Mapping[str, CustomerSpec]) -> None:
         """Update activity as ingest does: not for a change below the grain, unless another field changes too."""
         unhappy = {event.user_id for event in events if event.type == "complaint.received"}
         for user_id, was in before.items():
-            person = self.people[user_id]
+            person = self.customers[user_id]
             active_at, known = person.spec.last_active_at, was.last_active_at
             further = active_at is not None and (known is None or active_at > known + self.activity_grain)
             if not (further or user_id in unhappy or person.spec.conversation_at != was.conversation_at):
@@ -194,21 +202,21 @@ class World:
             if user_id in unhappy and (person.opted_out_at is None or person.opted_out_at > self.now):
                 person.opted_out_at = self.now
 
-    def _touch(
+    def _build_touch(
         self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int
     ) -> SimulatedTouch:
         self._count += 1
         return SimulatedTouch(
-            self._count, node_id, event, self.people[event.user_id], due_at, expires_at, priority
+            self._count, node_id, event, self.customers[event.user_id], due_at, expires_at, priority
         )  # fmt: skip
 
-    def _wait(self, touch: SimulatedTouch) -> None:
-        touch.person.waiting[touch.number] = touch
+    def _schedule(self, touch: SimulatedTouch) -> None:
+        touch.customer.waiting[touch.number] = touch
         # An overdue touch is judged with the others of its moment, the most important first.
         heappush(self._agenda, (max(touch.due_at, self.now), touch.priority, touch.due_at, touch.number, touch))
 
-    def _waiting(self, user_id: str, node_id: int) -> list[SimulatedTouch]:
-        return [each for each in self.people[user_id].waiting.values() if each.node_id == node_id]
+    def _list_waiting(self, user_id: str, node_id: int) -> list[SimulatedTouch]:
+        return [each for each in self.customers[user_id].waiting.values() if each.node_id == node_id]
 
     # --- in the order of delivery ---
 
@@ -216,63 +224,63 @@ class World:
         """Advance the time and judge the touches that fall due."""
         while self._agenda and self._agenda[0][0] <= until:
             at, _, due_at, number, touch = heappop(self._agenda)
-            if touch.person.waiting.get(number) is touch and touch.due_at == due_at:
+            if touch.customer.waiting.get(number) is touch and touch.due_at == due_at:
                 self.now = max(self.now, at)
-                self._judge(touch)
+                self._judge_touch(touch)
         self.now = max(self.now, until)
 
-    def _judge(self, touch: SimulatedTouch) -> None:
-        node, event, person = self.config.nodes[touch.node_id], touch.event, touch.person
+    def _judge_touch(self, touch: SimulatedTouch) -> None:
+        node, event, person = self.config.nodes[touch.node_id], touch.event, touch.customer
         out_at = person.opted_out_at
         customer = replace(person.spec, opted_out=out_at is not None and out_at <= self.now)
         template = template_for(node, event.chat_id, event.user_id)
         candidate = Candidate(
             touch.task_id, node, customer, template, event.chat_id, event.occurred_at, touch.expires_at
         )  # fmt: skip
-        verdict = guards.judge(candidate, self._surroundings(touch), self.now)
+        verdict = guards.judge_touch(candidate, self._build_context(touch), self.now)
         touch.judged_at = self.now
         self.observer.judged(touch, node, verdict, self.now)
         if verdict.decision == guards.HOLD:
-            touch.held_by.add(verdict.rule)
+            touch.deferred_by.add(verdict.rule)
             assert verdict.next_eligible_at is not None, "only a pause parks, and here nobody is paused"
             touch.due_at = verdict.next_eligible_at
-            self._wait(touch)
+            self._schedule(touch)
         elif verdict.decision == guards.SUPPRESS:
-            self._end(touch, "suppressed", verdict.rule)
+            self._end_touch(touch, "suppressed", verdict.rule)
         elif problem := self.prepare(node, template, customer, event):
-            self._end(touch, "failed", problem)
+            self._end_touch(touch, "failed", problem)
         else:
-            self._send(touch, node, template)
+            self._send_touch(touch, node, template)
 
-    def _surroundings(self, touch: SimulatedTouch) -> Surroundings:
+    def _build_context(self, touch: SimulatedTouch) -> GuardContext:
         oldest = self.now - self._window
         chat = self.communities[touch.event.chat_id] if self._counts_communities and touch.event.chat_id else deque()
-        for slots in (touch.person.slots, chat):
+        for slots in (touch.customer.slots, chat):
             while slots and slots[0].at <= oldest:
                 slots.popleft()
-        important = list(self._important(touch)) if touch.priority > 0 and self._capped and self.slot_hold else []
-        return Surroundings(
-            rules=self.config.rules, slots=touch.person.slots, community_slots=chat, important=important
+        important = list(self._list_important(touch)) if touch.priority > 0 and self._capped and self.slot_hold else []
+        return GuardContext(
+            rules=self.config.rules, slots=touch.customer.slots, community_slots=chat, important=important
         )  # fmt: skip
 
-    def _important(self, touch: SimulatedTouch) -> Iterator[datetime]:
-        for each in touch.person.waiting.values():
+    def _list_important(self, touch: SimulatedTouch) -> Iterator[datetime]:
+        for each in touch.customer.waiting.values():
             node = self.config.nodes[each.node_id]
             soon = each.due_at <= self.now + self.slot_hold and each.judged_at != self.now
             if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
                 yield each.due_at
 
-    def _send(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
-        slot = Slot(touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True)
-        touch.person.slots.append(slot)
+    def _send_touch(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
+        slot = CapSlot(touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True)
+        touch.customer.slots.append(slot)
         if self._counts_communities and touch.event.chat_id:
             self.communities[touch.event.chat_id].append(slot)
-        self._end(touch, "delivered", "")
+        self._end_touch(touch, "delivered", "")
 
-    def _end(self, touch: SimulatedTouch, state: str, reason: str) -> None:
-        del touch.person.waiting[touch.number]
+    def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
+        del touch.customer.waiting[touch.number]
         self.observer.ended(touch, self.config.nodes[touch.node_id], state, reason, self.now)
 
     def still_waiting(self) -> Iterator[SimulatedTouch]:
-        for person in self.people.values():
+        for person in self.customers.values():
             yield from person.waiting.values()

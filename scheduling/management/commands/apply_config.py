@@ -30,29 +30,29 @@ class Command(BaseCommand):
     def handle(self, *, file: str, dry_run: bool, move_waiting: bool, **options: Any) -> None:
         given = self._load(file)
         try:
-            planned = apply.plan(given)
-            for line in config_report.lines(planned, rescheduling.impacts(planned)):
+            planned = apply.plan_changes(given)
+            for line in config_report.format_plan(planned, rescheduling.list_impacts(planned)):
                 self.stdout.write(line)
             if dry_run:
                 self.stdout.write("dry run: nothing was stored")
                 return
             if planned.changes:
-                apply.store(given, planned, Stamp(f"apply_config {Path(file).name}"))
+                apply.store_plan(given, planned, Stamp(f"apply_config {Path(file).name}"))
                 self.stdout.write("applied")
         except apply.InvalidConfiguration as error:
             raise CommandError(f"{error}\nnothing was stored") from error
         except AftertouchError as error:
             raise CommandError(str(error)) from error
         if move_waiting:
-            self.stdout.write(config_report.moved(rescheduling.follow(planned)))
+            self.stdout.write(config_report.format_moved_touches(rescheduling.move_after_plan(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
         enough = document.MAX_SIZE + 1  # one byte more than allowed shows that it is too large
         try:
             if file == "-":
-                return document.load(sys.stdin.buffer.read(enough))
+                return document.parse_document(sys.stdin.buffer.read(enough))
             with Path(file).open("rb") as stream:
-                return document.load(stream.read(enough))
+                return document.parse_document(stream.read(enough))
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}") from error
         except document.InvalidDocument as error:

@@ -55,7 +55,7 @@ class Command(BaseCommand):
         self.ship_matrix()
         self.grant_permissions()
         if getattr(settings, "AFTERTOUCH_DEMO", False):
-            self.stdout.write(f"Demo login: {DEMO_USER} / {demo_login()}")
+            self.stdout.write(f"Demo login: {DEMO_USER} / {create_demo_login()}")
 
     def describe_event_types(self) -> None:
         """Name the known event types. A received event may have added a type without a name."""
@@ -68,19 +68,23 @@ class Command(BaseCommand):
     def ship_matrix(self) -> None:
         if Node.objects.exists():
             return
-        added = apply.store_additions(document.load(SHIPPED.read_bytes()), Stamp("shipped"))
+        added = apply.store_additions(document.parse_document(SHIPPED.read_bytes()), Stamp("shipped"))
         self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
 
     def grant_permissions(self) -> None:
         """Add permissions to the shipped groups. Removes none: fewer permissions need a group of their own."""
         ours = Permission.objects.filter(content_type__app_label__in=APPS)
         viewer = list(ours.filter(codename__startswith="view_"))
-        operator = viewer + named(OPERATOR)
-        editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
-        editor += named(["change_job"])  # a job with another payload than the stored one
-        editor += named(["add_whatifrun", "publish_whatifrun"])
+        operator = viewer + find_permissions(OPERATOR)
+        editor = operator + find_permissions(
+            [f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED]
+        )
+        editor += find_permissions(["change_job"])  # a job with another payload than the stored one
+        editor += find_permissions(["add_whatifrun", "publish_whatifrun"])
         # Members can run programs on execution nodes.
-        commander = viewer + named([*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"])
+        commander = viewer + find_permissions(
+            [*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"]
+        )
         for name, permissions in (
             ("viewer", viewer), ("operator", operator), ("editor", editor), ("command editor", commander)
         ):  # fmt: skip
@@ -88,12 +92,12 @@ class Command(BaseCommand):
             group.permissions.add(*permissions)
 
 
-def named(codenames: Any) -> list[Permission]:
+def find_permissions(codenames: Any) -> list[Permission]:
     found = {each.codename: each for each in Permission.objects.filter(content_type__app_label__in=APPS)}
     return [found[codename] for codename in codenames]
 
 
-def demo_login() -> str:
+def create_demo_login() -> str:
     """Return the demo user's password. Create it once, in a private file of the state directory."""
     file = Path(settings.AFTERTOUCH_STATE_DIR) / "demo-password"
     user = get_user_model().objects.filter(username=DEMO_USER).first()
@@ -102,7 +106,7 @@ def demo_login() -> str:
         return password if user.check_password(password) else "(the password was changed)"
     if not password:
         password = secrets.token_urlsafe(12)
-        _write_private(file, password)
+        _write_private_file(file, password)
     if user is None:
         get_user_model().objects.create_superuser(DEMO_USER, password=password)
     else:
@@ -111,7 +115,7 @@ def demo_login() -> str:
     return password
 
 
-def _write_private(file: Path, text: str) -> None:
+def _write_private_file(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".new")
     fresh.unlink(missing_ok=True)

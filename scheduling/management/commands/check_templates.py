@@ -15,10 +15,10 @@ from scheduling.errors import InvalidInput
 from scheduling.models import Template, Touch
 from scheduling.models.touch import TouchState
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec
-from scheduling.rendering import CannotRender, check_text, names_for, render, text_for
+from scheduling.rendering import CannotRender, check_text, choose_text, render_message, template_variables
 
 SAMPLES = 20  #: touches per template
-LOOKED_THROUGH = 10_000  #: of the latest delivered touches
+MOST_SEARCHED = 10_000  #: of the latest delivered touches
 #: The engine before the template language was bounded.
 _JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
@@ -36,9 +36,9 @@ class Command(BaseCommand):
 
     def handle(self, *, samples: int, **options: Any) -> None:
         rows = list(Template.objects.prefetch_related("texts"))
-        found = [line for row in rows for line in _refusals(row)]
+        found = [line for row in rows for line in _list_refused_texts(row)]
         if samples > 0:
-            found += _differences({row.pk: snapshot.template_spec(row) for row in rows}, samples)
+            found += _list_differences({row.pk: snapshot.template_spec(row) for row in rows}, samples)
         for line in found:
             self.stdout.write(line)
         if found:
@@ -46,7 +46,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{len(rows)} templates are in order")
 
 
-def _refusals(row: Template) -> Iterator[str]:
+def _list_refused_texts(row: Template) -> Iterator[str]:
     for text in row.texts.all():
         for field in ("subject", "body"):
             try:
@@ -55,14 +55,14 @@ def _refusals(row: Template) -> Iterator[str]:
                 yield f"{row.key} [{text.locale}] {error}"
 
 
-def _differences(templates: dict[int, TemplateSpec], samples: int) -> Iterator[str]:
+def _list_differences(templates: dict[int, TemplateSpec], samples: int) -> Iterator[str]:
     """Yield templates whose text for a delivered touch differs from that of the earlier engine.
 
     Touches hold real data. Those of an earlier version of a template are skipped.
     """
     seen: Counter[int] = Counter()
     delivered = Touch.objects.filter(state=TouchState.DELIVERED, template__isnull=False)
-    for touch in delivered.select_related("event", "customer").order_by("-task_id")[:LOOKED_THROUGH].iterator():
+    for touch in delivered.select_related("event", "customer").order_by("-task_id")[:MOST_SEARCHED].iterator():
         template = templates[touch.template_id]  # type: ignore[index]
         if touch.template_version != template.version or seen[template.id] >= samples:
             continue
@@ -71,17 +71,17 @@ def _differences(templates: dict[int, TemplateSpec], samples: int) -> Iterator[s
         event = EventSpec(
             row.id, row.source, row.event_id, row.type, row.occurred_at, row.user_id, row.chat_id, row.data
         )
-        difference = _difference(template, touch.customer.spec(), event)
+        difference = _compare_rendering(template, touch.customer.spec(), event)
         if difference:
             yield f"{template.key} {difference}: touch {touch.task_id}"
 
 
-def _difference(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
+def _compare_rendering(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
     try:
-        subject, body, _ = render(template, customer, event)
+        subject, body, _ = render_message(template, customer, event)
     except CannotRender as error:
         return f"does not render any more ({error})"
     # A text that renders within the limits also renders in the engine without limits.
-    text, names = text_for(template, customer.locale), names_for(customer, event)
+    text, names = choose_text(template, customer.locale), template_variables(customer, event)
     before = tuple(_JINJA.from_string(each).render(names) for each in (text.subject, text.body))
     return "renders differently" if before != (subject, body) else ""

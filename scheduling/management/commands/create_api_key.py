@@ -23,7 +23,7 @@ class Command(BaseCommand):
             "--scope", action="append", required=True, choices=Scope.values, dest="scopes", help="may be repeated"
         )
         parser.add_argument("--rate-per-minute", type=int, help="requests a minute; else the setting holds")
-        parser.add_argument("--expires-at", type=_instant, help="for example 2027-01-31T00:00:00+08:00")
+        parser.add_argument("--expires-at", type=_parse_expiry, help="for example 2027-01-31T00:00:00+08:00")
 
     def handle(self, *args: Any, **options: Any) -> None:
         rate = options["rate_per_minute"]
@@ -38,7 +38,7 @@ class Command(BaseCommand):
         self.stdout.write(key)
 
 
-def _instant(text: str) -> datetime:
+def _parse_expiry(text: str) -> datetime:
     at = parse_datetime(text)
     if at is None:
         raise ValueError(text)

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling.configuration.file import document
-from scheduling.configuration.file.document import export
+from scheduling.configuration.file.document import export_document
 from scheduling.models.encrypted import Unreadable
 
 
@@ -25,19 +25,19 @@ class Command(BaseCommand):
 
     def handle(self, *, file: str, with_secrets: bool, **options: Any) -> None:
         try:
-            text = document.dump(export(with_secrets=with_secrets))
+            text = document.format_document(export_document(with_secrets=with_secrets))
         except Unreadable as error:
             raise CommandError(f"{error}; nothing was written") from error
         if file == "-":
             self.stdout.write(text, ending="")
             return
         try:
-            _replace(Path(file), text, private=with_secrets)
+            _replace_file(Path(file), text, private=with_secrets)
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}") from error
 
 
-def _replace(file: Path, text: str, *, private: bool) -> None:
+def _replace_file(file: Path, text: str, *, private: bool) -> None:
     """Replace a file by a whole new one. The old file stays if anything fails."""
     handle, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:

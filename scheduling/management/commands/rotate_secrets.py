@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduling.models.encrypted import Unreadable, encrypt_anew
+from scheduling.models.encrypted import Unreadable, reencrypt_secrets
 
 
 class Command(BaseCommand):
@@ -14,7 +14,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            for name, count in encrypt_anew():
+            for name, count in reencrypt_secrets():
                 self.stdout.write(f"{name}: {count}")
         except Unreadable as error:
             raise CommandError(str(error)) from error

@@ -13,7 +13,7 @@ from django.db import connections
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from scheduling.monitoring import collectors
-from scheduling.monitoring.multiprocess import share
+from scheduling.monitoring.multiprocess import share_metrics
 
 
 class Command(BaseCommand):
@@ -31,8 +31,8 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        share()
-        server = ThreadingHTTPServer((options["address"], options["port"]), _answering(options["cluster"]))
+        share_metrics()
+        server = ThreadingHTTPServer((options["address"], options["port"]), _make_metrics_handler(options["cluster"]))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         self.stdout.write(f"http://{options['address']}:{server.server_port}/metrics", ending="\n")
         self.stdout.flush()
@@ -42,13 +42,13 @@ class Command(BaseCommand):
             return
 
 
-def _answering(cluster: bool) -> type[BaseHTTPRequestHandler]:
+def _make_metrics_handler(cluster: bool) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":
                 return self.send_error(404)
             try:
-                text = collectors.of_node() + (collectors.of_house() if cluster else b"")
+                text = collectors.export_node_metrics() + (collectors.export_cluster_metrics() if cluster else b"")
             finally:
                 connections.close_all()  # each response has its own thread
             self.send_response(200)

@@ -16,5 +16,5 @@ class Command(BaseCommand):
         parser.add_argument("name")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        count = login_lockout.unlock(options["name"])
+        count = login_lockout.unlock_login(options["name"])
         self.stdout.write(f"{options['name']}: unlocked for {count} addresses" if count else "nothing was counted")

@@ -11,59 +11,59 @@ from enum import StrEnum
 from scheduling.models import Alert
 
 
-class Word(StrEnum):
+class AlertAction(StrEnum):
     """The message that is due about an alert."""
 
-    BEGINS = "begins"  #: the condition has held for `holds_for`
-    GOES_ON = "goes_on"  #: a reminder
-    OVER = "over"  #: the condition has been absent for `holds_for`
-    NOTHING = ""
-    FORGET = "forget"  #: the condition ended before a message was tried
+    FIRE = "begins"  #: the condition has held for `holds_for`
+    REMIND = "goes_on"  #: a reminder
+    RESOLVE = "over"  #: the condition has been absent for `holds_for`
+    NONE = ""
+    DROP = "forget"  #: the condition ended before a message was tried
 
 
-def follow(
+def decide_alert_action(
     alert: Alert, value: float | None, now: datetime, *, holds_for: timedelta, remind_every: timedelta | None,
     rising: bool = False,
-) -> Word:  # fmt: skip
+) -> AlertAction:  # fmt: skip
     """Record the current value (None: the condition is absent) and return the message that is due."""
     if value is None:
-        return _absent(alert, now, holds_for)
-    if not _may_know(alert) and alert.gone_at is not None and now - alert.gone_at >= holds_for:
+        return _decide_when_absent(alert, now, holds_for)
+    if not _receiver_may_know(alert) and alert.gone_at is not None and now - alert.gone_at >= holds_for:
         alert.since, alert.first_value = now, value  # evaluations are further apart than `holds_for`, so one is enough
     alert.gone_at, alert.value = None, value
     if alert.told_at is None:
         if rising and not alert.tried and value < alert.first_value:
             alert.since, alert.first_value = now, value
-        return Word.BEGINS if now - alert.since >= holds_for else Word.NOTHING
+        return AlertAction.FIRE if now - alert.since >= holds_for else AlertAction.NONE
     due = remind_every is not None and alert.spoke_at is not None and now - alert.spoke_at >= remind_every
-    return Word.GOES_ON if due else Word.NOTHING
+    return AlertAction.REMIND if due else AlertAction.NONE
 
 
-def _absent(alert: Alert, now: datetime, holds_for: timedelta) -> Word:
+def _decide_when_absent(alert: Alert, now: datetime, holds_for: timedelta) -> AlertAction:
     """Return OVER after `holds_for` if the receiver may know of the alert.
 
     Otherwise drop the alert after two consecutive evaluations without it: a single evaluation may miss it.
     """
     missed, alert.gone_at = alert.gone_at is not None, alert.gone_at or now
-    if not _may_know(alert):
-        return Word.FORGET if missed else Word.NOTHING
-    return Word.OVER if now - alert.gone_at >= holds_for else Word.NOTHING
+    if not _receiver_may_know(alert):
+        return AlertAction.DROP if missed else AlertAction.NONE
+    return AlertAction.RESOLVE if now - alert.gone_at >= holds_for else AlertAction.NONE
 
 
-def _may_know(alert: Alert) -> bool:
+def _receiver_may_know(alert: Alert) -> bool:
     """Return True also after an attempt whose response was lost: the message may have arrived."""
     return alert.told_at is not None or alert.tried
 
 
-def begin(receiver_id: int, condition: str, subject: str, value: float, now: datetime) -> Alert:
+def create_alert(receiver_id: int, condition: str, subject: str, value: float, now: datetime) -> Alert:
     """Return a new, unsaved alert whose condition holds since `now`."""
     return Alert(
         receiver_id=receiver_id, condition=condition, subject=subject, since=now, value=value, first_value=value
     )
 
 
-def said(alert: Alert, word: Word, now: datetime) -> None:
+def mark_notified(alert: Alert, action: AlertAction, now: datetime) -> None:
     """Record that the receiver accepted the message."""
-    if word == Word.BEGINS:
+    if action == AlertAction.FIRE:
         alert.told_at = now
     alert.spoke_at = now

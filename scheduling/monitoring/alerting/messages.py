@@ -17,25 +17,25 @@ from django.utils.translation import gettext as _
 
 from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient
 from scheduling.channels.once import send_once
-from scheduling.channels.quota import BLIND, QuotaGate, receiver_key
+from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.delivery import routing
 from scheduling.durations import from_seconds
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
-from scheduling.monitoring.alerting.following import Word
-from scheduling.monitoring.alerting.rules import Condition, Unit, conditions
-from scheduling.monitoring.duration_text import spoken
+from scheduling.monitoring.alerting.following import AlertAction
+from scheduling.monitoring.alerting.rules import Condition, Unit, load_conditions
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 
 NAMESPACE = UUID("6e0f3d5a-5a57-4c1f-9d43-8f1b8f9f1c11")
-RANK = (Word.BEGINS, Word.OVER, Word.GOES_ON)
+RANK = (AlertAction.FIRE, AlertAction.RESOLVE, AlertAction.REMIND)
 SUBJECTS = 8  #: subjects named in a message; further ones are only counted
-Say = tuple[Word, Alert]
+DueAlert = tuple[AlertAction, Alert]
 
 
 @dataclass(frozen=True)
-class Line:
+class AlertRoute:
     """The resolved channel and target of a receiver.
 
     Kept in memory, so that an alert can be sent while the database is unavailable.
@@ -46,7 +46,7 @@ class Line:
     target: dict[str, object]
 
 
-def line_to(receiver: AlertReceiver) -> Line:
+def resolve_route(receiver: AlertReceiver) -> AlertRoute:
     """Resolve the channel and target of a receiver.
 
     Raises:
@@ -60,52 +60,53 @@ def line_to(receiver: AlertReceiver) -> Line:
     target = routing.target_for(spec, channel, who, chat_id, communities)
     if not target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
-    return Line(spec, channel, dict(target))
+    return AlertRoute(spec, channel, dict(target))
 
 
-def tell(line: Line, says: Sequence[Say], now: datetime) -> Outcome:
+def send_alerts(route: AlertRoute, due_alerts: Sequence[DueAlert], now: datetime) -> Outcome:
     """Send one message, one attempt.
 
     Returns `Transient("quota")` if the receiver's quota for this minute is used up. The quota is shared with touches.
     """
     with translation.override(settings.LANGUAGE_CODE):
-        subject, body = composed(says, now)
-    return send(line, subject, body, now, delivery_key(says))
+        subject, body = compose_message(due_alerts, now)
+    return send_alert_message(route, subject, body, now, derive_delivery_key(due_alerts))
 
 
-def send(line: Line, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
+def send_alert_message(route: AlertRoute, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
     """Send one text, one attempt. A defect of the channel becomes a `Permanent` outcome."""
     message = Message(
         task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
-        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=line.target,
+        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=route.target,
         event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
     )  # fmt: skip
     try:
-        slot = receiver_key(line.channel, message)
+        slot = receiver_key(route.channel, message)
     except Exception as error:  # a defect of the channel; handled as in delivery
         return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
-    grant = _gate().acquire(line.channel.quotas, {slot: 1})[slot]
+    grant = _get_quota_gate().acquire(route.channel.quotas, {slot: 1})[slot]
     # Without Redis no quota is known. The alert may be about Redis itself, and one message a pass is within any quota.
-    if not grant.granted and grant.next_in != BLIND:
+    if not grant.granted and grant.next_in != UNAVAILABLE_DELAY:
         return Transient("quota", retry_after=grant.next_in)
-    outcome = send_once(line.channel, message, line.spec.timeout)
-    if line.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
-        _gate().mute(slot, outcome.retry_after)
+    outcome = send_once(route.channel, message, route.spec.timeout)
+    if route.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+        _get_quota_gate().throttle(slot, outcome.retry_after)
     return outcome
 
 
 @cache
-def _gate() -> QuotaGate:
+def _get_quota_gate() -> QuotaGate:
     return QuotaGate.connect(settings.REDIS_URL)
 
 
-def delivery_key(says: Sequence[Say]) -> UUID:
+def derive_delivery_key(due_alerts: Sequence[DueAlert]) -> UUID:
     """Derive the key from the alerts and their times.
 
     A retry has the same key, so that the receiver can drop the duplicate.
     """
     parts = [
-        f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.spoke_at}" for word, each in says
+        f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.spoke_at}"
+        for word, each in due_alerts
     ]
     return uuid5(NAMESPACE, "\n".join(sorted(parts)))
 
@@ -113,19 +114,19 @@ def delivery_key(says: Sequence[Say]) -> UUID:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def composed(says: Sequence[Say], now: datetime) -> tuple[str, str]:
+def compose_message(due_alerts: Sequence[DueAlert], now: datetime) -> tuple[str, str]:
     """Return subject and body in the active language."""
-    known = conditions()
+    known = load_conditions()
     order = list(known)
 
-    def group(say: Say) -> tuple[int, int]:
+    def group(say: DueAlert) -> tuple[int, int]:
         return RANK.index(say[0]), order.index(say[1].condition)
 
     parts = []
-    for _rank, each in groupby(sorted(says, key=group), key=group):
+    for _rank, each in groupby(sorted(due_alerts, key=group), key=group):
         members = list(each)
         parts.append(
-            _paragraph(members[0][0], known[members[0][1].condition], [alert for _word, alert in members], now)
+            _compose_paragraph(members[0][0], known[members[0][1].condition], [alert for _word, alert in members], now)
         )
     heads = [part.partition("\n")[0] for part in parts]
     more = len(heads) - 1
@@ -133,48 +134,49 @@ def composed(says: Sequence[Say], now: datetime) -> tuple[str, str]:
     return subject, "\n\n".join(parts)
 
 
-def _paragraph(word: Word, condition: Condition, alerts: Sequence[Alert], now: datetime) -> str:
+def _compose_paragraph(action: AlertAction, condition: Condition, alerts: Sequence[Alert], now: datetime) -> str:
     since = min(alert.since for alert in alerts)
-    if word == Word.OVER:
+    if action == AlertAction.RESOLVE:
         until = max(alert.gone_at or now for alert in alerts)
         lines = [_("[Over] %(title)s"), _("From %(since)s to %(until)s (%(span)s).")]
     else:
         until = now
         lines = [
-            _("[Alert] %(title)s") if word == Word.BEGINS else _("[Still] %(title)s"),
+            _("[Alert] %(title)s") if action == AlertAction.FIRE else _("[Still] %(title)s"),
             _("Since %(since)s (%(span)s)."),
         ]
-    said = {
-        "title": _titled(condition, alerts), "since": _time(since), "until": _time(until),
-        "span": _roughly((until - since).total_seconds()),
+    values = {
+        "title": _format_title(condition, alerts), "since": _format_local_time(since),
+        "until": _format_local_time(until),
+        "span": _format_rough_duration((until - since).total_seconds()),
     }  # fmt: skip
-    written = [line % said for line in lines]
-    if word != Word.OVER:
+    written = [line % values for line in lines]
+    if action != AlertAction.RESOLVE:
         link = settings.AFTERTOUCH_BASE_URL.rstrip("/") + reverse(condition.page)
-        written += [_how_bad(condition, alerts), str(condition.action), link]
+        written += [_format_severity(condition, alerts), str(condition.action), link]
     return "\n".join(line for line in written if line)
 
 
-def _titled(condition: Condition, alerts: Sequence[Alert]) -> str:
+def _format_title(condition: Condition, alerts: Sequence[Alert]) -> str:
     names = sorted(condition.name(alert.subject) for alert in alerts)
     what = _(", ").join(names[:SUBJECTS]) + (f" … (+{len(names) - SUBJECTS})" if len(names) > SUBJECTS else "")
     return str(condition.title) % {"what": what}
 
 
-def _how_bad(condition: Condition, alerts: Sequence[Alert]) -> str:
+def _format_severity(condition: Condition, alerts: Sequence[Alert]) -> str:
     worst = max(alert.value for alert in alerts)
     if condition.unit == Unit.SPAN:
-        return _("The oldest: %(span)s.") % {"span": _roughly(worst)}
+        return _("The oldest: %(span)s.") % {"span": _format_rough_duration(worst)}
     if condition.unit == Unit.COUNT:
         return _("There are %(count)s.") % {"count": f"{worst:g}"}
     return ""
 
 
-def _roughly(seconds: float) -> str:
+def _format_rough_duration(seconds: float) -> str:
     """Format a duration: whole minutes from 10 minutes on, whole hours from a day on."""
     step = 3600 if seconds >= 86400 else 60 if seconds >= 600 else 1
-    return spoken(from_seconds(max(seconds // step * step, 1)))
+    return describe_duration(from_seconds(max(seconds // step * step, 1)))
 
 
-def _time(instant: datetime) -> str:
+def _format_local_time(instant: datetime) -> str:
     return f"{localtime(instant):%m-%d %H:%M:%S}"

@@ -22,10 +22,10 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import routing
 from scheduling.models import Alert, AlertReceiver
 from scheduling.monitoring.alerting import messages, rules
-from scheduling.monitoring.alerting.following import Word, begin, follow, said
-from scheduling.monitoring.alerting.messages import Line, Say
-from scheduling.monitoring.alerting.patience import Patience
-from scheduling.monitoring.alerting.rules import Figures, conditions
+from scheduling.monitoring.alerting.following import AlertAction, create_alert, decide_alert_action, mark_notified
+from scheduling.monitoring.alerting.messages import AlertRoute, DueAlert
+from scheduling.monitoring.alerting.patience import DatabaseTimeLimit
+from scheduling.monitoring.alerting.rules import MetricSamples, load_conditions
 
 log = structlog.get_logger(__name__)
 
@@ -34,22 +34,22 @@ DATABASE = "database"
 
 
 @dataclass
-class Known:
+class KnownReceiver:
     """A receiver as the database last returned it, and its database alert."""
 
     receiver: AlertReceiver
-    line: Line
+    route: AlertRoute
     #: The database alert while it cannot be stored. Kept until two consecutive evaluations reach the database.
     outage: Alert | None = None
 
-    def goes_on(self, now: datetime) -> Alert:
+    def continue_outage(self, now: datetime) -> Alert:
         """Return the database alert. Start a new one after an absence of `holds_for`: its end has been sent by then."""
         gone_at = self.outage.gone_at if self.outage else None
         if self.outage is None or (gone_at is not None and now - gone_at >= self.receiver.holds_for):
-            self.outage = begin(self.receiver.pk, DATABASE, "", 1.0, now)
+            self.outage = create_alert(self.receiver.pk, DATABASE, "", 1.0, now)
         return self.outage
 
-    def is_there(self, now: datetime) -> None:
+    def record_recovery(self, now: datetime) -> None:
         """Hand the alert over to its database row.
 
         One successful evaluation may be an accident. If the next one fails, the same outage continues, whether or not
@@ -59,18 +59,18 @@ class Known:
             self.outage = None
             return
         if self.outage.tried:
-            _store(self.outage)
+            _store_database_alert(self.outage)
         self.outage.gone_at = now
 
-    def hand_in(self) -> None:
+    def store_outages(self) -> None:
         """Store the database alert if a message was tried: the next process to evaluate sends its end."""
         if self.outage is not None and self.outage.tried:
-            _store(self.outage)
+            _store_database_alert(self.outage)
         self.outage = None
 
 
 @transaction.atomic
-def _store(alert: Alert) -> None:
+def _store_database_alert(alert: Alert) -> None:
     """Write the row of the database alert, or overwrite an existing one.
 
     The process that holds the receiver's lease may be about to write the same row. Overwriting keeps the row's id valid
@@ -84,95 +84,100 @@ def _store(alert: Alert) -> None:
 
 
 LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
-SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: bounds of the retry delay after a failed message
+MIN_RETRY_DELAY, MAX_RETRY_DELAY = (
+    timedelta(seconds=15),
+    timedelta(minutes=10),
+)  #: bounds of the retry delay after a failed message
 #: the `problem` of a receiver whose pass failed unexpectedly; the next successful pass clears it
-BROKE = "internal_error"
+INTERNAL_ERROR = "internal_error"
 
 
-class Watch:
+class AlertEvaluator:
     """Evaluate all receivers once per call.
 
     One instance per process: it remembers whom to notify while the database is unavailable.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownReceiver] = {}
 
-    def look(self, now: datetime) -> None:
+    def evaluate(self, now: datetime) -> None:
         try:
-            self._look(now)
+            self._evaluate(now)
         except (OperationalError, InterfaceError) as error:
             log.warning("alerts_without_database", error=str(error))
             connection.close()
-            self._look_without_database(now)
+            self._evaluate_without_database(now)
 
-    def _look(self, now: datetime) -> None:
+    def _evaluate(self, now: datetime) -> None:
         for each in self._known.values():
-            each.is_there(now)
+            each.record_recovery(now)
         enabled = dict(AlertReceiver.objects.filter(enabled=True).values_list("pk", "limits"))
         self._known = {pk: known for pk, known in self._known.items() if pk in enabled}
         if not enabled:
             return
-        known = conditions()
+        known = load_conditions()
         wanted = {known[key].metric for limits in enabled.values() for key in limits if key in known}
-        seen = rules.read(frozenset(wanted))
+        seen = rules.read_metrics(frozenset(wanted))
         for pk in enabled:
             try:
-                self._attend(pk, seen, now)
+                self._process_receiver(pk, seen, now)
             except (OperationalError, InterfaceError):
                 raise
             except Exception as error:  # an undecryptable secret or a defect: the other receivers are still notified
                 log.exception("alert_receiver_broke", receiver=pk)
-                AlertReceiver.objects.filter(pk=pk).update(problem=_problem(BROKE, f"{type(error).__name__} {error}"))
+                AlertReceiver.objects.filter(pk=pk).update(
+                    problem=_format_problem(INTERNAL_ERROR, f"{type(error).__name__} {error}")
+                )
 
-    def _attend(self, pk: int, seen: Figures, now: datetime) -> None:
-        receiver = _take(pk)
+    def _process_receiver(self, pk: int, seen: MetricSamples, now: datetime) -> None:
+        receiver = _take_receiver_lease(pk)
         if receiver is None:
             return
         try:
-            line = self._line(receiver)
-            says = _note(receiver, seen, now)
+            route = self._resolve_route(receiver)
+            due_alerts = _update_alerts(receiver, seen, now)
         except Exception:
-            _let_go(receiver)
+            _release_receiver_lease(receiver)
             raise
-        if says and _may_try(receiver, now):
+        if due_alerts and _is_attempt_allowed(receiver, now):
             # If a later statement fails, the message may have been sent. The lease then delays the next attempt.
-            _write(receiver, says, _tell(line, says, now), now)
-        _let_go(receiver, **({"problem": ""} if receiver.problem.startswith(BROKE) else {}))
+            _store_result(receiver, due_alerts, _send_due_alerts(route, due_alerts, now), now)
+        _release_receiver_lease(receiver, **({"problem": ""} if receiver.problem.startswith(INTERNAL_ERROR) else {}))
 
-    def _line(self, receiver: AlertReceiver) -> Line | routing.NoTarget:
+    def _resolve_route(self, receiver: AlertReceiver) -> AlertRoute | routing.NoTarget:
         try:
-            line = messages.line_to(receiver)
+            route = messages.resolve_route(receiver)
         except routing.NoTarget as error:
             self._known.pop(receiver.pk, None)
             return error
         before = self._known.get(receiver.pk)
-        self._known[receiver.pk] = Known(receiver, line, before.outage if before else None)
-        return line
+        self._known[receiver.pk] = KnownReceiver(receiver, route, before.outage if before else None)
+        return route
 
     # --- while the database is unavailable ----------------------------------------------------------------------------
 
-    def _look_without_database(self, now: datetime) -> None:
+    def _evaluate_without_database(self, now: datetime) -> None:
         for known in self._known.values():
             receiver = known.receiver
             if DATABASE not in receiver.limits:
                 continue
-            alert = known.goes_on(now)
-            word = _word(alert, 1.0, now, receiver)
-            if word and _may_try(receiver, now):
+            alert = known.continue_outage(now)
+            action = _decide_action(alert, 1.0, now, receiver)
+            if action and _is_attempt_allowed(receiver, now):
                 alert.tried = True
-                _settle(receiver, [(word, alert)], _tell(known.line, [(word, alert)], now), now)
+                _record_outcome(receiver, [(action, alert)], _send_due_alerts(known.route, [(action, alert)], now), now)
 
-    def hand_in(self) -> None:
+    def store_outages(self) -> None:
         """Store the database alerts that were tried during an outage: the next process to evaluate sends their end."""
         for known in self._known.values():
-            known.hand_in()
+            known.store_outages()
 
 
 # --- under the lease ------------------------------------------------------------------------------------------------
 
 
-def _take(pk: int) -> AlertReceiver | None:
+def _take_receiver_lease(pk: int) -> AlertReceiver | None:
     """Take the lease of a receiver; None if another process holds it.
 
     Uses the database clock, because the pass may have started minutes ago.
@@ -187,58 +192,60 @@ def _take(pk: int) -> AlertReceiver | None:
     return receiver
 
 
-def _let_go(receiver: AlertReceiver, **changes: str) -> None:
+def _release_receiver_lease(receiver: AlertReceiver, **changes: str) -> None:
     AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no).update(watched_until=None, **changes)
 
 
-def _still_mine(receiver: AlertReceiver) -> bool:
+def _lock_leased_receiver(receiver: AlertReceiver) -> bool:
     """Lock the receiver if this process still holds its lease. The lock covers the writes of the transaction."""
     mine = AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no)
     return mine.select_for_update().exists()
 
 
 @transaction.atomic
-def _note(receiver: AlertReceiver, seen: Figures, now: datetime) -> list[Say]:
+def _update_alerts(receiver: AlertReceiver, seen: MetricSamples, now: datetime) -> list[DueAlert]:
     """Store the evaluated values and return the messages that are due."""
-    if not _still_mine(receiver):
+    if not _lock_leased_receiver(receiver):
         return []
-    known = {key: each for key, each in conditions().items() if key in receiver.limits}
+    known = {key: each for key, each in load_conditions().items() if key in receiver.limits}
     standing = {(alert.condition, alert.subject): alert for alert in receiver.alerts.all()}
-    says: list[Say] = []
+    due_alerts: list[DueAlert] = []
     for key, condition in known.items():
-        found = condition.found(seen, receiver.limits[key])
+        found = condition.find_violations(seen, receiver.limits[key])
         if found is None:
             continue
         about = {alert.subject for alert in standing.values() if alert.condition == key}
         for subject in sorted(about | set(found)):
             value = found.get(subject)
-            alert = standing.get((key, subject)) or begin(receiver.pk, key, subject, value or 0.0, now)
-            word = _word(alert, value, now, receiver, rising=condition.rising)
-            if word == Word.FORGET:
+            alert = standing.get((key, subject)) or create_alert(receiver.pk, key, subject, value or 0.0, now)
+            action = _decide_action(alert, value, now, receiver, rising=condition.rising)
+            if action == AlertAction.DROP:
                 alert.delete()
                 continue
-            if word:
-                says.append((word, alert))
-                alert.tried = alert.tried or _may_try(receiver, now)
+            if action:
+                due_alerts.append((action, alert))
+                alert.tried = alert.tried or _is_attempt_allowed(receiver, now)
             alert.save()
     receiver.alerts.exclude(condition__in=known).delete()
-    return says
+    return due_alerts
 
 
-def _word(alert: Alert, value: float | None, now: datetime, receiver: AlertReceiver, *, rising: bool = False) -> Word:
-    return follow(
+def _decide_action(
+    alert: Alert, value: float | None, now: datetime, receiver: AlertReceiver, *, rising: bool = False
+) -> AlertAction:
+    return decide_alert_action(
         alert, value, now, holds_for=receiver.holds_for, remind_every=receiver.remind_every, rising=rising
     )  # fmt: skip
 
 
 @transaction.atomic
-def _write(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: datetime) -> None:
-    if not _still_mine(receiver):
+def _store_result(receiver: AlertReceiver, due_alerts: Sequence[DueAlert], outcome: Outcome, now: datetime) -> None:
+    if not _lock_leased_receiver(receiver):
         return
-    _settle(receiver, says, outcome, now)
+    _record_outcome(receiver, due_alerts, outcome, now)
     receiver.save(update_fields=["tries", "retry_at", "problem", "told_at"])
-    for word, alert in says:
-        if word == Word.OVER and isinstance(outcome, Delivered):
+    for action, alert in due_alerts:
+        if action == AlertAction.RESOLVE and isinstance(outcome, Delivered):
             alert.delete()
         else:
             alert.save()
@@ -247,55 +254,55 @@ def _write(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: 
 # --- result of a message --------------------------------------------------------------------------------------------
 
 
-def _may_try(receiver: AlertReceiver, now: datetime) -> bool:
+def _is_attempt_allowed(receiver: AlertReceiver, now: datetime) -> bool:
     return receiver.retry_at is None or receiver.retry_at <= now
 
 
-def _tell(line: Line | routing.NoTarget, says: Sequence[Say], now: datetime) -> Outcome:
-    if isinstance(line, routing.NoTarget):
-        return Permanent(line.reason, str(line))
-    return messages.tell(line, says, now)
+def _send_due_alerts(route: AlertRoute | routing.NoTarget, due_alerts: Sequence[DueAlert], now: datetime) -> Outcome:
+    if isinstance(route, routing.NoTarget):
+        return Permanent(route.reason, str(route))
+    return messages.send_alerts(route, due_alerts, now)
 
 
-def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: datetime) -> None:
+def _record_outcome(receiver: AlertReceiver, due_alerts: Sequence[DueAlert], outcome: Outcome, now: datetime) -> None:
     """Record the outcome.
 
     Only a delivered message counts as sent: a robot may answer 200 with an error code in the body.
     """
     if isinstance(outcome, Delivered):
         receiver.tries, receiver.retry_at, receiver.problem, receiver.told_at = 0, None, "", now
-        for word, alert in says:
-            said(alert, word, now)
-        log.info("alerts_sent", receiver=receiver.name, count=len(says))
+        for action, alert in due_alerts:
+            mark_notified(alert, action, now)
+        log.info("alerts_sent", receiver=receiver.name, count=len(due_alerts))
         return
     receiver.tries += 1
-    wait = min(SOONEST * 2 ** min(receiver.tries - 1, 10), LATEST)
+    wait = min(MIN_RETRY_DELAY * 2 ** min(receiver.tries - 1, 10), MAX_RETRY_DELAY)
     if isinstance(outcome, Transient) and outcome.retry_after:
         wait = max(wait, outcome.retry_after)
     receiver.retry_at = now + wait
-    receiver.problem = _problem(outcome.reason, outcome.detail)
+    receiver.problem = _format_problem(outcome.reason, outcome.detail)
     log.warning("alerts_not_sent", receiver=receiver.name, reason=outcome.reason, detail=outcome.detail)
 
 
-def _problem(reason: str, detail: str) -> str:
+def _format_problem(reason: str, detail: str) -> str:
     return f"{reason} {detail}".strip().replace("\0", "")[:500]
 
 
-LEAVE_WITHIN = 5.0  #: seconds; systemd gives beat 20 s to stop
-PATIENCE = 30.0  #: seconds; limit for all database queries of one pass together
+STOP_TIMEOUT = 5.0  #: seconds; systemd gives beat 20 s to stop
+PASS_TIME_LIMIT = 30.0  #: seconds; limit for all database queries of one pass together
 
 
-class Watchman:
-    """Run `Watch` in a daemon thread while this beat leads."""
+class AlertThread:
+    """Run `AlertEvaluator` in a daemon thread while this beat leads."""
 
     def __init__(self) -> None:
-        self._watch = Watch()
-        self._patience = Patience(PATIENCE)
+        self._evaluator = AlertEvaluator()
+        self._time_limit = DatabaseTimeLimit(PASS_TIME_LIMIT)
         self._leads = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def stand(self, leads: bool) -> None:
+    def set_leading(self, leads: bool) -> None:
         """Start or suspend the thread.
 
         Only the leading beat evaluates alerts. A beat that lost the database continues until it knows that another one
@@ -306,33 +313,33 @@ class Watchman:
             return
         self._leads.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._look_again_and_again, name="watchman", daemon=True)
+            self._thread = threading.Thread(target=self._run_passes, name="watchman", daemon=True)
             self._thread.start()
 
-    def end(self) -> None:
-        """Stop the thread. Waits at most `LEAVE_WITHIN` for a message in progress."""
+    def stop(self) -> None:
+        """Stop the thread. Waits at most `STOP_TIMEOUT` for a message in progress."""
         self._ended.set()
         self._leads.set()
         if self._thread is not None:
-            self._thread.join(LEAVE_WITHIN)
+            self._thread.join(STOP_TIMEOUT)
 
-    def _look_again_and_again(self) -> None:
+    def _run_passes(self) -> None:
         while not self._ended.is_set():
-            if self._round():
+            if self._run_pass():
                 self._ended.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())
             else:
                 self._leads.wait()
         connections["default"].close()
 
-    def _round(self) -> bool:
+    def _run_pass(self) -> bool:
         """Run one pass. Return False if this process does not lead and should wait."""
         try:
-            self._patience.begin(connections["default"])
+            self._time_limit.begin(connections["default"])
             close_old_connections()
             if self._leads.is_set():
-                self._watch.look(datetime.now(UTC))
+                self._evaluator.evaluate(datetime.now(UTC))
                 return True
-            self._watch.hand_in()  # another beat leads since, and has to send the end
+            self._evaluator.store_outages()  # another beat leads since, and has to send the end
         except Exception:
             log.exception("alerts_not_watched")
             return True

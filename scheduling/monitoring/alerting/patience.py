@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 
-class Patience:
+class DatabaseTimeLimit:
     """Limit the total wait of all queries between two resets. A query beyond the limit fails immediately."""
 
     def __init__(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 from scheduling import sql
-from scheduling.channels.circuit_breaker import DEAD
+from scheduling.channels.circuit_breaker import DEAD_REASONS
 from scheduling.db_timeouts import Deadline
 from scheduling.dispatch.publisher import TOUCH_QUEUES
 from scheduling.models import FailedTask
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 Words = str | Promise
 #: Samples (labels and value) by metric name. A metric that is missing here is unknown at the moment.
-Figures = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+MetricSamples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
 class Unit(StrEnum):
@@ -58,7 +58,7 @@ class Condition:
     rising: bool = False  #: the condition holds only while the value does not fall below its first value
     page: str = "admin:index"
 
-    def found(self, figures: Figures, limit: float) -> dict[str, float] | None:
+    def find_violations(self, figures: MetricSamples, limit: float) -> dict[str, float] | None:
         """Return values beyond the limit by subject; None if the metric is unknown."""
         samples = figures.get(self.metric)
         if self.missing:
@@ -136,59 +136,59 @@ OWN = [
 ]  # fmt: skip
 
 
-def conditions() -> dict[str, Condition]:
+def load_conditions() -> dict[str, Condition]:
     """Return all conditions by key: the built-in ones first, then those of other apps."""
     others = [each for path in settings.ALERTS for each in import_string(path)]
     return {each.key: each for each in [*OWN, *others]}
 
 
-def usual_limits() -> dict[str, float]:
+def get_default_limits() -> dict[str, float]:
     """Return the default limits of all conditions by key."""
-    return {key: each.limit for key, each in conditions().items()}
+    return {key: each.limit for key, each in load_conditions().items()}
 
 
 ALWAYS = frozenset({"ticks", *TOUCH_QUEUES.values()})  #: queues that need a consumer even while they are empty
-PATIENCE = 1.0  #: seconds after the last response of a worker
+INSPECT_TIMEOUT = 1.0  #: seconds after the last response of a worker
 BURST = timedelta(minutes=10)
 SOON = timedelta(minutes=10)
 MOST = 10_000
 Samples = Sequence[tuple[Mapping[str, str], float]]
 
 
-def read(wanted: frozenset[str]) -> Figures:
+def read_metrics(wanted: frozenset[str]) -> MetricSamples:
     """Read the current metrics. Queries that only alerts need run only if their metric is in `wanted`."""
     deadline = Deadline(collectors.DEADLINE)
     found: dict[str, Samples] = {
         family.name: [(each.labels, each.value) for each in family.samples]
-        for families in collectors.told(deadline)
+        for families in collectors.collect_metrics(deadline)
         for family in families
     }
     for name, label, statement, parameters in _COUNTED:
         if name in wanted:
-            found |= _counted(deadline, name, label, statement, parameters)
+            found |= _count_rows(deadline, name, label, statement, parameters)
     if "queue_unattended" in wanted and "celery_queue_length" in found:
-        found |= _unattended(found["celery_queue_length"])
+        found |= _find_unattended_queues(found["celery_queue_length"])
     return found
 
 
-def _counted(
+def _count_rows(
     deadline: Deadline, name: str, label: str, statement: str, parameters: Mapping[str, Any]
 ) -> dict[str, Samples]:
     try:
-        with deadline.asking(collectors.PATIENCE):
+        with deadline.limit_queries(collectors.STATEMENT_TIMEOUT):
             return {name: [({label: key}, float(count)) for key, count in sql.rows(statement, parameters)]}
     except Exception as error:
         log.warning("alert_figure_missing", figure=name, error=str(error))
         return {}
 
 
-def _unattended(lengths: Samples) -> dict[str, Samples]:
+def _find_unattended_queues(lengths: Samples) -> dict[str, Samples]:
     """Return queues that hold messages, or always may, and that no worker consumes.
 
     Asks the workers directly, because their metrics are known on their own node only.
     """
     try:
-        consumed = _consumed()
+        consumed = _list_consumed_queues()
     except Exception as error:  # any exception of the broker's client
         log.warning("alert_figure_missing", figure="queue_unattended", error=str(error))
         return {}
@@ -196,10 +196,10 @@ def _unattended(lengths: Samples) -> dict[str, Samples]:
     return {"queue_unattended": [({"queue": name}, 1.0) for name in sorted(needed - consumed)]}
 
 
-def _consumed() -> set[str]:
+def _list_consumed_queues() -> set[str]:
     with current_app.connection_for_read() as connection:
-        connection.ensure_connection(max_retries=1, timeout=PATIENCE)
-        answers = current_app.control.inspect(timeout=PATIENCE, connection=connection).active_queues() or {}
+        connection.ensure_connection(max_retries=1, timeout=INSPECT_TIMEOUT)
+        answers = current_app.control.inspect(timeout=INSPECT_TIMEOUT, connection=connection).active_queues() or {}
     return {queue["name"] for queues in answers.values() for queue in queues}
 
 
@@ -232,7 +232,7 @@ _COUNTED: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
     ("failed_lately", "origin", _FAILED_LATELY, {"most": MOST, "burst": BURST}),
     (
         "touches_unanswered", "channel", _UNANSWERED,
-        {"most": MOST, "soon": SOON, "dead": sorted({*DEAD, "target_down"})},
+        {"most": MOST, "soon": SOON, "dead": sorted({*DEAD_REASONS, "target_down"})},
     ),
     ("rollouts_stopped", "node", _ROLLOUTS, {}),
 )  # fmt: skip

@@ -11,10 +11,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling import metrics
 from scheduling.durations import parse_duration
-from scheduling.monitoring.multiprocess import share
-from sessions.detection.expired_keys import Listener, NotToldOfExpiry, Pattern, server
+from scheduling.monitoring.multiprocess import share_metrics
+from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern, gateway_server
 from sessions.detection.watcher import Watcher
-from sessions.store.sessions import live
+from sessions.store.sessions import live_store
 
 
 class Command(BaseCommand):
@@ -32,21 +32,21 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        share()
-        metrics.alive("watcher")
+        share_metrics()
+        metrics.report_process("watcher")
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        listener = Listener(
-            server(), live(), options["pattern"], tag=options["tag"], window=options["window"], stop=stop
+        listener = ExpiredKeyListener(
+            gateway_server(), live_store(), options["pattern"], tag=options["tag"], window=options["window"], stop=stop
         )
         try:
             listener.await_check()
-        except NotToldOfExpiry as error:
+        except KeyspaceEventsDisabled as error:
             raise CommandError(str(error)) from error
         listener.start()
         # This process also runs a watcher, so silences are recorded without another one.
-        Watcher(live(), stop).run()
+        Watcher(live_store(), stop).run()
         listener.join()
         if listener.failure:
             raise CommandError(str(listener.failure))

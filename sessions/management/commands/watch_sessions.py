@@ -9,18 +9,18 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from scheduling import metrics
-from scheduling.monitoring.multiprocess import share
+from scheduling.monitoring.multiprocess import share_metrics
 from sessions.detection.watcher import Watcher
-from sessions.store.sessions import live
+from sessions.store.sessions import live_store
 
 
 class Command(BaseCommand):
     help = "Hand in sessions as they fall silent. Any number of these may run; SIGTERM gives back what is claimed."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        share()
-        metrics.alive("watcher")
+        share_metrics()
+        metrics.report_process("watcher")
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        Watcher(live(), stop).run()
+        Watcher(live_store(), stop).run()

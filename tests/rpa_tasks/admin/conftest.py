@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.dead_letters import bury
+from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.publish import Receipt, Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
 
 PNG = (
@@ -27,7 +27,7 @@ PNG = (
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
-    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
     return hints
 
 
@@ -46,7 +46,9 @@ class Market:
         return Shop.objects.create(**{"platform": self.pdd, "shop_id": shop_id} | changes)
 
     def publish(self, shop_id: str = "s1", **changes: Any) -> Receipt:
-        return publish(Request(**{"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes))
+        return publish_job(
+            PublishRequest(**{"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes)
+        )
 
     def waiting(self, shop_id: str = "s1", **changes: Any) -> Job:
         return Job.objects.get(pk=self.publish(shop_id, **changes).task_id)
@@ -77,7 +79,7 @@ class Market:
         for kind, content in (("screenshot", PNG), ("html", zlib.compress(b"<script>alert(1)</script>")),
                               ("log", zlib.compress(b"line one\nline two"))):  # fmt: skip
             Evidence.objects.create(run=run, kind=kind, content=content)
-        bury(job.pk)
+        record_failed_job(job.pk)
         return Job.objects.get(pk=job.pk)
 
 

@@ -12,11 +12,11 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.admin.hours import ended_runs
+from rpa_tasks.admin.hours import count_ended_runs
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
-from scheduling.admin.dashboard.cards import Card
-from scheduling.monitoring.statistics import Past, hours_between
+from scheduling.admin.dashboard.cards import DashboardCard
+from scheduling.monitoring.statistics import HourlyCache, hours_between
 
 pytestmark = pytest.mark.django_db
 
@@ -26,12 +26,12 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    Past.forget()
+    HourlyCache.clear_all()
     yield
-    Past.forget()
+    HourlyCache.clear_all()
 
 
-def card_for(client: Client) -> Card | None:
+def card_for(client: Client) -> DashboardCard | None:
     cards = client.get(reverse("admin:index")).context["cards"]
     return next((card for card in cards if str(card.title) == "RPA"), None)
 
@@ -121,5 +121,5 @@ def test_runs_are_counted_from_an_index(ended: Callable[..., Run], monkeypatch: 
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
     since = now() - HOUR
-    assert list(ended_runs(since, now())) == hours_between(since, now())
+    assert list(count_ended_runs(since, now())) == hours_between(since, now())
     assert "rpa_run_ended" in "\n".join(plans)

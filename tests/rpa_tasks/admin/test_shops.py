@@ -293,10 +293,10 @@ def test_a_schedule_needs_no_json(editor: Client, market: Market) -> None:
 
 
 def test_what_a_schedule_made_here_says_is_what_the_task_takes(editor: Client, market: Market, rung: list[Any]) -> None:
-    from rpa_tasks.jobs.schedules import publish_for_shops
+    from rpa_tasks.jobs.schedules import publish_schedule
 
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "payload": '{"day": 1}'})
-    publish_for_shops(json.loads(PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops").kwargs))
+    publish_schedule(json.loads(PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops").kwargs))
     assert Job.objects.filter(payload={"day": 1}).count() == 2
 
 
@@ -354,5 +354,5 @@ def test_run_selected_tasks_of_a_shop_schedule_stores_its_round(as_member: Any, 
     (stored,) = ScheduledRound.objects.all()
     assert (stored.schedule_id, stored.schedule, stored.state) == (row.pk, row.name, "waiting")
     assert "1 round was stored." in text(page)
-    assert scheduled_rounds.run_waiting() == 1
+    assert scheduled_rounds.publish_waiting_rounds() == 1
     assert Job.objects.count() == 2

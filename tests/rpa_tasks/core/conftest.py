@@ -13,7 +13,7 @@ from django.db import connection
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
-from rpa_tasks.jobs.publish import Receipt, Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 
 Answer = TypeVar("Answer")
@@ -36,7 +36,7 @@ class Market:
 
     def publish(self, shop_id: str = "s1", task_type: str = "sync_order", **changes: Any) -> Receipt:
         platform = changes.pop("platform", "pdd")
-        return publish(Request(platform=platform, shop_id=shop_id, task_type=task_type, **changes))
+        return publish_job(PublishRequest(platform=platform, shop_id=shop_id, task_type=task_type, **changes))
 
     def pick(self, *queues: str, node: str = "n1", ageing: timedelta = timedelta(minutes=10)) -> Pick | None:
         return jobs.pick(queues or EVERY, node=node, lease=timedelta(seconds=60), ageing=ageing)
@@ -51,7 +51,7 @@ def market(db: None) -> Market:
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
-    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
     return hints
 
 

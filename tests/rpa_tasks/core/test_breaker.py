@@ -10,9 +10,9 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import circuit_breaker as breaker
 from rpa_tasks.jobs.pick import Pick
-from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Breaker, Job, Lane
-from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.outcomes import RunOutcome, Verdict
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -21,7 +21,7 @@ THRESHOLD = 3  #: of a platform that says nothing else
 
 def turned_away(pick: Pick) -> bool:
     job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-    return conclude(job, pick.claim, Ended(verdict=Verdict(Outcome.PLATFORM, "exit_75"), started_at=now()))
+    return settle_run(job, pick.claim, RunResult(verdict=Verdict(RunOutcome.PLATFORM, "exit_75"), started_at=now()))
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def test_note_late_success_does_not_close_an_open_breaker(market: Any) -> None:
     Breaker.objects.update(open_until=now(), errors=3, openings=2, probe=trial)
     before = Breaker.objects.values().get()
     for outcome in breaker.HEALTHY:
-        breaker.note(platform.pk, outcome, late)
+        breaker.record_outcome(platform.pk, outcome, late)
         assert Breaker.objects.values().get() == before
 
-    breaker.note(platform.pk, "succeeded", trial)
+    breaker.record_outcome(platform.pk, "succeeded", trial)
     closed = Breaker.objects.get()
     assert (closed.open_until, closed.errors, closed.openings, closed.probe) == (None, 0, 0, None)

@@ -14,7 +14,7 @@ from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
-from rpa_tasks.jobs.rounds import publish_round
+from rpa_tasks.jobs.rounds import publish_bulk
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.models import FailedTask
@@ -35,7 +35,7 @@ def fail(market: Any) -> Callable[..., None]:
             job = market.publish(shop_id).task_id
             ended = {"state": "failed", "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False}
             Job.objects.filter(pk=job).update(**ended)
-            dead_letters.bury(job)
+            dead_letters.record_failed_job(job)
 
     return fail
 
@@ -82,9 +82,9 @@ def test_two_of_the_same_keys_the_other_way_round(market: Any, fail: Any, monkey
         market.shop(shop_id)
     fail(["s2", "s1"], "here")
     fail(["s1", "s2"], "there")
-    rows = [bulk_actions.begin("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
+    rows = [bulk_actions.start_bulk_action("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
 
-    Meeting(monkeypatch).run(*(lambda row=row: bulk_actions.advance(row.pk) for row in rows))
+    Meeting(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk) for row in rows))
 
     for row in rows:
         row.refresh_from_db()
@@ -97,14 +97,14 @@ def test_a_round_of_the_same_shops(market: Any, fail: Any, monkeypatch: pytest.M
     flow = market.flow()
     shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
     fail(["s2", "s1"], "here")
-    row = bulk_actions.begin("retry", {"reason": "here"}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {"reason": "here"}, ANN)
     meeting = Meeting(monkeypatch)
 
     def tick() -> Any:
         wait_until(lambda: bool(meeting.published), PATIENCE)
-        return publish_round(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
+        return publish_bulk(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
 
-    _, told = meeting.run(lambda: bulk_actions.advance(row.pk), tick)
+    _, told = meeting.run(lambda: bulk_actions.run_batch(row.pk), tick)
 
     row.refresh_from_db()
     assert (row.tries, row.done, row.skipped) == (0, 2, 0)
@@ -119,4 +119,4 @@ def test_they_are_published_by_shop_and_key_and_what_is_gone_is_skipped(market: 
     keys = list(FailedTask.objects.order_by("pk").values_list("pk", flat=True))
     gone = FailedTask(pk=failed_tasks.new_id()).pk
     with transaction.atomic():
-        assert failed_tasks.locked_in_order([*keys, gone]) == [keys[1], keys[0], keys[2], gone]
+        assert failed_tasks.lock_in_publish_order([*keys, gone]) == [keys[1], keys[0], keys[2], gone]

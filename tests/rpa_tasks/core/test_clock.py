@@ -12,11 +12,11 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.pick import Pick
-from rpa_tasks.jobs.settle import HOLD, PLATFORM_PATIENCE, Ended, conclude
+from rpa_tasks.jobs.settle import DEFER_BY_REASON, PLATFORM_DEFER, RunResult, settle_run
 from rpa_tasks.models import Breaker, Job, Run, Shop
-from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling import sql
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import WakeUp
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,9 +41,9 @@ def pick(market: Any) -> Pick:
     return found  # type: ignore[no-any-return]
 
 
-def conclude_with(pick: Pick, outcome: Outcome, reason: str = "") -> Job:
+def conclude_with(pick: Pick, outcome: RunOutcome, reason: str = "") -> Job:
     job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-    assert conclude(job, pick.claim, Ended(verdict=Verdict(outcome, reason), started_at=sql.now()))
+    assert settle_run(job, pick.claim, RunResult(verdict=Verdict(outcome, reason), started_at=sql.now()))
     return Job.objects.get(pk=job.pk)
 
 
@@ -56,45 +56,45 @@ def is_between(since: datetime, instant: datetime | None, delay: timedelta, jitt
 @pytest.mark.parametrize(
     ("outcome", "reason", "delay", "jitter"),
     [
-        (Outcome.HELD, "browser_wait", HOLD["browser_wait"], 0),
-        (Outcome.SESSION, "exit_77", timedelta(0), 0),
-        (Outcome.TRANSIENT, "exit_1", 30 * SECONDS, 0.1),
+        (RunOutcome.DEFERRED, "browser_wait", DEFER_BY_REASON["browser_wait"], 0),
+        (RunOutcome.SESSION, "exit_77", timedelta(0), 0),
+        (RunOutcome.TRANSIENT, "exit_1", 30 * SECONDS, 0.1),
     ],
 )
 def test_a_run_that_is_to_be_tried_again(
-    pick: Pick, outcome: Outcome, reason: str, delay: timedelta, jitter: float
+    pick: Pick, outcome: RunOutcome, reason: str, delay: timedelta, jitter: float
 ) -> None:
     since = sql.now()
     job = conclude_with(pick, outcome, reason)
     assert is_between(since, job.due_at, delay, jitter)
     assert is_between(since, Run.objects.get().ended_at, timedelta(0))
-    if outcome == Outcome.SESSION:
+    if outcome == RunOutcome.SESSION:
         assert is_between(since, Shop.objects.get().login_lost_at, timedelta(0))
 
 
 def test_a_platform_rests_as_long_as_it_should(market: Any, pick: Pick) -> None:
     market.platform().__class__.objects.update(breaker_threshold=1)
     since = sql.now()
-    job = conclude_with(pick, Outcome.PLATFORM, "exit_75")
+    job = conclude_with(pick, RunOutcome.PLATFORM, "exit_75")
     breaker = Breaker.objects.get()
     assert is_between(since, breaker.opened_at, timedelta(0))
     assert is_between(since, breaker.open_until, timedelta(minutes=5))
-    assert is_between(since, job.due_at, PLATFORM_PATIENCE)
+    assert is_between(since, job.due_at, PLATFORM_DEFER)
 
 
 @pytest.mark.parametrize("began", [False, True])
 def test_a_run_whose_node_was_lost(pick: Pick, began: bool) -> None:
     changes = ", sending_at = statement_timestamp() - interval '1 min'" if began else ""
-    sql.count(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
+    sql.execute(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
     since = sql.now()
-    assert dispatch.rescue() == 1
+    assert dispatch.rescue_expired_runs() == 1
     assert is_between(since, Job.objects.get().due_at, 30 * SECONDS if began else timedelta(0))
     if began:
         assert is_between(since, Run.objects.get().ended_at, timedelta(0))
 
 
 def test_its_lease_is_judged_by_the_database(pick: Pick) -> None:
-    assert dispatch.rescue() == 0
+    assert dispatch.rescue_expired_runs() == 0
     assert Job.objects.get().state == "running"
 
 
@@ -102,7 +102,9 @@ def test_a_token_waits_for_what_is_not_due_and_for_nothing_else(
     market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published: list[Any] = []
-    monkeypatch.setattr(wakeups, "publish_tokens", lambda found, nodes: published.extend(found))
+    monkeypatch.setattr(wakeups, "publish_within_capacity", lambda found, nodes: published.extend(found))
     job, at = pick.claim.task_id, sql.now()
-    wakeups.announce([Hint(job, at + 20 * SECONDS, 1, pick.shop_id), Hint(job, at - SECONDS, 1, pick.shop_id)])
+    wakeups.publish_wakeups(
+        [WakeUp(job, at + 20 * SECONDS, 1, pick.shop_id), WakeUp(job, at - SECONDS, 1, pick.shop_id)]
+    )
     assert [token.due_at for token in published] == [at + 20 * SECONDS, None]

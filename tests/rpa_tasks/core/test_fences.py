@@ -10,31 +10,31 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, publish
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
-from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(RunOutcome))
+def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any, outcome: RunOutcome) -> None:
     market.flow()
     market.shop()
     market.publish()
     stale = market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    assert dispatch.rescue() == 1
+    assert dispatch.rescue_expired_runs() == 1
     holder = market.pick()
     assert holder.claim.task_id == stale.claim.task_id
     before = Job.objects.values().get()
     breaker = Breaker.objects.values().get()
 
-    late = Ended(
+    late = RunResult(
         verdict=Verdict(outcome, "late"), started_at=now(), detail="late", result={"late": 1}, evidence={"log": b"x"}
     )
-    assert not conclude(Job.objects.select_related("shop__platform", "flow").get(), stale.claim, late)
+    assert not settle_run(Job.objects.select_related("shop__platform", "flow").get(), stale.claim, late)
 
     assert Job.objects.values().get() == before
     assert Breaker.objects.values().get() == breaker
@@ -50,8 +50,8 @@ def test_mark_sending_after_an_acknowledged_cancellation_starts_nothing(market: 
     market.shop()
     task_id = market.publish().task_id
     claim = market.pick().claim
-    publish.cancel(task_id, by="ann")
+    publish.request_cancel(task_id, by="ann")
     assert jobs.mark_sending([claim]) == set()
     job = Job.objects.select_related("shop__platform", "flow").get()
-    assert conclude(job, claim, Ended(verdict=Verdict(Outcome.HELD, "stale"), started_at=now()))
+    assert settle_run(job, claim, RunResult(verdict=Verdict(RunOutcome.DEFERRED, "stale"), started_at=now()))
     assert Job.objects.get().state == "cancelled"

@@ -14,7 +14,7 @@ from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import LANES, TIERS, jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
-from scheduling.ledger.transitions import Hint, Settlement
+from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause
 from tests.rpa_tasks.guard.house import eventually
 
@@ -249,7 +249,7 @@ def home(market: Any) -> ExecutionNode:
     )
     market.publish(task_type="browse", priority=0)
     pick = market.pick(node="n1")
-    jobs.settle_down(pick, node="n1")
+    jobs.pin_to_node(pick, node="n1")
     end(pick)
     return node
 
@@ -306,7 +306,7 @@ def test_pick_platform_that_does_not_wait_takes_the_first_node(market: Any, home
 
     assert startable() == {"high": 1}
     pick = market.pick(node="n2")
-    jobs.settle_down(pick, node="n2")
+    jobs.pin_to_node(pick, node="n2")
     assert Lane.objects.get().home == "n2"
 
 
@@ -320,9 +320,11 @@ def test_pick_preferred_node_keeps_nothing_that_it_does_not_carry(market: Any, h
 
 def queues_of_tokens(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
     published: list[str] = []
-    monkeypatch.setattr(wakeups, "publish_tokens", lambda found, nodes: published.extend(each.queue for each in found))
+    monkeypatch.setattr(
+        wakeups, "publish_within_capacity", lambda found, nodes: published.extend(each.queue for each in found)
+    )
     shop = Lane.objects.get().shop_id
-    wakeups.announce([Hint(each.task_id, now(), priority, shop) for each in receipts])
+    wakeups.publish_wakeups([WakeUp(each.task_id, now(), priority, shop) for each in receipts])
     return published
 
 
@@ -333,7 +335,7 @@ def test_announce_sends_browser_jobs_to_the_preferred_node_that_carries_them(
 
     assert queues_of_tokens(monkeypatch, browser, free) == ["n.n1.high", "high"]
     assert queues_of_tokens(monkeypatch, browser, priority=2) == ["low"]
-    assert set(wakeups.further_queues()) == {"n.n1.high", "n.n2.high"}
+    assert set(wakeups.list_extra_queues()) == {"n.n1.high", "n.n2.high"}
 
 
 def test_announce_platform_that_does_not_wait_prefers_its_node_while_that_has_room(
@@ -354,7 +356,7 @@ def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:
     end(stale)
     market.publish()
     market.pick(node="n2")
-    jobs.settle_down(stale, node="n1")
+    jobs.pin_to_node(stale, node="n1")
 
     assert Lane.objects.get().home == ""
 
@@ -420,7 +422,7 @@ def test_a_late_end_is_refused_and_leaves_the_lane_to_its_holder(market: Any) ->
     stale = market.pick()
     with transaction.atomic():
         Job.objects.update(lease_until=now() - timedelta(seconds=1))
-        ((claim, sent),) = jobs.lapsed_runs()
+        ((claim, sent),) = jobs.expired_runs()
         jobs.settle({claim: Settlement("scheduled", due_at=now())})
     assert not sent
     holder = market.pick()

@@ -21,15 +21,15 @@ def test_its_locks_are_given_up_by_the_database(market: Any) -> None:
     market.shop()
     market.publish()
     assert market.pick()
-    sql.count("UPDATE rpa_tasks_job SET lease_until = now() - interval '1 s'", {})
+    sql.execute("UPDATE rpa_tasks_job SET lease_until = now() - interval '1 s'", {})
     with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": psycopg.ClientCursor}) as gone:
         ((given,),) = gone.execute("SHOW idle_in_transaction_session_timeout").fetchall()
         assert given == "1min"
         gone.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
-        assert dispatch.rescue() == 0
+        assert dispatch.rescue_expired_runs() == 0
         gone.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
         with transaction.atomic():
             Job.objects.select_for_update(no_key=True).get()  # waits until the database has ended it
-        assert dispatch.rescue() == 1
+        assert dispatch.rescue_expired_runs() == 1
         gone.close()
     assert Job.objects.get().state == "scheduled"

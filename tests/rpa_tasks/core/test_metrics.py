@@ -12,9 +12,9 @@ from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
-from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Breaker, ExecutionNode, Job
-from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.outcomes import RunOutcome, Verdict
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_a_run_counts_how_it_ended_how_long_it_took_and_how_long_it_waited(marke
     market.publish()
     pick = market.pick()
     before = figures()
-    verdict = Verdict(Outcome.SUCCEEDED)
+    verdict = Verdict(RunOutcome.SUCCEEDED)
     began_at = now() - timedelta(seconds=40)
-    ended = Ended(verdict=verdict, started_at=began_at, pool_wait=timedelta(seconds=2))
-    assert conclude(Job.objects.get(), pick.claim, ended)
+    ended = RunResult(verdict=verdict, started_at=began_at, pool_wait=timedelta(seconds=2))
+    assert settle_run(Job.objects.get(), pick.claim, ended)
     after = figures()
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1, 1, 2]
 
@@ -98,7 +98,7 @@ def test_a_run_without_a_browser_has_only_waited() -> None:
         return REGISTRY.get_sample_value("aftertouch_rpa_pool_wait_seconds_sum", {"got": "none"}) or 0.0
 
     before = waited()
-    metrics.measure("pdd", Verdict(Outcome.HELD, "browser_wait"), timedelta(seconds=10), None)
+    metrics.record_ended_run("pdd", Verdict(RunOutcome.DEFERRED, "browser_wait"), timedelta(seconds=10), None)
     assert waited() == before + 10
 
 

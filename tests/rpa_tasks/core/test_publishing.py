@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.publish import Refused, cancel
+from rpa_tasks.jobs.publish import BacklogFull, request_cancel
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
 from scheduling.errors import Conflict, InvalidInput, NotFound
@@ -152,7 +152,7 @@ def test_too_much_for_a_shop_is_refused(market: Any) -> None:
     for number in range(2):
         market.publish("small", dedupe_key=str(number))
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(BacklogFull) as caught:
         market.publish("small", dedupe_key="2")
     assert caught.value.limit == 2
     assert market.publish("small", dedupe_key="1").duplicate  # what merges takes no room
@@ -165,23 +165,23 @@ def test_too_much_for_a_platform_is_refused(market: Any) -> None:
     market.shop("b", "tiny")
     market.publish("a", platform="tiny")
 
-    with pytest.raises(Refused):
+    with pytest.raises(BacklogFull):
         market.publish("b", platform="tiny")
 
 
 def test_cancel_while_it_waits_while_it_runs_and_after(market: Any) -> None:
     waiting = market.publish(dedupe_key="w")
-    assert cancel(waiting.task_id, by="ops") == "cancelled"
+    assert request_cancel(waiting.task_id, by="ops") == "cancelled"
 
     running = market.publish()
     market.pick()
-    assert cancel(running.task_id, by="ops") == "cancel_requested"
+    assert request_cancel(running.task_id, by="ops") == "cancel_requested"
     assert Job.objects.get(pk=running.task_id).cancel_requested_at
 
     with pytest.raises(Conflict):
-        cancel(waiting.task_id, by="ops")
+        request_cancel(waiting.task_id, by="ops")
     with pytest.raises(NotFound):
-        cancel(uuid4(), by="ops")
+        request_cancel(uuid4(), by="ops")
 
 
 def test_a_request_that_changes_nothing_wakes_nobody_again(

@@ -46,7 +46,7 @@ def test_a_job_goes_with_its_runs_and_what_is_left_of_their_evidence(ended: Any)
     ended("cancelled")
     ended("queued", lease_until=now())
 
-    assert retention.forget()["rpa_tasks_job"] == 2
+    assert retention.delete_expired_rows()["rpa_tasks_job"] == 2
     assert (Job.objects.count(), Run.objects.count(), Evidence.objects.count()) == (1, 1, 1)
 
 
@@ -54,10 +54,10 @@ def test_a_job_stays_as_long_as_its_failed_task_and_as_the_job_it_was_published_
     first = ended("failed")
     second = ended("failed", retry_of=first.pk)
     FailedTask.objects.create(origin="rpa_job", task_id=second.pk, failure="failed", reason="x", fingerprint="x")
-    assert retention.forget()["rpa_tasks_job"] == 0
+    assert retention.delete_expired_rows()["rpa_tasks_job"] == 0
 
     FailedTask.objects.all().delete()
-    assert [retention.forget()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
+    assert [retention.delete_expired_rows()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
 
 
 def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: Any, happen: Any) -> None:
@@ -65,11 +65,11 @@ def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: A
     matrix.node(delay=timedelta(days=1))
     (task_id,) = happen().task_ids
     ended(touch_key=task_id)
-    assert retention.forget()["rpa_tasks_job"] == 0
+    assert retention.delete_expired_rows()["rpa_tasks_job"] == 0
 
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM scheduling_touch")
-    assert retention.forget()["rpa_tasks_job"] == 1
+    assert retention.delete_expired_rows()["rpa_tasks_job"] == 1
 
 
 def test_forget_job_whose_run_is_being_written_leaves_it_to_the_next_pass(ended: Any, race: Any) -> None:
@@ -78,7 +78,7 @@ def test_forget_job_whose_run_is_being_written_leaves_it_to_the_next_pass(ended:
     written, looked = threading.Event(), threading.Event()
 
     def forget() -> int:
-        return retention.forget_kind(JOBS, ends_at=datetime.now(UTC) + timedelta(seconds=60))
+        return retention.delete_expired_in_table(JOBS, ends_at=datetime.now(UTC) + timedelta(seconds=60))
 
     def act(number: int) -> int:
         if number:

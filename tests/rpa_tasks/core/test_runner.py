@@ -23,15 +23,15 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.errors import NoBrowser
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.publish import cancel
-from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.jobs.publish import request_cancel
+from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.maintainer import housekeeping
-from rpa_tasks.maintainer.housekeeping import LeftRuns
+from rpa_tasks.maintainer.housekeeping import LeftoverRuns
 from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
-from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.outcomes import RunOutcome, Verdict
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.worker import runner
-from rpa_tasks.worker.evidence import unpacked
+from rpa_tasks.worker.evidence import unpack_text
 from scheduling.errors import Conflict
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
@@ -57,7 +57,7 @@ def does(market: Any) -> Callable[..., Job]:
         market.shop()
         receipt = market.publish(task_type="act", payload=payload or {})
         if run:
-            assert runner.work(EVERY) == 1
+            assert runner.run_startable_jobs(EVERY) == 1
         return Job.objects.get(pk=receipt.task_id)
 
     return does
@@ -86,9 +86,9 @@ def test_a_transient_failure_comes_again_after_30_60_and_120_seconds_and_then_wa
         job.refresh_from_db()
         waits.append((job.due_at - job.runs.latest("id").ended_at).total_seconds())
         assert job.state == "scheduled"
-        assert runner.work(EVERY) == 0
+        assert runner.run_startable_jobs(EVERY) == 0
         Job.objects.update(due_at=now())  # the clock moves to its time
-        assert runner.work(EVERY) == 1
+        assert runner.run_startable_jobs(EVERY) == 1
     job.refresh_from_db()
 
     assert all(base <= wait <= base * 1.11 + 1 for base, wait in zip((30, 60, 120), waits, strict=True))
@@ -112,11 +112,11 @@ def test_a_lost_login_parks_the_shop_and_burns_nothing(does: Any, market: Any) -
 
     assert (job.state, job.reason, job.failures) == ("scheduled", "login_needed", 0)
     assert Shop.objects.get().login_state == LoginState.NEEDED
-    assert runner.work(EVERY) == 0
+    assert runner.run_startable_jobs(EVERY) == 0
     assert not FailedTask.objects.exists()
 
     Shop.objects.update(login_state=LoginState.OK)
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
 
 
 def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: Any, market: Any) -> None:
@@ -124,17 +124,19 @@ def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: A
     for number in range(3):
         market.shop(f"other{number}")
         market.publish(f"other{number}", "act")
-    assert runner.work(EVERY) == 2  # the third error in a row opens the breaker; the fourth shop never starts
+    assert (
+        runner.run_startable_jobs(EVERY) == 2
+    )  # the third error in a row opens the breaker; the fourth shop never starts
 
     breaker = Breaker.objects.get()
     assert breaker.errors == 3
     assert breaker.open_until is not None
     assert timedelta(minutes=4) < breaker.open_until - now() < timedelta(minutes=6)
-    assert runner.work(EVERY) == 0
+    assert runner.run_startable_jobs(EVERY) == 0
 
     Breaker.objects.update(open_until=now())
     Job.objects.update(due_at=now())
-    assert runner.work(EVERY) == 1  # a probe, which fails
+    assert runner.run_startable_jobs(EVERY) == 1  # a probe, which fails
     breaker.refresh_from_db()
     assert breaker.openings == 2
     assert breaker.open_until - now() > timedelta(minutes=9)
@@ -142,7 +144,7 @@ def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: A
 
     Breaker.objects.update(open_until=now())
     Job.objects.update(due_at=now(), payload={"ok": True})
-    assert runner.work(EVERY) == 4
+    assert runner.run_startable_jobs(EVERY) == 4
     breaker.refresh_from_db()
     assert (breaker.open_until, breaker.errors, breaker.probe) == (None, 0, None)
     assert Job.objects.filter(state="succeeded").count() == 4
@@ -176,7 +178,7 @@ def test_a_command_that_is_not_there(market: Any) -> None:
     market.flow("act", command=["/nowhere/rpa-cli", "{param}"])
     market.shop()
     market.publish(task_type="act")
-    runner.work(EVERY)
+    runner.run_startable_jobs(EVERY)
 
     job = Job.objects.get()
     assert (job.state, job.reason) == ("failed", "command_missing")
@@ -187,12 +189,12 @@ def test_progress_is_stored_while_it_runs_and_a_cancel_ends_it(does: Any, race: 
 
     def ops(number: int) -> Any:
         if number == 0:
-            return runner.work(EVERY)
+            return runner.run_startable_jobs(EVERY)
         deadline = time.monotonic() + 30
         while not Job.objects.filter(pk=job.pk, progress=0.4, progress_message="page 2 of 5").exists():
             assert time.monotonic() < deadline, "no progress was stored"
             time.sleep(0.05)
-        return cancel(job.pk, by="ops")
+        return request_cancel(job.pk, by="ops")
 
     assert race(2, ops) == [1, "cancel_requested"]
     job.refresh_from_db()
@@ -209,14 +211,14 @@ def test_the_last_progress_stays_with_the_job(does: Any) -> None:
 def test_a_lease_is_renewed_while_the_command_lives(
     does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runner, "RENEW", 0.2)
+    monkeypatch.setattr(runner, "RENEW_INTERVAL", 0.2)
     seen = tmp_path / "seen"
     job = does(f"import os\nwhile not os.path.exists('{seen}'): time.sleep(0.05)", run=False)
     leases: set[Any] = set()
 
     def look(number: int) -> Any:
         if number == 0:
-            return runner.work(EVERY)
+            return runner.run_startable_jobs(EVERY)
         deadline = time.monotonic() + 30
         try:
             while len(leases) < 3 and time.monotonic() < deadline:
@@ -252,13 +254,13 @@ def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
 
     def act(number: int) -> Any:
         if number == 0:
-            return runner.work(("high", "normal"))
+            return runner.run_startable_jobs(("high", "normal"))
         deadline = time.monotonic() + 30
         while not (tmp_path / "began").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         Job.objects.update(lease_until=now() - timedelta(seconds=1), priority=2)
-        return dispatch.rescue()
+        return dispatch.rescue_expired_runs()
 
     assert race(2, act) == [1, 1]
     job.refresh_from_db()
@@ -273,7 +275,7 @@ def test_a_worker_that_vanished_in_mid_run(does: Any, market: Any, idempotent: b
     jobs.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
 
-    assert dispatch.rescue() == 1
+    assert dispatch.rescue_expired_runs() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == (state, "worker_lost")
     assert FailedTask.objects.exists() == (state == "unknown")
@@ -284,11 +286,11 @@ def test_a_worker_that_vanished_before_the_command_began(does: Any, market: Any)
     job = does("pass", run=False, idempotent=False)
     market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    dispatch.rescue()
+    dispatch.rescue_expired_runs()
 
     job.refresh_from_db()
     assert (job.state, job.failures) == ("scheduled", 0)
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
     job.refresh_from_db()
     assert job.state == "succeeded"
 
@@ -299,13 +301,13 @@ def test_a_failed_job_is_published_again_once_under_a_double_click(does: Any, ra
 
     def click(_: int) -> Any:
         try:
-            return failed_tasks.retry(failed.pk, Actor("ops"))
+            return failed_tasks.retry_failed_task(failed.pk, Actor("ops"))
         except Conflict:
             return None
 
     new = [each for each in race(4, click) if each]
     assert len(new) == 1
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
     again = Job.objects.get(pk=new[0])
     assert (again.state, again.retry_of, again.root_id) == ("succeeded", job.pk, job.root_id)
 
@@ -315,14 +317,14 @@ def test_to_publish_again_what_waits_already_says_so(does: Any, market: Any) -> 
     waiting = market.publish(task_type="act")
 
     with pytest.raises(Conflict, match=str(waiting.task_id)):
-        failed_tasks.retry(FailedTask.objects.get().pk, Actor("ops"))
+        failed_tasks.retry_failed_task(FailedTask.objects.get().pk, Actor("ops"))
     assert FailedTask.objects.get().state == "open"
 
 
 def test_what_waits_for_something_retired_ends(does: Any, market: Any) -> None:
     job = does("pass", run=False)
     Shop.objects.update(retired_at=now())
-    assert dispatch.call_off_retired() == 1
+    assert dispatch.cancel_retired_jobs() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == ("cancelled", "retired")
 
@@ -338,9 +340,9 @@ def test_as_many_run_on_a_node_as_it_has_slots(
         market.shop(f"s{number}")
         market.publish(f"s{number}", "act")
 
-    race(4, lambda _: runner.work(EVERY))
+    race(4, lambda _: runner.run_startable_jobs(EVERY))
     while Job.objects.exclude(state="succeeded").exists():
-        runner.work(EVERY)
+        runner.run_startable_jobs(EVERY)
 
     most = level = 0
     for mark in (tmp_path / "effects").read_text():
@@ -353,7 +355,7 @@ def test_a_node_on_its_way_out_begins_no_more(does: Any) -> None:
     job = does("pass", run=False)
     runner.stopping.set()
     try:
-        assert runner.work(EVERY) == 0
+        assert runner.run_startable_jobs(EVERY) == 0
     finally:
         runner.stopping.clear()
     job.refresh_from_db()
@@ -363,12 +365,12 @@ def test_a_node_on_its_way_out_begins_no_more(does: Any) -> None:
 def test_a_node_on_its_way_out_sends_an_idempotent_run_back(
     does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runner, "STOPPING_PATIENCE", 0.2)
+    monkeypatch.setattr(runner, "STOP_TIME_LIMIT", 0.2)
     job = does(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
 
     def act(number: int) -> Any:
         if number == 0:
-            return runner.work(EVERY)
+            return runner.run_startable_jobs(EVERY)
         deadline = time.monotonic() + 30
         while not (tmp_path / "began").exists():
             assert time.monotonic() < deadline
@@ -389,8 +391,8 @@ def test_a_hold_that_goes_on_is_one_run_and_not_thousands(does: Any, market: Any
     for _ in range(3):
         Job.objects.update(due_at=now())
         pick = market.pick()
-        ended = Ended(verdict=Verdict(Outcome.HELD, "browser_wait"), started_at=now())
-        assert conclude(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
+        ended = RunResult(verdict=Verdict(RunOutcome.DEFERRED, "browser_wait"), started_at=now())
+        assert settle_run(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
 
     assert job.runs.count() == 1
 
@@ -400,8 +402,8 @@ def test_a_hold_for_another_reason_is_a_run_of_its_own(does: Any, market: Any) -
     for reason in ("browser_wait", "browser_wait", "profile_busy"):
         Job.objects.update(due_at=now())
         pick = market.pick()
-        ended = Ended(verdict=Verdict(Outcome.HELD, reason), started_at=now())
-        assert conclude(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
+        ended = RunResult(verdict=Verdict(RunOutcome.DEFERRED, reason), started_at=now())
+        assert settle_run(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
 
     assert list(job.runs.order_by("number").values_list("reason", flat=True)) == ["browser_wait", "profile_busy"]
 
@@ -415,28 +417,28 @@ def test_one_row_that_cannot_be_rescued_takes_no_other_along(
     for pick in (market.pick(), market.pick()):
         jobs.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    note = dispatch._note_lost
+    note = dispatch._record_lost_run
 
     def note_or_break(row: Job, at: datetime) -> None:
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
         note(row, at)
 
-    monkeypatch.setattr(dispatch, "_note_lost", note_or_break)
-    assert dispatch.rescue() == 1
+    monkeypatch.setattr(dispatch, "_record_lost_run", note_or_break)
+    assert dispatch.rescue_expired_runs() == 1
     assert Job.objects.get(pk=fine.task_id).state == "scheduled"
     assert Job.objects.get(pk=odd.pk).state == "running"
 
 
 def test_what_cannot_be_kept_of_an_end_does_not_cost_its_meaning(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = runner.conclude
+    real = runner.settle_run
 
     def conclude_or_break(job: Job, claim: Any, ended: Any) -> bool:
         if ended.detail:
             raise DataError("not storable")
         return real(job, claim, ended)
 
-    monkeypatch.setattr(runner, "conclude", conclude_or_break)
+    monkeypatch.setattr(runner, "settle_run", conclude_or_break)
     job = does("print('something odd')")
 
     assert job.state == "succeeded"
@@ -455,7 +457,7 @@ def test_who_edits_a_shop_does_not_undo_that_its_login_was_lost(market: Any) -> 
 def test_the_lease_is_kept_while_a_browser_is_waited_for(
     does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "RENEW", 0.05)
+    monkeypatch.setattr(runner, "RENEW_INTERVAL", 0.05)
     renewed = threading.Event()
     renew = runner._Run._renew
 
@@ -468,7 +470,7 @@ def test_the_lease_is_kept_while_a_browser_is_waited_for(
         raise NoBrowser("browser_wait", "Every slot was busy.")
 
     monkeypatch.setattr(runner._Run, "_renew", noted)
-    monkeypatch.setattr(runner, "borrow", slow)
+    monkeypatch.setattr(runner, "acquire_browser", slow)
     job = does("pass", needs_browser=True)
 
     assert (job.state, job.reason) == ("scheduled", "browser_wait")
@@ -487,7 +489,7 @@ def test_run_flow_that_prints_its_secret_variable_leaves_it_nowhere(does: Any, m
     job = does("import os\nprint('token', os.environ['SHOP_TOKEN']); sys.exit(65)", environment=["SHOP_TOKEN"])
 
     run = job.runs.get()
-    kept = unpacked(bytes(Evidence.objects.get(run=run, kind="log").content)).decode()
+    kept = unpack_text(bytes(Evidence.objects.get(run=run, kind="log").content)).decode()
     failed = FailedTask.objects.get()
     for text in (run.detail, kept, failed.detail, str(failed.attempts)):
         assert "token" in text
@@ -531,7 +533,7 @@ def test_run_reads_its_parameter_from_a_file_of_its_own_that_goes_with_it(does: 
     market.flow("act", command=words, exit_codes=TABLE)
     market.shop()
     receipt = market.publish(task_type="act", payload={"text": "中文"})
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
 
     job = Job.objects.get(pk=receipt.task_id)
     assert job.state == "succeeded"
@@ -544,8 +546,8 @@ def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, m
     """A hostile command left a link, a directory that may not be read, and one deeper than Python can recurse."""
     job = does("pass", run=False)
     pick = market.pick()
-    kept = registry.runs() / f"{job.pk}-{pick.claim.lease_no}"
-    left = registry.runs() / f"{job.pk}-{pick.claim.lease_no - 1}"
+    kept = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no}"
+    left = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no - 1}"
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -559,7 +561,7 @@ def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, m
     (left / "closed" / "inner").mkdir(parents=True)
     (left / "closed").chmod(0)
 
-    LeftRuns().delete_some()
+    LeftoverRuns().delete_some()
     assert (kept.exists(), left.exists(), (outside / "file").read_text()) == (True, False, "kept")
 
     isolation.delete_directory(kept)
@@ -573,7 +575,7 @@ def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_o
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     clock: list[float] = [0.0]
     given: list[tuple[Path, float]] = []
-    folders = {registry.runs() / f"{uuid4()}-1" for _ in range(3)}
+    folders = {registry.runs_dir() / f"{uuid4()}-1" for _ in range(3)}
     for folder in folders:
         folder.mkdir()
 
@@ -583,7 +585,7 @@ def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_o
         return False
 
     monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    left = LeftRuns()
+    left = LeftoverRuns()
     with monkeypatch.context() as slow:
         slow.setattr(isolation, "delete_directory", delete_nothing)
         for _ in folders:
@@ -605,10 +607,10 @@ def test_run_that_succeeded_is_settled_before_its_browser_is_given_back(
     class Browser:
         port, waited = 1, timedelta(0)
 
-        def give_back(self, dirty: bool = False) -> None:
+        def release(self, dirty: bool = False) -> None:
             raise Killed
 
-    monkeypatch.setattr(runner, "borrow", lambda *_, **__: Browser())
+    monkeypatch.setattr(runner, "acquire_browser", lambda *_, **__: Browser())
     with pytest.raises(Killed):
         does("sys.exit(0)", needs_browser=True, idempotent=False)
 

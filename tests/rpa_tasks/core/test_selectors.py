@@ -20,7 +20,7 @@ def test_a_rare_state_is_found_among_many_by_its_index(market: Any, state: str) 
     market.shop()
     market.flow()
     market.publish()
-    sql.count(_MANY, {"count": 4_000, "state": state})
+    sql.execute(_MANY, {"count": 4_000, "state": state})
     asked: list[tuple[str, Any]] = []
 
     def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:

@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import ExecutionNode, Job
-from scheduling.ledger.transitions import Hint, Settlement
+from scheduling.ledger.transitions import Settlement, WakeUp
 
 QUEUE = "p.crowded.normal"
 pytestmark = pytest.mark.django_db
@@ -47,18 +47,18 @@ def node(market: Any) -> ExecutionNode:
     return node
 
 
-def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[Hint]:
+def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[WakeUp]:
     hints = []
     for number in range(first, first + count):
         shop = market.shop(f"s{number}", "crowded")
         receipt = market.publish(f"s{number}", platform="crowded", **changes)
-        hints.append(Hint(receipt.task_id, now(), 1, shop.pk))
+        hints.append(WakeUp(receipt.task_id, now(), 1, shop.pk))
     return hints
 
 
 def test_announce_more_jobs_than_idle_slots_fills_the_slots_only(market: Any, queue: Queue, node: Any) -> None:
     for batch in range(5):
-        wakeups.announce(publish(market, 4, first=batch * 4))
+        wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
 
@@ -67,8 +67,8 @@ def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Qu
     publish(market, 3)
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
-    wakeups.announce(publish(market, 20, first=3))
-    wakeups.announce(publish(market, 20, first=23, delay=timedelta(seconds=20)))
+    wakeups.publish_wakeups(publish(market, 20, first=3))
+    wakeups.publish_wakeups(publish(market, 20, first=23, delay=timedelta(seconds=20)))
 
     assert len(queue) == 0
 
@@ -77,7 +77,7 @@ def test_announce_after_runs_that_ended_fills_their_slots(market: Any, queue: Qu
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
-    wakeups.announce(publish(market, 20, first=3))
+    wakeups.publish_wakeups(publish(market, 20, first=3))
 
     assert len(queue) == 3
 
@@ -88,22 +88,22 @@ def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
 
-    assert [dispatch.wake(), dispatch.wake(), len(queue)] == [{QUEUE: 1}, {}, 1]
+    assert [dispatch.wake_queues(), dispatch.wake_queues(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
 def test_announce_for_a_queue_that_no_node_carries_is_bounded(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.update(queues=["high"])
     for batch in range(6):
-        wakeups.announce(publish(market, 20, first=batch * 20))
+        wakeups.publish_wakeups(publish(market, 20, first=batch * 20))
 
-    assert len(queue) == wakeups.UNKNOWN_ROOM
+    assert len(queue) == wakeups.UNKNOWN_CAPACITY
 
 
 def test_announce_silent_node_counts_as_no_room_of_its_queue(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.create(
         name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
     )
-    wakeups.announce(publish(market, 10))
+    wakeups.publish_wakeups(publish(market, 10))
 
     assert len(queue) == 3
     assert Job.objects.count() == 10

@@ -45,7 +45,7 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from rpa_tasks.jobs import wakeups
 
     hints: list[Any] = []
-    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
     return hints
 
 

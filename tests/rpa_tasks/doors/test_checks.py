@@ -51,12 +51,12 @@ def test_before_the_first_migration_there_is_nothing_to_say(market: Market, monk
 
 def test_in_the_middle_of_an_upgrade_there_is_nothing_to_say(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     Flow.objects.update(command=["nope"])
-    monkeypatch.setattr(checks, "_columns", lambda _: {"a_column_that_is_to_come"})
+    monkeypatch.setattr(checks, "_existing_columns", lambda _: {"a_column_that_is_to_come"})
     assert found("default") == []
 
 
 def test_a_lease_that_two_lost_renewals_would_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == []
-    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=3 * runner.RENEW - 1))
+    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=3 * runner.RENEW_INTERVAL - 1))
     ((id, _),) = found()
     assert id == "rpa_tasks.E001"

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from rpa_tasks.models import Evidence, Job, Run
-from rpa_tasks.worker.evidence import MOST
+from rpa_tasks.worker.evidence import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from scheduling.operations import commands
 from tests.rpa_tasks.doors.conftest import Market
@@ -224,7 +224,7 @@ def test_evidence_is_a_download_that_no_browser_runs(api: Client, failed: Callab
     ("kept", "given"),
     [
         (b"no zlib", b"no zlib"),
-        (zlib.compress(b"0" * (MOST + 1)), b"0" * MOST),
+        (zlib.compress(b"0" * (UNPACKED_LIMIT + 1)), b"0" * UNPACKED_LIMIT),
         (zlib.compress(b"whole")[:-4], b"whole"),
     ],
 )

@@ -24,8 +24,8 @@ from config.celery.beat_scheduler import LeaderScheduler, due_instant
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
 from rpa_tasks.jobs import rounds, scheduled_rounds, schedules
-from rpa_tasks.jobs.publish import Request, publish
-from rpa_tasks.jobs.rounds import Round
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
+from rpa_tasks.jobs.rounds import BulkPublishCounts
 from rpa_tasks.models import Job, ScheduledRound, Shop
 from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
 from scheduling import sql
@@ -47,9 +47,9 @@ django.setup()
 from django.db import connection
 from rpa_tasks.jobs import rounds, scheduled_rounds, wakeups
 connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
-wakeups.doorbell.ring = lambda hints: None
+wakeups.wakeup_publisher.ring = lambda hints: None
 rounds.BATCH = 1
-scheduled_rounds.run_waiting()
+scheduled_rounds.publish_waiting_rounds()
 """
 
 
@@ -68,14 +68,14 @@ def elsewhere(act: Callable[[], Any]) -> Any:
 
 def wrong(**changes: Any) -> list[str]:
     with pytest.raises(InvalidInput) as error:
-        schedules.publish_for_shops(ORDER | changes)
+        schedules.publish_schedule(ORDER | changes)
     return [each.field for each in error.value.errors]
 
 
 def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
     market.shop("gone", retired_at=now())
-    told = schedules.publish_for_shops(ORDER | {"priority": "low", "payload": {"n": 1}})
-    assert told == Round(published=2)
+    told = schedules.publish_schedule(ORDER | {"priority": "low", "payload": {"n": 1}})
+    assert told == BulkPublishCounts(published=2)
     assert {(job.shop.shop_id, job.priority, job.source) for job in Job.objects.all()} == {
         ("s1", 2, "schedule"), ("s2", 2, "schedule"),
     }  # fmt: skip
@@ -83,43 +83,45 @@ def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
 
 
 def test_only_the_shops_that_are_named(market: Market, rung: list[Any]) -> None:
-    assert schedules.publish_for_shops(ORDER | {"shops": ["s2"]}).published == 1
+    assert schedules.publish_schedule(ORDER | {"shops": ["s2"]}).published == 1
     assert Job.objects.get().shop == market.s2
 
 
 def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> None:
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2))
+    publish_job(
+        PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2)
+    )
     before = Job.objects.values("due_at", "payload", "priority", "planned_at", "state").get()
-    told = schedules.publish_for_shops(ORDER | {"payload": {"n": 2}, "priority": "high"})
-    assert told == Round(published=1, waiting=1)
+    told = schedules.publish_schedule(ORDER | {"payload": {"n": 2}, "priority": "high"})
+    assert told == BulkPublishCounts(published=1, waiting=1)
     assert (
         Job.objects.filter(shop=market.s1).values("due_at", "payload", "priority", "planned_at", "state").get()
         == before
     )
     assert Job.objects.get(shop=market.s1).requests == 2
-    assert schedules.publish_for_shops(ORDER) == Round(waiting=2)
+    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2)
 
 
 def test_publish_for_shops_of_a_flow_that_merges_nothing_keeps_each_payload(market: Market, rung: list[Any]) -> None:
     """Two schedules of one flow; the same payload is still not published twice."""
     market.sync.dedupe_by = "none"
     market.sync.save()
-    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 1}}) == Round(published=2)
-    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 2}}) == Round(published=2)
-    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 1}}) == Round(waiting=2)
+    assert schedules.publish_schedule(ORDER | {"payload": {"n": 1}}) == BulkPublishCounts(published=2)
+    assert schedules.publish_schedule(ORDER | {"payload": {"n": 2}}) == BulkPublishCounts(published=2)
+    assert schedules.publish_schedule(ORDER | {"payload": {"n": 1}}) == BulkPublishCounts(waiting=2)
     assert sorted(job.payload["n"] for job in Job.objects.all()) == [1, 1, 2, 2]
 
 
 def test_one_that_runs_does_not_keep_the_next_from_waiting(market: Market, rung: list[Any]) -> None:
-    schedules.publish_for_shops(ORDER)
+    schedules.publish_schedule(ORDER)
     Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
-    assert schedules.publish_for_shops(ORDER) == Round(published=1, waiting=1)
+    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, waiting=1)
 
 
 def test_a_shop_whose_backlog_is_full_is_passed_over(market: Market, rung: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
-    assert schedules.publish_for_shops(ORDER) == Round(published=1, refused=1)
+    publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
+    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, refused=1)
 
 
 def test_a_platform_whose_backlog_is_full_takes_what_it_has_room_for(market: Market, rung: list[Any]) -> None:
@@ -127,22 +129,22 @@ def test_a_platform_whose_backlog_is_full_takes_what_it_has_room_for(market: Mar
     market.pdd.save()
     for number in range(4):
         market.shop(f"n{number}")
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
-    assert schedules.publish_for_shops(ORDER) == Round(published=2, refused=4)
-    assert schedules.publish_for_shops(ORDER) == Round(waiting=2, refused=4)
+    publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
+    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=2, refused=4)
+    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2, refused=4)
 
 
 def test_a_round_makes_what_publishing_would_have_made(market: Market, rung: list[Any]) -> None:
     """Two statements insert jobs; they must not drift apart."""
     for delay in (0, 120):
         Job.objects.all().delete()
-        publish(
-            Request(
+        publish_job(
+            PublishRequest(
                 platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, source="schedule",
                 delay=timedelta(seconds=delay),
             )
         )  # fmt: skip
-        rounds.publish_round(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
+        rounds.publish_bulk(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
         one, other = Job.objects.order_by("pk").values()
         differing = {name for name in one if one[name] != other[name]}
         at = {"created_at", "due_at", "planned_at"} | ({"queued_at", "lease_until"} if delay == 0 else set())
@@ -155,7 +157,7 @@ def test_a_round_makes_what_publishing_would_have_made(market: Market, rung: lis
 
 def test_only_what_is_due_soon_rings_the_bell(market: Market, rung: list[Any]) -> None:
     places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
-    rounds.publish_round(market.sync, places, payload={}, priority=0)
+    rounds.publish_bulk(market.sync, places, payload={}, priority=0)
     assert [(hint.route, hint.priority) for hint in rung] == [(market.s1.pk, 0)]
 
 
@@ -163,12 +165,12 @@ def test_rounds_that_race_publish_once(market: Market, rung: list[Any]) -> None:
     """Two beats at the same moment, and a person who publishes into the middle of it."""
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(98))
 
-    def act(number: int) -> Round:
+    def act(number: int) -> BulkPublishCounts:
         try:
             if number == 0:
-                publish(Request(platform="pdd", shop_id="n50", task_type="sync_order", delay=MINUTE))
-                return Round()
-            return schedules.publish_for_shops(ORDER)
+                publish_job(PublishRequest(platform="pdd", shop_id="n50", task_type="sync_order", delay=MINUTE))
+                return BulkPublishCounts()
+            return schedules.publish_schedule(ORDER)
         finally:
             connection.close()
 
@@ -180,19 +182,21 @@ def test_rounds_that_race_publish_once(market: Market, rung: list[Any]) -> None:
 
 def test_shops_are_spread_and_each_keeps_its_place(market: Market, rung: list[Any]) -> None:
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(58))
-    assert schedules.publish_for_shops(ORDER | {"spread_seconds": 600}).published == 60
+    assert schedules.publish_schedule(ORDER | {"spread_seconds": 600}).published == 60
     due = {job.shop.shop_id: (job.due_at - job.created_at) for job in Job.objects.select_related("shop")}
     assert all(timedelta(0) <= delay < timedelta(seconds=600) for delay in due.values())
     quarters = [sum(delay // timedelta(seconds=150) == quarter for delay in due.values()) for quarter in range(4)]
     assert min(quarters) >= 5, quarters
     for shop_id, delay in due.items():
-        assert abs(delay - schedules.place("pdd", shop_id, "sync_order", 600)) < timedelta(milliseconds=1)
+        assert abs(delay - schedules.spread_delay("pdd", shop_id, "sync_order", 600)) < timedelta(milliseconds=1)
 
 
 def test_a_place_is_the_same_for_ever_and_another_for_another_task() -> None:
-    assert schedules.place("pdd", "s1", "sync_order", 600) == timedelta(seconds=283.19)
-    assert schedules.place("pdd", "s1", "sync_order", 0) == timedelta(0)
-    assert len({schedules.place("pdd", "s1", name, 600) for name in ("sync_order", "batch_reply", "refresh")}) == 3
+    assert schedules.spread_delay("pdd", "s1", "sync_order", 600) == timedelta(seconds=283.19)
+    assert schedules.spread_delay("pdd", "s1", "sync_order", 0) == timedelta(0)
+    assert (
+        len({schedules.spread_delay("pdd", "s1", name, 600) for name in ("sync_order", "batch_reply", "refresh")}) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ def test_a_payload_is_held_against_the_flows_schema(market: Market, rung: list[A
     market.sync.save()
     assert wrong(payload={"days": "3"}) == ["payload.days"]
     assert wrong() == ["payload"]
-    assert schedules.publish_for_shops(ORDER | {"payload": {"days": 3}}).published == 2
+    assert schedules.publish_schedule(ORDER | {"payload": {"days": 3}}).published == 2
 
 
 # --- beat -------------------------------------------------------------------------------------------------------------
@@ -331,7 +335,7 @@ def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
-    store, tries = scheduled_rounds.store, []
+    store, tries = scheduled_rounds.store_round, []
 
     def fail_thrice(*given: Any) -> bool:
         tries.append(given)
@@ -339,7 +343,7 @@ def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
             raise OperationalError("the server is starting up")
         return store(*given)
 
-    monkeypatch.setattr(scheduled_rounds, "store", fail_thrice)
+    monkeypatch.setattr(scheduled_rounds, "store_round", fail_thrice)
     scheduler = LeaderScheduler(app=app)
     try:
         for _ in range(60):
@@ -423,10 +427,10 @@ def test_beat_that_dies_before_it_saves_a_fixed_time_stores_its_round_once(marke
 
 def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(market: Market, rung: list[Any]) -> None:
     """A real process, killed with the second batch before it; the first batch's job has ended by then."""
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     with transaction.atomic():
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
-        publish(Request(platform="pdd", shop_id="s2", task_type="sync_order"))
+        publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
         with program(WORKER) as worker:
             assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("rounds")), PATIENCE)
             worker.kill()
@@ -437,19 +441,19 @@ def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(mar
     assert ScheduledRound.objects.get().position == market.s1.pk
     Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
 
-    assert scheduled_rounds.run_waiting() == 0  # the lease of the killed one lasts
+    assert scheduled_rounds.publish_waiting_rounds() == 0  # the lease of the killed one lasts
     ScheduledRound.objects.update(next_at=now() - MINUTE)
-    assert scheduled_rounds.run_waiting() == 1
+    assert scheduled_rounds.publish_waiting_rounds() == 1
     assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
     assert ScheduledRound.objects.get().published == 2
 
 
 def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[Any]) -> None:
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
 
     def act(number: int) -> int:
         try:
-            return scheduled_rounds.run_waiting()
+            return scheduled_rounds.publish_waiting_rounds()
         finally:
             connection.close()
 
@@ -460,21 +464,21 @@ def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[A
 def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     ScheduledRound.objects.update(lease_no=1)
-    late = scheduled_rounds.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
-    assert scheduled_rounds._run(late) is False
+    late = scheduled_rounds.ClaimedRound(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
+    assert scheduled_rounds._publish_claimed(late) is False
     assert not Job.objects.exists()
 
 
 def test_round_that_fails_each_time_becomes_a_failed_task(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     market.sync.delete()
     with connection.cursor() as cursor:  # worker after worker takes it and vanishes
         cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s, tries = %s", [scheduled_rounds.TRIES] * 2)
-    assert scheduled_rounds.run_waiting() == 1
+    assert scheduled_rounds.publish_waiting_rounds() == 1
     assert ScheduledRound.objects.get().state == "failed"
     row = FailedTask.objects.get()
     assert (row.origin, row.reason) == ("message", "task_error")
@@ -483,7 +487,7 @@ def test_round_that_fails_each_time_becomes_a_failed_task(
 
 def claim_again() -> int:
     ScheduledRound.objects.update(next_at=now() - MINUTE)
-    return scheduled_rounds.run_waiting()
+    return scheduled_rounds.publish_waiting_rounds()
 
 
 def test_round_that_stores_a_batch_at_each_claim_is_not_given_up(
@@ -492,8 +496,8 @@ def test_round_that_stores_a_batch_at_each_claim_is_not_given_up(
     for number in range(scheduled_rounds.TRIES):
         market.shop(f"more-{number}")
     monkeypatch.setattr(rounds, "BATCH", 1)
-    monkeypatch.setattr(rounds.doorbell, "ring", Mock(side_effect=RuntimeError("after each batch")))
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    monkeypatch.setattr(rounds.wakeup_publisher, "submit", Mock(side_effect=RuntimeError("after each batch")))
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
 
     for claims in range(scheduled_rounds.TRIES + 2):
         assert claim_again() == 0
@@ -519,9 +523,9 @@ def exceed_statement_timeout(*_: Any, **__: Any) -> None:
 def test_round_of_lost_connections_is_not_given_up(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     with monkeypatch.context() as patched:
-        patched.setattr(schedules, "publish_round", lose_connection)
+        patched.setattr(schedules, "publish_bulk", lose_connection)
         for _ in range(scheduled_rounds.TRIES + 2):
             with pytest.raises(OperationalError):
                 claim_again()
@@ -533,27 +537,27 @@ def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database comes back after the worker has given the round up for this time."""
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
-    count = sql.count
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    count = sql.execute
 
     def still_away(statement: str, parameters: Any) -> int:
         if statement == scheduled_rounds._SUBTRACT:
             raise OperationalError
         return count(statement, parameters)
 
-    claim = scheduled_rounds._claim
+    claim = scheduled_rounds._claim_round
 
     def claim_then_lose() -> Any:
-        monkeypatch.setattr(sql, "count", still_away)
+        monkeypatch.setattr(sql, "execute", still_away)
         return claim()
 
     for _ in range(scheduled_rounds.TRIES + 2):
         with monkeypatch.context() as patched:
-            patched.setattr(schedules, "publish_round", lose_connection)
-            patched.setattr(scheduled_rounds, "_claim", claim_then_lose)
+            patched.setattr(schedules, "publish_bulk", lose_connection)
+            patched.setattr(scheduled_rounds, "_claim_round", claim_then_lose)
             with pytest.raises(OperationalError):
                 claim_again()
-        monkeypatch.setattr(sql, "count", count)
+        monkeypatch.setattr(sql, "execute", count)
     assert claim_again() == 1
     assert ScheduledRound.objects.get().state == "done"
 
@@ -561,8 +565,8 @@ def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up
 def test_round_that_is_always_too_slow_becomes_a_failed_task(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
-    monkeypatch.setattr(schedules, "publish_round", exceed_statement_timeout)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    monkeypatch.setattr(schedules, "publish_bulk", exceed_statement_timeout)
     for _ in range(scheduled_rounds.TRIES):
         with pytest.raises(OperationalError):
             claim_again()
@@ -576,8 +580,8 @@ def test_round_that_breaks_each_time_becomes_a_failed_task_that_names_the_error(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd")
 
-    scheduled_rounds.store(1, "sync", now(), [], ORDER)
-    monkeypatch.setattr(schedules, "publish_round", fail)
+    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    monkeypatch.setattr(schedules, "publish_bulk", fail)
     assert [claim_again() for _ in range(scheduled_rounds.TRIES)] == [0] * (scheduled_rounds.TRIES - 1) + [1]
     assert (ScheduledRound.objects.get().state, FailedTask.objects.get().detail) == ("failed", "RuntimeError: odd")
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rpa_tasks
-from rpa_tasks.jobs.publish import Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.document import export as exported
+from scheduling.configuration.file.document import export_document as exported
 from scheduling.durations import format_duration
 
 pytestmark = pytest.mark.django_db
@@ -114,7 +114,7 @@ def test_a_platform_goes_only_with_what_is_on_it(apply: Apply, refused: Refused)
 
 def test_who_waits_for_what_goes_is_said_before(apply: Apply, rung: list[Any]) -> None:
     apply(MARKET)
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
+    publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
     said = apply("{shops: [], flows: []}", "--dry-run")
     assert "note: shop “pdd/s1” is retired: what waits for it (1) is called off\n" in said
     assert "note: flow “pdd/sync_order” is retired: what waits for it (1) is called off\n" in said
@@ -139,7 +139,7 @@ def test_a_file_that_does_not_mention_a_pause_leaves_it_alone(apply: Apply) -> N
 @pytest.mark.parametrize("where", ["name: 拼多多", "name: 旗舰店"])
 def test_a_file_that_ends_a_pause_wakes_the_shop(apply: Apply, rung: list[Any], where: str) -> None:
     apply(MARKET.replace(where, f"{where}, paused: true"))
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order"))
+    publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     rung.clear()
     apply(MARKET.replace(where, f"{where}, paused: false"))
     assert [hint.route for hint in rung] == [Shop.objects.get().pk]
@@ -331,11 +331,11 @@ def markets(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def apply_market(market: dict[str, Any]) -> plan.Plan:
+def apply_market(market: dict[str, Any]) -> plan.ChangePlan:
     """Through the text, as a file goes."""
-    given = document.load(document.dump(market).encode())
-    planned = plan.plan(given)
-    plan.store(given, planned, Stamp("test"))
+    given = document.parse_document(document.format_document(market).encode())
+    planned = plan.plan_changes(given)
+    plan.store_plan(given, planned, Stamp("test"))
     return planned
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.publish import Request, publish
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, Shop
 from scheduling.errors import NotFound
 from tests.rpa_tasks.doors.conftest import Market
@@ -21,7 +21,7 @@ AT = datetime(2026, 3, 1, tzinfo=UTC)
 @pytest.fixture
 def work(market: Market, rung: list[Any]) -> list[Any]:
     """The first shop has work, the second one has none."""
-    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order"))
+    publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     rung.clear()
     return rung
 
@@ -32,21 +32,21 @@ def woken(rung: list[Any]) -> list[int]:
 
 def test_a_login_is_noted_once_and_wakes_the_shop(market: Market, work: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
-    assert shops.logged_in(market.s1.pk, by="ann")
+    assert shops.record_login(market.s1.pk, by="ann")
     row = Shop.objects.get(pk=market.s1.pk)
     assert (row.login_state, row.login_lost_at, row.version) == ("ok", None, 2)
     assert woken(work) == [market.s1.pk]
-    assert not shops.logged_in(market.s1.pk, by="bob")
+    assert not shops.record_login(market.s1.pk, by="bob")
     assert [each.history_change_reason for each in row.history.all()][:1] == ["logged in by ann"]
     assert row.history.count() == 2
 
 
 def test_a_pause_wakes_nobody_and_its_end_does(market: Market, work: list[Any]) -> None:
-    assert shops.pause(market.s1.pk, by="ann")
-    assert not shops.pause(market.s1.pk, by="bob")
+    assert shops.pause_shop(market.s1.pk, by="ann")
+    assert not shops.pause_shop(market.s1.pk, by="bob")
     assert work == []
-    assert shops.resume(market.s1.pk, by="bob")
-    assert not shops.resume(market.s1.pk, by="bob")
+    assert shops.resume_shop(market.s1.pk, by="bob")
+    assert not shops.resume_shop(market.s1.pk, by="bob")
     assert woken(work) == [market.s1.pk]
 
 
@@ -69,7 +69,7 @@ def test_a_breaker_is_closed_by_hand(market: Market, work: list[Any]) -> None:
 
 def test_what_is_not_there_or_retired(market: Market) -> None:
     gone = market.shop("gone", retired_at=AT)
-    for act in (shops.logged_in, shops.pause, shops.resume):
+    for act in (shops.record_login, shops.pause_shop, shops.resume_shop):
         for pk in (0, gone.pk):
             with pytest.raises(NotFound):
                 act(pk, by="ann")
@@ -81,8 +81,8 @@ def test_what_is_not_there_or_retired(market: Market) -> None:
 def test_nobody_wakes_before_the_commit(market: Market, work: list[Any]) -> None:
     from django.db import transaction
 
-    shops.pause(market.s1.pk, by="ann")
+    shops.pause_shop(market.s1.pk, by="ann")
     with transaction.atomic():
-        shops.resume(market.s1.pk, by="ann")
+        shops.resume_shop(market.s1.pk, by="ann")
         assert work == []
     assert woken(work) == [market.s1.pk]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpa_tasks.configuration import validation
-from rpa_tasks.jobs.publish import unstorable
+from rpa_tasks.jobs.publish import unstorable_reason
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.doors.conftest import Market
 
@@ -92,7 +92,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 @pytest.mark.django_db
 def test_a_profile_belongs_to_one_shop(market: Market) -> None:
     market.shop("s3", profile_id="kept")
-    taken = validation.profiles([market.s1, market.s2, *market.pdd.shops.filter(shop_id="s3")])
+    taken = validation.map_profiles_to_shops([market.s1, market.s2, *market.pdd.shops.filter(shop_id="s3")])
     assert taken == {"pdd-s1": "pdd/s1", "pdd-s2": "pdd/s2", "kept": "pdd/s3"}
     for profile in ("kept", "pdd-s1"):
         assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id=profile) == ["profile_id"]
@@ -118,7 +118,7 @@ def test_what_is_called_storable_is_exactly_what_postgresql_stores(value: Any) -
         stored = True
     except DataError:
         stored = False
-    assert stored == (unstorable(value) == "")
+    assert stored == (unstorable_reason(value) == "")
 
 
 @pytest.mark.parametrize("path", [None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21])

@@ -22,7 +22,7 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from rpa_tasks.jobs.publish import Refused, Request, cancel, publish  # noqa: E402
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel  # noqa: E402
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
@@ -41,8 +41,8 @@ def published(given: dict[str, Any]) -> dict[str, Any]:
     asked_at = time.monotonic()
     while True:
         try:
-            receipt = publish(Request(**given, delay=delay))
-        except Refused:
+            receipt = publish_job(PublishRequest(**given, delay=delay))
+        except BacklogFull:
             time.sleep(0.05)
             continue
         return {
@@ -77,7 +77,7 @@ def answer(what: str, given: dict[str, Any]) -> Any:
         if what == "publish":
             return published(given)
         if what == "cancel":
-            return cancel(UUID(given["task"]), by="ops")
+            return request_cancel(UUID(given["task"]), by="ops")
         return made(what, given)
     except AftertouchError as error:
         return {"error": str(error)}

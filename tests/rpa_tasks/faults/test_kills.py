@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from config.local.processes import send
+from config.local.processes import send_signal
 from tests.rpa_tasks.faults.in_flight import QUICK, begin, check
 from tests.rpa_tasks.faults.yard import Node, Yard
 
@@ -67,11 +67,11 @@ def test_a_stopped_worker_wakes_up_after_its_lease(the_yard: Yard, north: Node, 
             before = [the_yard.job(task) for task in struck.tasks]
             runs = [the_yard.runs(task) for task in struck.tasks]
             for process in stopped:
-                send(process, signal.SIGCONT)
+                send_signal(process, signal.SIGCONT)
             the_yard.wait(lambda: north.log("stale_run_dropped") == 2, "the late results are dropped")
     finally:
         for process in stopped:
-            send(process, signal.SIGCONT)
+            send_signal(process, signal.SIGCONT)
     assert before == [the_yard.job(task) for task in struck.tasks]
     assert runs == [the_yard.runs(task) for task in struck.tasks]
     assert ended_after < QUICK["EXTENSION"] + 15

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import redis
 
-from config.local.processes import is_alive, send
+from config.local.processes import is_alive, send_signal
 from rpa_tasks.browsers.chromium import NAMES
 from rpa_tasks.demo_shop.market import Market as DemoMarket
 from rpa_tasks.demo_shop.server import Server
@@ -46,7 +46,7 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
         first = the_yard.await_effects(market.log, tasks)
         guard = psutil.Process(first[1].pid).parent()
         assert guard
-        send(guard, signal.SIGSTOP)
+        send_signal(guard, signal.SIGSTOP)
         cut_at = _just_after_a_renewal(the_yard, tasks)
         wires.cut()
         for process in mainland.family():
@@ -63,10 +63,10 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
             marks = the_yard.sql(_MARKS, [market.shops])
             wires.heal()
             the_yard.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
-            send(guard, signal.SIGCONT)
+            send_signal(guard, signal.SIGCONT)
             the_yard.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
         finally:
-            send(guard, signal.SIGKILL)
+            send_signal(guard, signal.SIGKILL)
             wires.heal()
         _check(market, tasks, first[0], second[0])
         assert settled == [_kept(the_yard, task) for task in tasks]
@@ -103,7 +103,7 @@ def test_a_late_flow_is_refused_by_its_own_tables(the_yard: Yard, told: Callable
         guard = psutil.Process(flow.ppid())
         try:
             for process in (guard, flow):
-                send(process, signal.SIGSTOP)
+                send_signal(process, signal.SIGSTOP)
             wires.cut()
             pages.slow = 0.0
             with the_yard.node("coast", slots=1):
@@ -116,13 +116,13 @@ def test_a_late_flow_is_refused_by_its_own_tables(the_yard: Yard, told: Callable
                 before = _kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop])
                 assert is_alive(flow)  # else this test shows nothing
                 wires.heal()
-                send(flow, signal.SIGCONT)
+                send_signal(flow, signal.SIGCONT)
                 the_yard.wait(lambda: not is_alive(flow), "the late flow ends by itself")
-                send(guard, signal.SIGCONT)
+                send_signal(guard, signal.SIGCONT)
                 the_yard.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped", 90)
         finally:
             for process in (flow, guard):
-                send(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
         said = (isle.state_dir / "rpa" / "logs" / f"{task}-1.log").read_text()
         assert "stale lease: a later run than 1 wrote already" in said
         assert before == (_kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop]))

@@ -18,7 +18,7 @@ from psycopg.rows import dict_row
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import carrying, is_alive, wait_until
+from config.local.processes import is_alive, processes_with_variable, wait_until
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effects import Effect, EffectLog
 
@@ -163,7 +163,7 @@ class Yard:
         return [process for process in found if is_alive(process)]
 
     def living(self, task: str) -> list[psutil.Process]:
-        return [process for process in carrying("AFTERTOUCH_TASK_ID", task) if is_alive(process)]
+        return [process for process in processes_with_variable("AFTERTOUCH_TASK_ID", task) if is_alive(process)]
 
     def logs(self, lines: int = 15) -> str:
         ends = []

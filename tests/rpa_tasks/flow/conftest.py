@@ -21,8 +21,8 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks.demo_shop.market import Market
 from rpa_tasks.demo_shop.server import Server
-from rpa_tasks.demo_shop.site import Answer, Request, answer
-from rpa_tasks.flow_sdk.browser import NAMES, opened
+from rpa_tasks.demo_shop.site import SiteRequest, SiteResponse, handle_request
+from rpa_tasks.flow_sdk.browser import NAMES, open_browser
 
 PATIENCE = 60.0
 
@@ -48,7 +48,7 @@ class Site:
     def release(self) -> None:
         self.released.set()
 
-    def answer(self, market: Market, request: Request) -> Answer:
+    def answer(self, market: Market, request: SiteRequest) -> SiteResponse:
         with self._taking:
             hold = self._held is not None and self._held[:2] == (request.method, request.path)
             hold = hold and self._held is not None and self._held[2].items() <= request.fields.items()
@@ -57,7 +57,7 @@ class Site:
         if hold:
             self.reached.set()
             self.released.wait(PATIENCE)
-        return answer(market, request)
+        return handle_request(market, request)
 
     def effects(self, shop: str = "s1") -> dict[str, Any]:
         effects: dict[str, Any] = json.loads(self.ask("/effects.json"))["shops"][shop]
@@ -88,7 +88,7 @@ def port() -> Iterator[int]:
     """A browser's debug port."""
     if not (os.environ.get("RPA_CHROMIUM_PATH") or any(shutil.which(name) for name in NAMES)):
         pytest.skip("missing service: chromium")
-    with opened() as port:
+    with open_browser() as port:
         yield port
 
 

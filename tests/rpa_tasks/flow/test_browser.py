@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.outcomes import Ended, Ending
-from rpa_tasks.supervisor.client import Guarded, Order, Result
+from rpa_tasks.outcomes import CommandResult, ExitCause
+from rpa_tasks.supervisor.client import FlowResult, RunSpec, SupervisedCommand
 
 pytestmark = pytest.mark.browser
 
@@ -84,10 +84,10 @@ def test_a_browser_that_does_not_answer_may_answer_later(flows: Any) -> None:
 
 
 def test_a_browser_that_dies_in_the_middle_is_no_riddle(flows: Any, site: Any) -> None:
-    from rpa_tasks.flow_sdk.browser import opened
+    from rpa_tasks.flow_sdk.browser import open_browser
 
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
-    with opened() as port:
+    with open_browser() as port:
         run = flows.begin("long", {"site": site.url}, debug_port=port, timeout=600)
         run.wait_for("progress")
     assert run.end() == 70
@@ -114,16 +114,16 @@ def test_a_flow_can_be_tried_by_hand_with_a_profile_that_stays(flows: Any, site:
 # --- under the guard --------------------------------------------------------------------------------------------------
 
 
-def guarded(flows: Any, tmp_path: Path, name: str, param: str, timeout: float) -> Order:
+def guarded(flows: Any, tmp_path: Path, name: str, param: str, timeout: float) -> RunSpec:
     """The guard's time begins before the flow's own, by however long Python takes to start."""
     import sys
 
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(timeout - 4)]
-    return Order(argv=words, env=flows.environment, timeout=timeout, log_path=str(tmp_path / "run.log"))
+    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=str(tmp_path / "run.log"))
 
 
-def events(guarded: Guarded, until: Callable[[Any], bool]) -> list[Any]:
+def events(guarded: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:
     seen: list[Any] = []
     while not (seen and until(seen[-1])):
         if event := guarded.next_event(timeout=1):
@@ -134,10 +134,10 @@ def events(guarded: Guarded, until: Callable[[Any], bool]) -> list[Any]:
 def test_the_guard_reads_what_a_flow_says(flows: Any, site: Any, port: int, tmp_path: Path) -> None:
     flows.write("open", OPEN + "flow.progress(0.5, 'open')\nreturn {'title': flow.page.title()}")
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login"}}}}'
-    with Guarded(guarded(flows, tmp_path, "open", param, 60)) as guard:
-        seen = events(guard, lambda event: isinstance(event, Ending))
-    assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (Ended.EXITED, 0, 0)
-    assert [event.value for event in seen if isinstance(event, Result)] == [{"title": "Log in · Demo market"}]
+    with SupervisedCommand(guarded(flows, tmp_path, "open", param, 60)) as guard:
+        seen = events(guard, lambda event: isinstance(event, CommandResult))
+    assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (ExitCause.EXITED, 0, 0)
+    assert [event.value for event in seen if isinstance(event, FlowResult)] == [{"title": "Log in · Demo market"}]
 
 
 def test_at_the_timeout_the_page_stays_and_a_cancelled_one_goes(
@@ -145,14 +145,14 @@ def test_at_the_timeout_the_page_stays_and_a_cancelled_one_goes(
 ) -> None:
     flows.write("long", OPEN + "flow.progress(0.1)\ntime.sleep(600)")
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login?%s"}}}}'
-    with Guarded(guarded(flows, tmp_path, "long", param % "late", 25)) as guard:
-        (*_, ending) = events(guard, lambda event: isinstance(event, Ending))
-    assert (ending.ended, ending.exit, ending.survivors) == (Ended.TIMEOUT, 143, 0)
+    with SupervisedCommand(guarded(flows, tmp_path, "long", param % "late", 25)) as guard:
+        (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))
+    assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.TIMEOUT, 143, 0)
     assert f"{site.url}/login?late" in tabs()
 
-    with Guarded(guarded(flows, tmp_path, "long", param % "cancelled", 600)) as guard:
+    with SupervisedCommand(guarded(flows, tmp_path, "long", param % "cancelled", 600)) as guard:
         events(guard, lambda event: type(event).__name__ == "Progress")
         guard.stop("cancelled")
-        (*_, ending) = events(guard, lambda event: isinstance(event, Ending))
-    assert (ending.ended, ending.exit, ending.survivors) == (Ended.CANCELLED, 143, 0)
+        (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))
+    assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.CANCELLED, 143, 0)
     assert eventually(lambda: f"{site.url}/login?cancelled" not in tabs())

@@ -17,9 +17,9 @@ from uuid import uuid4
 from django.conf import settings
 
 from config.environment import ROOT
-from rpa_tasks.outcomes import Ending
+from rpa_tasks.outcomes import CommandResult
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.client import Event, Guarded, Order, Progress, Started
+from rpa_tasks.supervisor.client import Event, Progress, RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 
 PATIENCE = 60.0
@@ -67,51 +67,51 @@ class House:
             STATE_DIR: str(settings.AFTERTOUCH_STATE_DIR),
         }
 
-    def order(self, *argv: str, **changes: Any) -> Order:
+    def order(self, *argv: str, **changes: Any) -> RunSpec:
         values: dict[str, Any] = {"argv": argv, "env": self.env, "timeout": PATIENCE, "log_path": str(self.log)}
-        return Order(**{**values, **changes})
+        return RunSpec(**{**values, **changes})
 
-    def shell(self, script: str, **changes: Any) -> Order:
+    def shell(self, script: str, **changes: Any) -> RunSpec:
         return self.order("/bin/sh", "-c", script, **changes)
 
-    def python(self, script: str, *arguments: str, **changes: Any) -> Order:
+    def python(self, script: str, *arguments: str, **changes: Any) -> RunSpec:
         return self.order(sys.executable, "-c", script, *arguments, **changes)
 
     def pids(self) -> list[int]:
         """Of all that carry the marker of this task and can still do anything."""
         marks = {TASK_ID: self.task_id}
-        return [process.pid for process in processes.everyone() if processes.carries(process, marks)]
+        return [process.pid for process in processes.all_processes() if processes.carries_marks(process, marks)]
 
     def clean_up(self) -> None:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
 
 
-def hear_out(order: Order) -> tuple[list[Event], Ending]:
+def hear_out(order: RunSpec) -> tuple[list[Event], CommandResult]:
     """Run it to its end: all that was told, and the ending."""
-    with Guarded(order) as guarded:
+    with SupervisedCommand(order) as guarded:
         return hear(guarded)
 
 
-def hear(guarded: Guarded) -> tuple[list[Event], Ending]:
+def hear(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]:
     heard: list[Event] = []
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         event = guarded.next_event(1)
-        if isinstance(event, Ending):
+        if isinstance(event, CommandResult):
             return heard, event
         if event is not None:
             heard.append(event)
     raise AssertionError(f"no end within {PATIENCE:g} s, but {heard}")
 
 
-def wait_for_start(guarded: Guarded) -> int:
+def wait_for_start(guarded: SupervisedCommand) -> int:
     event = guarded.next_event(PATIENCE)
     assert isinstance(event, Started), event
     return event.pid
 
 
-def wait_for_message(guarded: Guarded, message: str) -> None:
+def wait_for_message(guarded: SupervisedCommand, message: str) -> None:
     """Until the command has said that it got so far."""
     eventually(lambda: isinstance(event := guarded.next_event(1), Progress) and event.message == message)
 
@@ -124,12 +124,12 @@ def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> Non
 
 
 def is_alive(pid: int) -> bool:
-    process = processes.look(pid)
+    process = processes.read_process(pid)
     return process is not None and not process.gone
 
 
 def guard_of(command: int) -> int:
-    process = processes.look(command)
+    process = processes.read_process(command)
     assert process is not None
     return process.parent
 
@@ -138,12 +138,12 @@ RUNNER = """
 import json, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
 from rpa_tasks.supervisor.clock import clock
-from rpa_tasks.supervisor.client import Ending, Guarded, Order
+from rpa_tasks.supervisor.client import CommandResult, RunSpec, SupervisedCommand
 
-order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=8.0,
-              log_path=sys.argv[2])
-guarded = Guarded(order)
-while not isinstance(event := guarded.next_event(0.1), Ending):
+order = RunSpec(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5,
+                extension=8.0, log_path=sys.argv[2])
+guarded = SupervisedCommand(order)
+while not isinstance(event := guarded.next_event(0.1), CommandResult):
     guarded.extend(clock() + 8.0)
     print(event, flush=True)
 print(event, flush=True)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.conf import settings
 
-from rpa_tasks.outcomes import Ended
+from rpa_tasks.outcomes import ExitCause
 from rpa_tasks.supervisor.command import (
     PLACEHOLDERS,
     WORD_LIMIT,
@@ -99,7 +99,7 @@ def test_argv_for_fills_in_what_the_job_is_about() -> None:
 def test_the_longest_parameter_can_really_be_started(house: House) -> None:
     words = argv(["/bin/echo", "{param}"], p="x" * (WORD_LIMIT - len('{"p":""}')))
     _, ending = hear_out(house.order(*words))
-    assert (ending.ended, ending.exit) == (Ended.EXITED, 0)
+    assert (ending.ended, ending.exit) == (ExitCause.EXITED, 0)
 
 
 # --- the environment ----------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rpa_tasks.outcomes import Ended, Ending
-from rpa_tasks.supervisor.client import Guarded, Progress, Result, Started
+from rpa_tasks.outcomes import CommandResult, ExitCause
+from rpa_tasks.supervisor.client import FlowResult, Progress, Started, SupervisedCommand
 from tests.rpa_tasks.guard.house import PATIENCE, House, hear, hear_out, wait_for_start
 
 #: The most memory that the guard of this command ever had, told by the command.
@@ -36,21 +36,21 @@ def test_a_command_that_works_tells_its_start_its_progress_its_result_and_its_en
     heard, ending = hear_out(house.shell(script))
     assert isinstance(heard[0], Started)
     assert Progress(0.4, "page 2") in heard
-    assert Result({"read": 12}) in heard
-    assert ending == Ending(Ended.EXITED, exit=0, result={"read": 12}, started=True, tail=ending.tail)
+    assert FlowResult({"read": 12}) in heard
+    assert ending == CommandResult(ExitCause.EXITED, exit=0, result={"read": 12}, started=True, tail=ending.tail)
     assert "hello\n" in ending.tail
     assert "careful\n" in house.log.read_text()
 
 
 def test_the_exit_status_and_a_signal_are_told_apart(house: House) -> None:
     _, ending = hear_out(house.shell("exit 65"))
-    assert (ending.ended, ending.exit, ending.signal) == (Ended.EXITED, 65, None)
+    assert (ending.ended, ending.exit, ending.signal) == (ExitCause.EXITED, 65, None)
     _, ending = hear_out(house.shell("kill -SEGV $$"))
-    assert (ending.ended, ending.exit, ending.signal) == (Ended.EXITED, None, 11)
+    assert (ending.ended, ending.exit, ending.signal) == (ExitCause.EXITED, None, 11)
 
 
 def test_the_end_is_told_again_when_asked_again(house: House) -> None:
-    with Guarded(house.order("/bin/true")) as guarded:
+    with SupervisedCommand(house.order("/bin/true")) as guarded:
         _, ending = hear(guarded)
         assert guarded.next_event(0) is ending
     assert guarded.close() is ending
@@ -100,7 +100,7 @@ def test_what_cannot_be_started_has_a_reason(house: House, name: str, mode: int,
         program.chmod(mode)
     heard, ending = hear_out(house.order(str(program)))
     assert heard == []
-    assert (ending.ended, ending.error, ending.started) == (Ended.NOT_STARTED, reason, False)
+    assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, reason, False)
     assert str(program) in ending.tail
 
 
@@ -119,10 +119,10 @@ def test_words_that_are_too_long_and_a_missing_directory_are_named(house: House)
 
 def test_a_guard_that_cannot_be_started_is_an_ending_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(house.folder / "gone"))
-    with Guarded(house.order("/bin/true")) as guarded:
+    with SupervisedCommand(house.order("/bin/true")) as guarded:
         ending = guarded.next_event(0)
-    assert isinstance(ending, Ending)
-    assert (ending.ended, ending.error) == (Ended.NOT_STARTED, "guard_not_started")
+    assert isinstance(ending, CommandResult)
+    assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "guard_not_started")
 
 
 def test_a_stack_trace_with_exit_status_0_has_no_result(house: House) -> None:
@@ -171,7 +171,7 @@ def test_a_json_line_on_stderr_is_nothing_but_output(house: House) -> None:
 
 def test_the_first_result_counts_and_needs_no_newline(house: House) -> None:
     heard, ending = hear_out(house.shell("""printf '{"result": {"n": 1}}\\n{"result": {"n": 2}}'"""))
-    assert [event for event in heard if isinstance(event, Result)] == [Result({"n": 1})]
+    assert [event for event in heard if isinstance(event, FlowResult)] == [FlowResult({"n": 1})]
     assert ending.result == {"n": 1}
     assert hear_out(house.shell("""printf '{"result": {"n": 3}}'"""))[1].result == {"n": 3}
 
@@ -189,7 +189,7 @@ def test_the_first_result_counts_and_needs_no_newline(house: House) -> None:
 def test_a_result_that_cannot_be_taken_is_named(house: House, value: str, error: str) -> None:
     (house.folder / "said").write_text('{"result": ' + value + "}\n")
     heard, ending = hear_out(house.shell("cat said"))
-    assert not any(isinstance(event, Result) for event in heard)
+    assert not any(isinstance(event, FlowResult) for event in heard)
     assert (ending.result, ending.error) == (None, error)
 
 
@@ -217,7 +217,7 @@ def test_secrets_are_masked_in_log_tail_result_and_progress(house: House) -> Non
 
 def test_nothing_secret_is_in_the_command_line_of_the_guard(house: House) -> None:
     order = house.shell("sleep 100", env=house.env | {"TOKEN": "password-1"}, mask=["password-1"])
-    with Guarded(order) as guarded:
+    with SupervisedCommand(order) as guarded:
         parent = int(Path(f"/proc/{wait_for_start(guarded)}/stat").read_text().rsplit(")", 1)[1].split()[1])
         shown = Path(f"/proc/{parent}/cmdline").read_bytes() + Path(f"/proc/{parent}/environ").read_bytes()
         assert b"supervisor/main.py" in shown
@@ -272,7 +272,7 @@ def test_a_command_that_closes_its_outputs_goes_on(house: House) -> None:
 
 
 def test_an_event_can_be_waited_for_with_others(house: House) -> None:
-    with Guarded(house.order("/bin/true")) as guarded:
+    with SupervisedCommand(house.order("/bin/true")) as guarded:
         poll = select.poll()
         poll.register(guarded, select.POLLIN)
         assert poll.poll(PATIENCE * 1000)

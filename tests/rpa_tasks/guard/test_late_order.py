@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from rpa_tasks.outcomes import Ended, Ending, Outcome, judge
+from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, judge
 from rpa_tasks.supervisor.child import NotStarted
-from rpa_tasks.supervisor.client import Guarded
+from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
 from rpa_tasks.supervisor.watch import Watch
@@ -21,14 +21,14 @@ def test_a_command_does_not_begin_after_its_lease(house: House) -> None:
     """Were it only told to end, it could go on for all of its grace beside the run that took its place."""
     began = house.folder / "began"
     order = house.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
-    with Guarded(order) as guarded:
-        while not isinstance(ending := guarded.next_event(timeout=5), Ending):
+    with SupervisedCommand(order) as guarded:
+        while not isinstance(ending := guarded.next_event(timeout=5), CommandResult):
             pass
 
-    assert (ending.ended, ending.error, ending.started) == (Ended.NOT_STARTED, "lease_lost", False)
+    assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, "lease_lost", False)
     assert not began.exists()
     verdict = judge(ending, exit_codes={}, idempotent=False, needs_result=False)
-    assert (verdict.outcome, verdict.reason) == (Outcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran
+    assert (verdict.outcome, verdict.reason) == (RunOutcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran
 
 
 def test_nor_where_the_machine_slept_since_the_lease_was_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

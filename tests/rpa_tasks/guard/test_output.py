@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rpa_tasks.supervisor.hearing import Hearing
-from rpa_tasks.supervisor.kept_log import KeptLog
+from rpa_tasks.supervisor.hearing import OutputReader
+from rpa_tasks.supervisor.kept_log import RotatingLog
 from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, Tail
 from rpa_tasks.supervisor.protocol import Outbox
 
@@ -59,7 +59,7 @@ def test_of_two_secrets_the_longer_is_masked_whole() -> None:
 def test_the_log_keeps_the_beginning_and_the_most_recent(chunks: list[bytes], limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
-        log = KeptLog(str(path), limit)
+        log = RotatingLog(str(path), limit)
         for chunk in chunks:
             log.write(chunk)
             assert path.stat().st_size <= limit
@@ -74,7 +74,7 @@ def test_the_log_keeps_the_beginning_and_the_most_recent(chunks: list[bytes], li
 
 
 def test_the_note_in_the_log_says_how_much_is_missing(tmp_path: Path) -> None:
-    log = KeptLog(str(tmp_path / "log"), 1000)
+    log = RotatingLog(str(tmp_path / "log"), 1000)
     text = b"".join(b"line %d\n" % number for number in range(1000))
     for start in range(0, len(text), 7):
         log.write(text[start : start + 7])
@@ -89,7 +89,7 @@ def test_the_note_in_the_log_says_how_much_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_for_a_while_costs_only_that_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = KeptLog(str(tmp_path / "log"), 1000)
+    log = RotatingLog(str(tmp_path / "log"), 1000)
     log.write(b"before\n")
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -125,8 +125,8 @@ def test_no_line_keeps_the_next_from_being_heard(tmp_path: Path, monkeypatch: py
     """Not even one that nobody here has thought of: the command would end with its guard, and nobody would know why."""
     readable, writable = os.pipe()
     outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))
-    hearing = Hearing({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
-    hearing.attend(readable, os.open("/dev/null", os.O_RDONLY))
+    hearing = OutputReader({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
+    hearing.attach(readable, os.open("/dev/null", os.O_RDONLY))
 
     def breaks(value: Any) -> None:
         raise TypeError(value)

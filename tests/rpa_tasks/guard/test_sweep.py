@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sweep
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes
 from tests.rpa_tasks.guard.house import DAEMON, PATIENCE, House, eventually, is_alive
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -39,7 +39,7 @@ def earlier_than(lease_no: int, house: House) -> Callable[[Mapping[str, str]], b
 
 def test_what_an_earlier_lease_left_is_ended_and_the_present_one_is_not(house: House, start: Start) -> None:
     earlier, present = start(), start(**{LEASE_NO: "8"})
-    assert sweep(earlier_than(8, house)) == []
+    assert end_marked_processes(earlier_than(8, house)) == []
     assert earlier.wait(PATIENCE) == -signal.SIGTERM
     assert present.poll() is None
 
@@ -48,7 +48,7 @@ def test_what_ignores_sigterm_is_killed(house: House, start: Start) -> None:
     ready = house.folder / "ready"
     stubborn = start("/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
     eventually(ready.exists)
-    assert sweep(earlier_than(8, house)) == []
+    assert end_marked_processes(earlier_than(8, house)) == []
     assert stubborn.wait(PATIENCE) == -signal.SIGKILL
 
 
@@ -56,7 +56,7 @@ def test_a_daemon_is_found_wherever_it_hides(house: House, start: Start) -> None
     place = house.folder / "daemon"
     assert start(sys.executable, "-c", DAEMON, str(place)).wait(PATIENCE) == 0
     assert is_alive(int(place.read_text()))
-    assert sweep(earlier_than(8, house)) == []
+    assert end_marked_processes(earlier_than(8, house)) == []
     assert not is_alive(int(place.read_text()))
 
 
@@ -68,7 +68,7 @@ def test_runs_of_another_node_on_this_machine_are_left_alone(house: House, start
         asked.append(markers)
         return markers[TASK_ID] == house.task_id
 
-    assert sweep(note) == []
+    assert end_marked_processes(note) == []
     assert house.task_id not in [markers[TASK_ID] for markers in asked]
     assert another.poll() is None
 
@@ -81,7 +81,7 @@ def test_all_markers_are_told(house: House, start: Start) -> None:
         told.append(markers)
         return False
 
-    sweep(note)
+    end_marked_processes(note)
     assert {name: house.env[name] for name in (TASK_ID, LEASE_NO, SHOP, STATE_DIR)} in told
 
 
@@ -90,7 +90,7 @@ def test_who_cannot_be_proven_dead_is_named(house: House, start: Start, monkeypa
     monkeypatch.setattr(processes, "PROOF_SECONDS", 0.1)
     monkeypatch.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
     monkeypatch.setattr(processes.Process, "send", lambda self, number: None)
-    assert sweep(earlier_than(8, house)) == [immortal.pid]
+    assert end_marked_processes(earlier_than(8, house)) == [immortal.pid]
 
 
 def test_the_sweeper_itself_is_spared(house: House) -> None:
@@ -109,7 +109,7 @@ def test_a_signal_meant_for_a_dead_process_reaches_no_stranger_with_its_pid() ->
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as stranger:
         assert stranger.stdin is not None
         assert stranger.stdout is not None
-        process = processes.look(stranger.pid)
+        process = processes.read_process(stranger.pid)
         assert process is not None
         process.started -= 1  # as if it were the one that had the pid before
         process.send(signal.SIGKILL)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rpa_tasks.supervisor import orphans, processes
-from rpa_tasks.supervisor.client import Guarded
-from rpa_tasks.supervisor.orphans import end_unguarded, has_guard
+from rpa_tasks.supervisor.client import SupervisedCommand
+from rpa_tasks.supervisor.orphans import end_unsupervised, has_supervisor
 from tests.rpa_tasks.guard.house import DAEMON, House, eventually, guard_of, is_alive, start_runner, wait_for_start
 
 #: A command whose child has one, too, and says when all are there.
@@ -31,7 +31,7 @@ def descendants(house: House, command: int) -> list[processes.Process]:
     """The child and its child; `touch`, which says that they are there, may outlive the saying."""
     eventually((house.folder / "there").exists)
     eventually(lambda: len(house.pids()) == 3)
-    return [look for pid in house.pids() if pid != command and (look := processes.look(pid))]
+    return [look for pid in house.pids() if pid != command and (look := processes.read_process(pid))]
 
 
 @pytest.mark.faults
@@ -39,26 +39,26 @@ def descendants(house: House, command: int) -> list[processes.Process]:
 def test_what_outlives_runner_and_guard_is_ended_at_the_next_look(house: House, script: str) -> None:
     with start_runner(house, script) as (runner, command):
         left = descendants(house, command)
-        assert all(map(has_guard, left))
+        assert all(map(has_supervisor, left))
         os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
         os.kill(guard_of(command), signal.SIGKILL)
         runner.kill()
     eventually(lambda: not is_alive(command))
     assert [is_alive(process.pid) for process in left] == [True] * len(left)
 
-    assert end_unguarded() == 0
+    assert end_unsupervised() == 0
     assert house.pids() == []
 
 
 def test_a_run_with_a_guard_is_left_alone_with_all_its_daemons(house: House) -> None:
     place = house.folder / "daemon"
-    with Guarded(house.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
+    with SupervisedCommand(house.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
         command = wait_for_start(guarded)
         eventually(place.exists)
         guard, daemon = guard_of(command), int(place.read_text())
         eventually(lambda: guard_of(daemon) == guard)
 
-        assert end_unguarded() == 2
+        assert end_unsupervised() == 2
         assert is_alive(command)
         assert is_alive(daemon)
 
@@ -66,7 +66,7 @@ def test_a_run_with_a_guard_is_left_alone_with_all_its_daemons(house: House) -> 
 def test_processes_of_another_node_on_this_machine_are_left_alone(house: House) -> None:
     another = subprocess.Popen(["/bin/sleep", "1000"], env=house.env | {"AFTERTOUCH_STATE_DIR": "/somewhere/else"})
     try:
-        assert end_unguarded() == 0
+        assert end_unsupervised() == 0
         assert another.poll() is None
     finally:
         another.kill()
@@ -75,11 +75,11 @@ def test_processes_of_another_node_on_this_machine_are_left_alone(house: House) 
 
 def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard adopts it; whoever had seen the parent and then found nobody would end a run in good order."""
-    with Guarded(house.shell(f"{BRANCHES}; sleep 1000")) as guarded:
+    with SupervisedCommand(house.shell(f"{BRANCHES}; sleep 1000")) as guarded:
         command = wait_for_start(guarded)
         left = descendants(house, command)
         orphan = next(process for process in left if process.parent != command)
-        parent, guard, really = orphan.parent, guard_of(command), processes.look
+        parent, guard, really = orphan.parent, guard_of(command), processes.read_process
 
         def look(pid: int) -> processes.Process | None:
             if pid == parent and is_alive(parent):
@@ -87,16 +87,16 @@ def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monk
                 eventually(lambda: guard_of(orphan.pid) == guard)
             return really(pid)
 
-        monkeypatch.setattr(orphans, "look", look)
-        assert has_guard(orphan)
+        monkeypatch.setattr(orphans, "read_process", look)
+        assert has_supervisor(orphan)
         assert not is_alive(parent)
 
 
 def test_who_has_ended_by_now_is_nobodys_to_end(house: House) -> None:
     process = subprocess.Popen(["/bin/sleep", "1000"], env=house.env)
-    seen = processes.look(process.pid)
+    seen = processes.read_process(process.pid)
     assert seen
-    assert not has_guard(seen)
+    assert not has_supervisor(seen)
     process.kill()
     process.wait()
-    assert has_guard(seen)
+    assert has_supervisor(seen)

@@ -22,9 +22,9 @@ from django.conf import settings  # noqa: E402
 
 from rpa_tasks import isolation  # noqa: E402
 from rpa_tasks.browsers import registry  # noqa: E402
-from rpa_tasks.browsers.pool import borrow  # noqa: E402
-from rpa_tasks.outcomes import Ending  # noqa: E402
-from rpa_tasks.supervisor.client import Guarded, Order  # noqa: E402
+from rpa_tasks.browsers.pool import acquire_browser  # noqa: E402
+from rpa_tasks.outcomes import CommandResult  # noqa: E402
+from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand  # noqa: E402
 
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 WAIT = timedelta(seconds=20)
@@ -37,14 +37,14 @@ def main(database: str) -> None:
     holder = subprocess.Popen(["sleep", "600"], env={"DJANGO_SECRET_KEY": word}, start_new_session=True)
     try:
         with (
-            borrow("p-s2", "p/s2", wait=WAIT, lease_no=1) as other,
-            borrow("p-s1", "p/s1", wait=WAIT, lease_no=1) as own,
+            acquire_browser("p-s2", "p/s2", wait=WAIT, lease_no=1) as other,
+            acquire_browser("p-s1", "p/s1", wait=WAIT, lease_no=1) as own,
         ):
-            (registry.profile("p-s2") / "cookies").write_text(word)
-            folder = registry.runs() / "run"
+            (registry.profile_dir("p-s2") / "cookies").write_text(word)
+            folder = registry.runs_dir() / "run"
             isolation.make_run_directory("p-s1", folder)
             environment = {
-                "PATH": "/usr/bin:/bin", "HOME": str(isolation.home("p-s1")), "TMPDIR": str(folder / "tmp"),
+                "PATH": "/usr/bin:/bin", "HOME": str(isolation.home_dir("p-s1")), "TMPDIR": str(folder / "tmp"),
                 "PYTHONPATH": str(settings.BASE_DIR),
             }  # fmt: skip
             param = {
@@ -53,16 +53,16 @@ def main(database: str) -> None:
                 "profile": str(own.profile_dir), "other_profile": str(other.profile_dir), "database": database,
             }  # fmt: skip
             with isolation.plan_for_run("p-s1", folder, [], own.port) as plan:
-                order = Order(
+                order = RunSpec(
                     argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
                     env=environment, timeout=150, log_path=str(state / "run.log"), cwd=str(folder),
                     prefix=plan.prefix, confine=plan.confine,
                 )  # fmt: skip
-                with Guarded(order) as guarded:
-                    while not isinstance(event := guarded.next_event(1), Ending):
+                with SupervisedCommand(order) as guarded:
+                    while not isinstance(event := guarded.next_event(1), CommandResult):
                         pass
-            own.give_back(dirty=True)
-            other.give_back(dirty=True)
+            own.release(dirty=True)
+            other.release(dirty=True)
     finally:
         holder.kill()
         holder.wait()

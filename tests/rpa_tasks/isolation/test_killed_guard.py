@@ -15,9 +15,9 @@ import pytest
 from config.local.processes import wait_until
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.outcomes import Ended, Ending
-from rpa_tasks.supervisor.client import Guarded, Order, Started
-from rpa_tasks.supervisor.processes import Process, everyone, look
+from rpa_tasks.outcomes import CommandResult, ExitCause
+from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
+from rpa_tasks.supervisor.processes import Process, all_processes, read_process
 
 #: Leaves its parent, its session and its environment. Its argument tells it apart.
 HIDES = """
@@ -36,7 +36,9 @@ def hidden(word: str) -> list[Process]:
         except OSError:
             return []
 
-    return [each for each in everyone() if line(each)[1:4] == [b"-c", b"import time; time.sleep(600)", word.encode()]]
+    return [
+        each for each in all_processes() if line(each)[1:4] == [b"-c", b"import time; time.sleep(600)", word.encode()]
+    ]
 
 
 @pytest.fixture(params=(isolation.NONE, isolation.UID, isolation.BUBBLEWRAP))
@@ -47,31 +49,31 @@ def kind(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.Monk
         if not shutil.which("bwrap"):
             pytest.skip("missing service: bubblewrap")
         if os.geteuid() == 0:  # refused, because root is root inside; its processes end in the same way
-            monkeypatch.setattr(isolation, "_prove", lambda *_: "")
+            monkeypatch.setattr(isolation, "_prove_mode", lambda *_: "")
     settings.AFTERTOUCH_RPA_ISOLATION = request.param
     return str(request.param)
 
 
 def test_guard_killed_descendant_in_its_own_session_is_gone_at_the_ending(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
-    folder = registry.runs() / word
+    folder = registry.runs_dir() / word
     isolation.make_run_directory("p-s1", folder)
     with isolation.plan_for_run("p-s1", folder, [], None) as plan:
-        order = Order(
+        order = RunSpec(
             argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=60,
             log_path=str(tmp_path / "log"), cwd=str(folder), prefix=plan.prefix, confine=plan.confine,
         )  # fmt: skip
-        with Guarded(order) as guarded:
+        with SupervisedCommand(order) as guarded:
             while not isinstance(event := guarded.next_event(1), Started):
-                assert not isinstance(event, Ending), event
+                assert not isinstance(event, CommandResult), event
             assert wait_until(lambda: hidden(word), 30)
-            command = look(event.pid)
+            command = read_process(event.pid)
             assert command
             os.kill(command.parent, signal.SIGKILL)
-            while not isinstance(event := guarded.next_event(1), Ending):
+            while not isinstance(event := guarded.next_event(1), CommandResult):
                 pass
     left = hidden(word)
     for process in left:
         process.send(signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
-    assert (event.ended, event.survivors, left) == (Ended.GUARD_LOST, 0, [])
+    assert (event.ended, event.survivors, left) == (ExitCause.SUPERVISOR_LOST, 0, [])

@@ -22,7 +22,7 @@ def by_uid(settings: Any) -> None:
 
 
 def found() -> list[tuple[str | None, str]]:
-    return [(each.id, each.msg) for each in checks.commands_are_isolated()]
+    return [(each.id, each.msg) for each in checks.check_isolation()]
 
 
 @pytest.mark.parametrize(

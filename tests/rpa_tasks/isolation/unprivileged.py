@@ -20,7 +20,7 @@ if __name__ == "__main__":
     if python.startswith("/root/"):
         mounts.append((python, confine.READ))
     confine._mount_all(mounts)
-    confine._check(confine._libc.umount2(b"/proc", 2), "umount")  # the one that hides other users' processes
+    confine._check_call(confine._libc.umount2(b"/proc", 2), "umount")  # the one that hides other users' processes
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))

@@ -18,8 +18,8 @@ import pytest
 
 from config.environment import ROOT
 from rpa_tasks.browsers import chromium, devtools, pool, profiles, registry, shutdown
-from rpa_tasks.browsers.browser_processes import MARKER, command_line
-from rpa_tasks.supervisor.processes import environment, everyone, look
+from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
+from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
 
 PATIENCE = 60.0  #: seconds for a machine that does other things, too
 
@@ -96,14 +96,14 @@ def living(state: Path) -> list[int]:
     """Processes that have anything to do with the browsers of this state directory."""
     return [
         process.pid
-        for process in everyone()
-        if environment(process.pid).get(MARKER, "").startswith(str(state))
-        or f"--user-data-dir={state}/" in command_line(process.pid)
+        for process in all_processes()
+        if read_environment(process.pid).get(MARKER, "").startswith(str(state))
+        or f"--user-data-dir={state}/" in read_command_line(process.pid)
     ]
 
 
 def is_gone(pid: int) -> bool:
-    process = look(pid)
+    process = read_process(pid)
     return process is None or process.gone
 
 
@@ -117,7 +117,7 @@ def visit(port: int, url: str, site: Any) -> str:
     """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
     the site notes a visit before."""
     before = len(site.visits)
-    opened = devtools._get(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
+    opened = devtools._request_http(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
     path = url.removeprefix(site.url)
     eventually(lambda: (opened, path) in _shown(port), f"no {url}")
     return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
@@ -126,20 +126,20 @@ def visit(port: int, url: str, site: Any) -> str:
 def _shown(port: int) -> list[tuple[str, str]]:
     """Id and title of each page; none while the browser is too busy to tell."""
     with suppress(devtools.NoAnswer):
-        return [(page["id"], page["title"]) for page in devtools.pages(port)]
+        return [(page["id"], page["title"]) for page in devtools.list_tabs(port)]
     return []
 
 
 def cookies(port: int) -> dict[str, str]:
-    found = devtools.call(port, devtools.address(port), "Storage.getCookies")["cookies"]
+    found = devtools.send_command(port, devtools.websocket_path(port), "Storage.getCookies")["cookies"]
     return {cookie["name"]: cookie["value"] for cookie in found}
 
 
 def record_of(profile: str) -> registry.Record | None:
-    found = registry.records(8).values()
+    found = registry.read_records(8).values()
     return next((record for record in found if record and record.profile == profile), None)
 
 
 def states() -> dict[str, str]:
     """By profile."""
-    return {record.profile: record.state for record in registry.records(8).values() if record}
+    return {record.profile: record.state for record in registry.read_records(8).values() if record}

@@ -21,7 +21,7 @@ import django
 django.setup()
 
 from rpa_tasks.browsers.errors import NoBrowser  # noqa: E402
-from rpa_tasks.browsers.pool import Borrowed, borrow  # noqa: E402
+from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser  # noqa: E402
 
 
 def main() -> None:
@@ -44,13 +44,13 @@ def _obey(profile: str, wait: float) -> None:
     for line in sys.stdin:
         if line.strip() == "die":
             os._exit(1)
-        borrowed.give_back(dirty=line.strip() == "dirty")
+        borrowed.release(dirty=line.strip() == "dirty")
         _say({"given": True})
 
 
-def _borrow(profile: str, wait: float) -> Borrowed | None:
+def _borrow(profile: str, wait: float) -> AcquiredBrowser | None:
     try:
-        found = borrow(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
+        found = acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
     except NoBrowser as error:
         _say({"reason": error.reason, "detail": error.detail})
         return None
@@ -71,7 +71,7 @@ def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
     for _ in range(rounds):
         profile = random.choice(profiles)
         try:
-            with borrow(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1) as found:
+            with acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1) as found:
                 os.write(notes, f"+ {profile} {found.slot} {found.pid}\n".encode())
                 time.sleep(random.uniform(0, 0.05))  # the work
                 os.write(notes, f"- {profile} {found.slot} {found.pid}\n".encode())

@@ -16,7 +16,7 @@ import pytest
 
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.chromium import NAMES
-from rpa_tasks.browsers.pool import Borrowed, borrow
+from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from tests.rpa_tasks.pool.actors import BorrowerProcess, be_patient, eventually, living
 
 
@@ -43,17 +43,17 @@ def pool(state: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def lend(pool: Path) -> Iterator[Callable[..., Borrowed]]:
+def lend(pool: Path) -> Iterator[Callable[..., AcquiredBrowser]]:
     """Borrow in this process; what a test does not give back is given back."""
-    lent: list[Borrowed] = []
+    lent: list[AcquiredBrowser] = []
 
-    def lend(profile: str = "s1", wait: float = 20, lease_no: int = 1) -> Borrowed:
-        lent.append(borrow(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=lease_no))
+    def lend(profile: str = "s1", wait: float = 20, lease_no: int = 1) -> AcquiredBrowser:
+        lent.append(acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=lease_no))
         return lent[-1]
 
     yield lend
     for borrowed in lent:
-        borrowed.give_back()
+        borrowed.release()
 
 
 @pytest.fixture

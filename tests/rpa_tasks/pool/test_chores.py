@@ -62,7 +62,7 @@ def process_of(state: Path) -> Iterator[Any]:
 def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_NODE = "node-7"
     settings.AFTERTOUCH_RPA_SLOTS = 4
-    doing = housekeeping.Chores(["high", "low"])
+    doing = housekeeping.Housekeeping(["high", "low"])
     doing.report()
     first = ExecutionNode.objects.get()
     doing.report()
@@ -78,7 +78,7 @@ def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch:
     """The lanes compare it with theirs: a node whose clock is behind would lose its shops."""
     really = now
     monkeypatch.setattr(housekeeping, "now", lambda: really() - timedelta(days=1))
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
     for _ in range(2):  # made, then changed
         doing.report()
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
@@ -90,7 +90,7 @@ def test_nodes_that_nobody_has_heard_of_for_a_month_are_forgotten(state: Path, s
     for name, days in (("gone", 31), ("away", 29)):
         seen = now() - timedelta(days=days)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5)
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
     doing.report()
     doing.tidy()
     assert {node.name for node in ExecutionNode.objects.all()} == {"here", "away"}
@@ -103,7 +103,7 @@ def test_the_processes_of_a_run_that_is_over_are_ended(
     superseded = process_of(job.task_id, 2)
     unknown = process_of(uuid4(), 1)
     elsewhere = process_of(uuid4(), 1, folder=Path("/another/node"))
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
 
     doing.end_orphans()
     assert [each.poll() for each in (superseded, unknown)] == [None, None]  # their guard may still be at it
@@ -122,7 +122,7 @@ def test_the_processes_of_a_run_that_is_over_are_ended(
 def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim was just not visible yet; its thirty seconds begin anew should it end."""
     process = process_of(job.task_id, 4)
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
     doing.end_orphans()
     Job.objects.filter(pk=job.pk).update(lease_no=4)
     doing.end_orphans()
@@ -144,7 +144,7 @@ def test_old_evidence_is_deleted_a_batch_a_pass(
     evidence: None, state: Path, django_assert_max_num_queries: Any
 ) -> None:
     """The same thread says that the node lives."""
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
     left = []
     for _ in range(4):
         with django_assert_max_num_queries(2):  # the last ones, and nodes
@@ -174,7 +174,7 @@ def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
 
 def aged(name: str, days: float, content: bytes = b"said") -> Path:
     """A log that nobody has written to for so long."""
-    path = registry.logs() / name
+    path = registry.browser_logs_dir() / name
     path.write_bytes(content)
     then = time.time() - timedelta(days=days).total_seconds()
     os.utime(path, (then, then))
@@ -219,7 +219,7 @@ def test_of_very_many_logs_some_are_looked_at_each_time(
     for _ in range(4):
         with django_assert_max_num_queries(1):
             assert old_logs.delete_some() <= 10
-        left.append(len(list(registry.logs().iterdir())))
+        left.append(len(list(registry.browser_logs_dir().iterdir())))
     assert left[0] >= 30
     assert left[-1] == 20
     late = aged(f"{uuid4()}-1.log", 2)
@@ -230,24 +230,24 @@ def test_of_very_many_logs_some_are_looked_at_each_time(
 
 def test_a_pass_looks_after_logs(state: Path) -> None:
     left = aged(f"{uuid4()}-1.log", 2)
-    for step in housekeeping.Chores([]).steps:
+    for step in housekeeping.Housekeeping([]).steps:
         step()
     assert not left.exists()
 
 
 def test_tidying_is_not_done_at_every_pass(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = housekeeping.Chores([])
+    doing = housekeeping.Housekeeping([])
     doing.tidy()
     monkeypatch.setattr(housekeeping, "delete_old_evidence", None)  # calling it again would fail
     doing.tidy()
 
 
 def test_without_a_database_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = housekeeping.Chores([])
-    assert doing.can_be_done()
+    doing = housekeeping.Housekeeping([])
+    assert doing.is_database_available()
 
     def away() -> None:
         raise OperationalError("connection refused")
 
     monkeypatch.setattr(connection, "ensure_connection", away)
-    assert not doing.can_be_done()
+    assert not doing.is_database_available()

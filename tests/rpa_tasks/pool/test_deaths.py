@@ -17,9 +17,9 @@ import pytest
 
 from rpa_tasks.browsers import devtools, recycling, registry, shutdown
 from rpa_tasks.browsers.errors import PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.singleton import release_singleton
-from rpa_tasks.supervisor.processes import everyone
+from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.pool.actors import (
     BorrowerProcess,
     cookies,
@@ -33,7 +33,7 @@ from tests.rpa_tasks.pool.actors import (
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 Begin = Callable[..., BorrowerProcess]
 
 
@@ -71,7 +71,7 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
         os.read(out, 1)  # lives until told
         os._exit(0)
     try:
-        borrowed.give_back()
+        borrowed.release()
         assert lend("s1").warm
     finally:
         os.write(into, b"x")
@@ -82,29 +82,29 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
 
 def test_a_browser_that_died_idle_is_replaced(lend: Lend) -> None:
     first = lend("s1")
-    first.give_back()
+    first.release()
     kill(first.pid)
 
     second = lend("s1")
     assert not second.warm
-    assert devtools.address(second.port)
+    assert devtools.websocket_path(second.port)
 
 
 def test_a_browser_that_dies_in_mid_run_leaves_a_profile_that_works(lend: Lend) -> None:
     first = lend("s1")
     kill(first.pid)
     assert (first.profile_dir / "SingletonLock").is_symlink()
-    first.give_back()
+    first.release()
     assert states() == {}
 
     second = lend("s1")
-    assert devtools.address(second.port)
+    assert devtools.websocket_path(second.port)
     assert cookies(second.port) == {}
 
 
 def test_a_browser_that_hangs_is_killed(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lend("s1")
-    first.give_back()
+    first.release()
     hang(first.pid, monkeypatch)
 
     second = lend("s1")
@@ -114,11 +114,11 @@ def test_a_browser_that_hangs_is_killed(lend: Lend, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "a-container-that-is-gone"])
 def test_the_lock_of_a_dead_browser_is_removed(lend: Lend, state: Path, host: str) -> None:
-    profile = registry.profile("s1")
+    profile = registry.profile_dir("s1")
     (profile / "SingletonLock").symlink_to(f"{host}-999999999")
     (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
 
-    assert devtools.address(lend("s1").port)
+    assert devtools.websocket_path(lend("s1").port)
 
 
 def test_the_lock_of_a_live_browser_is_respected(lend: Lend) -> None:
@@ -146,7 +146,7 @@ class _Impostor(BaseHTTPRequestHandler):
 
 def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend: Lend) -> None:
     first = lend("s1")
-    first.give_back()
+    first.release()
     record = record_of("s1")
     assert record is not None
     impostor = HTTPServer(("127.0.0.1", 0), _Impostor)
@@ -154,12 +154,12 @@ def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend:
     thread.start()
     try:
         port = impostor.server_address[1]
-        registry.write(replace(record, port=port))
+        registry.write_record(replace(record, port=port))
         second = lend("s1")
         assert not second.warm
         assert second.port != port
         assert is_gone(first.pid)
-        assert devtools.address(port).endswith("impostor")
+        assert devtools.websocket_path(port).endswith("impostor")
     finally:
         impostor.shutdown()
         thread.join()
@@ -169,11 +169,11 @@ def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend:
 def test_another_process_with_the_recorded_pid_is_not_harmed(lend: Lend) -> None:
     """The browser died and its pid was given away."""
     first = lend("s1")
-    first.give_back()
+    first.release()
     record = record_of("s1")
     assert record is not None
     kill(first.pid)
-    registry.write(replace(record, pid=os.getpid()))
+    registry.write_record(replace(record, pid=os.getpid()))
 
     assert not lend("s1").warm  # and this process still runs
 
@@ -186,10 +186,10 @@ def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(stat
         assert leader.stdout
         session = int(leader.stdout.readline())
         leader.wait()
-    daemon = eventually(lambda: [each.pid for each in everyone() if each.session == session], "no daemon")[0]
+    daemon = eventually(lambda: [each.pid for each in all_processes() if each.session == session], "no daemon")[0]
     try:
         record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
-        assert shutdown.end(record, "test")
+        assert shutdown.end_browser(record, "test")
         assert not is_gone(daemon)
     finally:
         kill(daemon)
@@ -198,20 +198,20 @@ def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(stat
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "idle", "surprise": 1}'])
 def test_a_record_that_says_nothing_readable_costs_one_browser(lend: Lend, content: bytes) -> None:
     first = lend("s1")
-    first.give_back()
+    first.release()
     registry.slot_record(first.slot).write_bytes(content)
 
     second = lend("s1")
     assert is_gone(first.pid)
-    assert devtools.address(second.port)
+    assert devtools.websocket_path(second.port)
     recycling.end_abandoned()
-    assert registry.read(first.slot) is None or first.slot == second.slot
+    assert registry.read_record(first.slot) is None or first.slot == second.slot
 
 
 def test_a_browser_without_a_record_is_ended_before_its_profile_is_used(lend: Lend) -> None:
     first = lend("s1")
-    first.give_back()
-    registry.forget(first.slot)
+    first.release()
+    registry.delete_record(first.slot)
 
     second = lend("s1")
     assert not second.warm
@@ -220,8 +220,8 @@ def test_a_browser_without_a_record_is_ended_before_its_profile_is_used(lend: Le
 
 def test_a_browser_without_a_record_is_ended_by_the_maintainer(lend: Lend, pool: Path) -> None:
     first = lend("s1")
-    first.give_back()
-    registry.forget(first.slot)
+    first.release()
+    registry.delete_record(first.slot)
 
     recycling.end_unrecorded()
     assert living(pool) == []
@@ -233,15 +233,15 @@ def test_killed_while_it_was_starting_one(lend: Lend, borrower: Begin, pool: Pat
     victim.kill()
 
     second = lend("s1")
-    assert devtools.address(second.port)
-    second.give_back(dirty=True)
+    assert devtools.websocket_path(second.port)
+    second.release(dirty=True)
     eventually(lambda: living(pool) == [], "something of the first start is left")
 
 
 def test_what_cannot_be_proven_dead_is_quarantined(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lend("s1")
-    monkeypatch.setattr(shutdown, "end", lambda record, why: False)
-    first.give_back(dirty=True)
+    monkeypatch.setattr(shutdown, "end_browser", lambda record, why: False)
+    first.release(dirty=True)
     record = record_of("s1")
     assert record is not None
     assert (record.state, record.reason) == ("quarantined", "dirty")

@@ -16,16 +16,16 @@ import pytest
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_processes import MARKER, command_line, left_on, strangers
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor import confine
-from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir, sweep
-from rpa_tasks.supervisor.processes import everyone, real_uid
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes, state_dir
+from rpa_tasks.supervisor.processes import all_processes, real_uid
 from tests.rpa_tasks.pool.actors import eventually, is_gone, states
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 Begin = Callable[..., int]
 SLEEP = "import time; time.sleep(600)"
 
@@ -40,11 +40,11 @@ def begin(state: Path, settings: Any) -> Iterator[Begin]:
         if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
             pytest.skip("missing service: bubblewrap")
         owner = isolation.uid_of(profile) if kind == isolation.UID else 0
-        binds = {str(isolation.home(profile)): confine.WRITE, str(registry.profile(profile)): confine.READ}
-        plan = isolation._plan_of(kind, owner, binds, ruleset=-1)
+        binds = {str(isolation.home_dir(profile)): confine.WRITE, str(registry.profile_dir(profile)): confine.READ}
+        plan = isolation._build_plan(kind, owner, binds, ruleset=-1)
         command = [sys.executable, "-c", SLEEP, *arguments]
         own = [f"{name}={value}" for name, value in environment.items()]
-        words = [*isolation._starter(plan), "env", "-i", *own, *command]  # as a flow drops what it was given
+        words = [*isolation._start_command(plan), "env", "-i", *own, *command]  # as a flow drops what it was given
         given = {"PATH": os.defpath, TASK_ID: "1"}
         started.append(subprocess.Popen(words, start_new_session=True, env=given))
         return int(eventually(lambda: _running(started[-1].pid, command), "it does not start"))
@@ -59,30 +59,32 @@ def begin(state: Path, settings: Any) -> Iterator[Begin]:
 def _running(group: int, command: list[str]) -> int:
     """The pid of the command in this session, once it was entered."""
     line = " ".join(command)
-    return next((each.pid for each in everyone() if each.session == group and command_line(each.pid) == line), 0)
+    return next(
+        (each.pid for each in all_processes() if each.session == group and read_command_line(each.pid) == line), 0
+    )
 
 
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
 def test_strangers_flow_that_names_another_shops_profile_is_none(begin: Begin, kind: str) -> None:
-    profile = str(registry.profile("s1").resolve())
+    profile = str(registry.profile_dir("s1").resolve())
     begin(kind, "s2", f"--user-data-dir={profile}")
-    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: registry.marker(1)})
+    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: registry.slot_marker(1)})
 
-    assert (strangers(profile), left_on(profile)) == ([], [])
+    assert (unowned_processes(profile), leftover_browsers_on(profile)) == ([], [])
 
 
 def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
-    profile = str(registry.profile("s1").resolve())
+    profile = str(registry.profile_dir("s1").resolve())
     with subprocess.Popen([sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]) as person:
         try:
-            assert eventually(lambda: strangers(profile), "it does not start") == [person.pid]
+            assert eventually(lambda: unowned_processes(profile), "it does not start") == [person.pid]
         finally:
             person.kill()
 
 
 def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, tmp_path: Path) -> None:
     """A flow can make such a root in a namespace of its own: its links must not be followed from ours."""
-    profile = registry.profile("s1").resolve()
+    profile = registry.profile_dir("s1").resolve()
     link = tmp_path / str(profile).lstrip("/")
     link.parent.mkdir(parents=True)
     link.symlink_to(profile)
@@ -90,7 +92,7 @@ def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, t
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), f"--user-data-dir={profile}"]) as flow:
         try:
             eventually(lambda: os.readlink(f"/proc/{flow.pid}/root") == str(tmp_path), "it does not start")
-            assert strangers(str(profile)) == []
+            assert unowned_processes(str(profile)) == []
         finally:
             flow.kill()
 
@@ -99,35 +101,35 @@ def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, t
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
 def test_browser_marked_by_another_shops_flow_is_ended_and_its_slot_freed(begin: Begin, lend: Lend, kind: str) -> None:
     borrowed = lend("s1")
-    flow = begin(kind, "s2", **{MARKER: registry.marker(borrowed.slot)})
+    flow = begin(kind, "s2", **{MARKER: registry.slot_marker(borrowed.slot)})
 
-    borrowed.give_back(dirty=True)
+    borrowed.release(dirty=True)
 
     assert (states(), is_gone(borrowed.pid), is_gone(flow)) == ({}, True, False)
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2], ids=("unknown", "starting", "recorded"))
 def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: Begin, slot: int) -> None:
-    registry.write(Record(slot=1, state=BUSY, profile="s2"))  # another shop's, and only about to start
-    registry.write(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
-    flow = begin(isolation.UID, "s1", **{MARKER: registry.marker(slot)})
+    registry.write_record(Record(slot=1, state=BUSY, profile="s2"))  # another shop's, and only about to start
+    registry.write_record(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
+    flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(slot)})
 
-    assert [each.pid for each in isolation.left_by_runs({isolation.uid_of("s1")})] == [flow]
+    assert [each.pid for each in isolation.leftover_run_processes({isolation.uid_of("s1")})] == [flow]
 
 
 @pytest.mark.browser
 def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) -> None:
     borrowed = lend("s1")
     uid = isolation.uid_of("s1")
-    flow = begin(isolation.UID, "s1", **{MARKER: registry.marker(borrowed.slot)})
+    flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(borrowed.slot)})
     assert real_uid(borrowed.pid) == uid
 
-    assert [each.pid for each in isolation.left_by_runs({uid})] == [flow]
-    record = registry.read(borrowed.slot)
+    assert [each.pid for each in isolation.leftover_run_processes({uid})] == [flow]
+    record = registry.read_record(borrowed.slot)
     assert record
-    registry.write(Record(slot=borrowed.slot, state=BUSY, profile="s1"))  # as while it is started
-    starting = isolation.left_by_runs({uid})
-    registry.write(record)
+    registry.write_record(Record(slot=borrowed.slot, state=BUSY, profile="s1"))  # as while it is started
+    starting = isolation.leftover_run_processes({uid})
+    registry.write_record(record)
     assert borrowed.pid not in [each.pid for each in starting]
 
 
@@ -137,6 +139,6 @@ def test_sweep_process_of_another_shop_that_bears_this_shops_marks_is_spared(beg
     forged = begin(isolation.UID, "s2", **marks)
     own = begin(isolation.UID, "s1", **marks)
 
-    assert sweep(lambda found: found[SHOP] == "p/s1", spares=isolation.uids_of_others("s1")) == []
+    assert end_marked_processes(lambda found: found[SHOP] == "p/s1", spares=isolation.uids_of_others("s1")) == []
 
     assert (is_gone(own), is_gone(forged)) == (True, False)

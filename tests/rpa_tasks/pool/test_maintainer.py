@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.maintainer import main
 from tests.rpa_tasks.guard.house import House, guard_of, start_runner
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 class WorkerProcess:
@@ -102,8 +102,8 @@ def test_it_ends_the_browser_of_a_killed_borrower(
 
 
 def test_it_warms_the_shop_that_ran_last(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
-    lend("s1").give_back(dirty=True)
-    lend("s2").give_back(dirty=True)
+    lend("s1").release(dirty=True)
+    lend("s2").release(dirty=True)
     worker()
 
     eventually(lambda: states() == {"s2": "idle"}, "no browser is warm")
@@ -116,7 +116,7 @@ def test_no_browser_outlives_a_worker_that_is_killed(
 ) -> None:
     """Also where a child of the worker keeps the pipe open."""
     borrowed = lend("s1")
-    borrowed.give_back()
+    borrowed.release()
     killed = worker(*words)
     eventually(lambda: killed.works, "it does not start")
     killed.kill()
@@ -132,7 +132,7 @@ def test_a_run_that_outlives_its_worker_keeps_its_browser(
     run = borrower("s1", "60")
     busy = run.hear()
     idle = lend("s2")
-    idle.give_back()
+    idle.release()
     killed = worker()
     eventually(lambda: killed.works, "it does not start")
     killed.kill()
@@ -170,7 +170,7 @@ def test_it_ends_what_the_kernel_left_of_a_run_whose_runner_and_guard_were_kille
 
 def test_a_worker_that_stops_waits_for_its_browsers_to_end(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
     borrowed = lend("s1")
-    borrowed.give_back()
+    borrowed.release()
     stopped = worker()
     eventually(lambda: stopped.works, "it does not start")
 
@@ -206,7 +206,7 @@ def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
     def fails() -> None:
         raise RuntimeError("disk on fire")
 
-    main.take_steps([fails, lambda: taken.append(1)])
+    main.run_steps([fails, lambda: taken.append(1)])
     assert taken == [1]
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.browser_processes import memory_by_session
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.pool.actors import PATIENCE, BorrowerProcess, living
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 def test_nine_processes_race_for_three_slots(borrower: Callable[..., BorrowerProcess], pool: Path) -> None:
@@ -44,14 +44,14 @@ def test_nine_processes_race_for_three_slots(borrower: Callable[..., BorrowerPro
             assert in_hand[thing] <= 1, f"{thing} is in two hands"
     assert ends == {"+": 36, "-": 36}
     assert most <= 3
-    assert len(recycling.recorded("idle", "busy", "quarantined")) <= 3
+    assert len(recycling.records_in("idle", "busy", "quarantined")) <= 3
 
 
 def _browsers(state: Path) -> set[str]:
     """Profiles that have a browser's main process."""
-    from rpa_tasks.browsers.browser_processes import command_line
+    from rpa_tasks.browsers.browser_processes import read_command_line
 
-    lines = (command_line(pid) for pid in living(state))
+    lines = (read_command_line(pid) for pid in living(state))
     return {
         match[1]
         for line in lines
@@ -73,7 +73,9 @@ def test_two_hundred_in_a_row(lend: Lend, pool: Path, settings: Any) -> None:
                 took.append(time.monotonic() - began)
         if number % 10 == 9:
             processes.append(len(living(pool)))
-            memory.append(sum(memory_by_session().get(record.pid, 0) for record in recycling.recorded("idle")) / 2**20)
+            memory.append(
+                sum(memory_by_session().get(record.pid, 0) for record in recycling.records_in("idle")) / 2**20
+            )
 
     assert len(took) == 196  # 1, 61, 121, 181 were fresh
     assert max(memory) < 1.5 * min(value for value in memory if value), memory

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from celery.app.amqp import AMQP
 
-from config.celery.application import app, consume_the_homes_queues
+from config.celery.application import app, consume_node_queues
 from config.environment import ROOT
 from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import housekeeping
@@ -25,7 +25,7 @@ WORKER = """
 import sys, django
 django.setup()
 from rpa_tasks.worker import node
-node.note(sys.argv[1].split(","))
+node.record_worker(sys.argv[1].split(","))
 print(1, flush=True)
 sys.stdin.read()
 """
@@ -58,7 +58,7 @@ def worker(state: Path) -> Iterator[Begin]:
 def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) -> None:
     worker("s.pdd.big,high")
     leaves = worker("low")
-    doing = housekeeping.Chores(["high", "normal"])
+    doing = housekeeping.Housekeeping(["high", "normal"])
 
     def queues() -> set[str]:
         doing.report()
@@ -71,13 +71,13 @@ def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) ->
 
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(0)
     assert queues() == {"high", "normal", "s.pdd.big"}
-    assert len(list(registry.workers().iterdir())) == 1
+    assert len(list(registry.workers_dir().iterdir())) == 1
 
 
 def test_what_cannot_be_read_takes_nothing_along(state: Path, worker: Begin) -> None:
-    (registry.workers() / "notes.json").write_text("")
+    (registry.workers_dir() / "notes.json").write_text("")
     worker("low")
-    assert node.carried() == ["low"]
+    assert node.served_queues() == ["low"]
 
 
 def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings: Any) -> None:
@@ -85,5 +85,5 @@ def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings
     settings.AFTERTOUCH_NODE = "n1"
     amqp = AMQP(app)
     amqp.queues.select(["high", "ticks"])
-    consume_the_homes_queues(sender="w", instance=SimpleNamespace(app=SimpleNamespace(amqp=amqp)), conf=None)
+    consume_node_queues(sender="w", instance=SimpleNamespace(app=SimpleNamespace(amqp=amqp)), conf=None)
     assert set(amqp.queues.consume_from) == {"high", "ticks", "n.n1.high"}

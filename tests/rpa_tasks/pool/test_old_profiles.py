@@ -14,7 +14,7 @@ from django.utils.timezone import now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import old_profiles, registry
-from rpa_tasks.browsers.old_profiles import KEPT_FOR, LEFT, OldProfiles
+from rpa_tasks.browsers.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 
@@ -40,13 +40,13 @@ def shop(shop_id: str, home: str = "n1", **changes: Any) -> Shop:
 
 def profile(profile_id: str, *, left: timedelta | None = None) -> Path:
     """As a browser leaves one. `left`: so long ago this node has noticed that it is not needed."""
-    folder = registry.profile(profile_id)
+    folder = registry.profile_dir(profile_id)
     registry.profile_lock(profile_id).touch()
     (folder / "Default").mkdir()
     (folder / "Default" / "Cookies").write_text("secret")
     (folder / "SingletonLock").symlink_to("somewhere-1")
     if left is not None:
-        (folder / LEFT).write_text((now() - left).isoformat())
+        (folder / UNNEEDED_MARK).write_text((now() - left).isoformat())
     return folder
 
 
@@ -60,12 +60,12 @@ def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
     folders = [profile(name) for name in ("pdd-gone", "pdd-moved", "nobodys")]
     deleting = OldProfiles()
     assert not deleting.delete_one()
-    assert [what_is_in(folder) for folder in folders] == [WHOLE | {LEFT}] * 3
+    assert [what_is_in(folder) for folder in folders] == [WHOLE | {UNNEEDED_MARK}] * 3
 
     for folder in folders:
-        noticed = datetime.fromisoformat((folder / LEFT).read_text())
+        noticed = datetime.fromisoformat((folder / UNNEEDED_MARK).read_text())
         assert abs(now() - noticed) < timedelta(hours=1)
-        (folder / LEFT).write_text((noticed - LONG).isoformat())
+        (folder / UNNEEDED_MARK).write_text((noticed - LONG).isoformat())
     deleting = OldProfiles()
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
     assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 3
@@ -74,7 +74,7 @@ def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
 
 def home(profile_id: str) -> Path:
     """HOME of a shop's commands, as a flow can leave it: deep, and closed."""
-    folder = registry.homes() / registry.directory_name(profile_id)
+    folder = registry.homes_dir() / registry.directory_name(profile_id)
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "a" / "token").write_text("secret")
     (folder / "a" / "out").symlink_to("/etc")
@@ -86,7 +86,7 @@ def test_home_of_a_shop_that_left_is_deleted_with_its_profile() -> None:
     shop("stays")
     folders = [home(name) for name in ("pdd-gone", "pdd-no-browser", "pdd-stays")]
     profile("pdd-gone", left=LONG)
-    (registry.profile("pdd-no-browser") / LEFT).write_text((now() - LONG).isoformat())
+    (registry.profile_dir("pdd-no-browser") / UNNEEDED_MARK).write_text((now() - LONG).isoformat())
     deleting = OldProfiles()
     assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
     assert [folder.exists() for folder in folders] == [False, False, True]
@@ -96,7 +96,7 @@ def test_home_without_a_profile_is_kept_for_a_month() -> None:
     folder = home("pdd-gone")
     assert not OldProfiles().delete_one()
     assert folder.exists()
-    assert (registry.profile("pdd-gone") / LEFT).exists()
+    assert (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).exists()
 
 
 def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,20 +141,20 @@ def test_a_shop_of_a_platform_that_is_retired_has_left() -> None:
 def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
     held, idle, opened, free = (profile(name, left=LONG) for name in ("a", "b", "c", "d"))
     lock = Lock(registry.profile_lock("a"))
-    assert lock.take()
-    registry.write(Record(slot=1, state=IDLE, profile="b", pid=1))
+    assert lock.try_acquire()
+    registry.write_record(Record(slot=1, state=IDLE, profile="b", pid=1))
     words = [sys.executable, "-c", "input()", f"--user-data-dir={opened}"]
     person = subprocess.Popen(words, stdin=subprocess.PIPE)
     try:
         deleting = OldProfiles()
         assert [deleting.delete_one() for _ in range(2)] == [True, False]
-        assert [what_is_in(folder) for folder in (held, idle, opened)] == [WHOLE | {LEFT}] * 3
+        assert [what_is_in(folder) for folder in (held, idle, opened)] == [WHOLE | {UNNEEDED_MARK}] * 3
         assert what_is_in(free) == {".lock"}
     finally:
         person.kill()
         person.communicate()
     lock.release()
-    registry.forget(1)
+    registry.delete_record(1)
     deleting = OldProfiles()
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]
 
@@ -163,13 +163,13 @@ def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: 
     """It may have run between the look and the lock."""
     row = shop("s1", home="n2")
     folder = profile("pdd-s1", left=LONG)
-    taken = Lock.take
+    taken = Lock.try_acquire
 
     def take(lock: Lock) -> bool:
         Lane.objects.filter(shop=row).update(home="n1")
         return taken(lock)
 
-    monkeypatch.setattr(old_profiles.Lock, "take", take)
+    monkeypatch.setattr(old_profiles.Lock, "try_acquire", take)
     assert not OldProfiles().delete_one()
     assert what_is_in(folder) >= WHOLE
 
@@ -179,7 +179,7 @@ def test_its_browser_is_not_kept_warm_any_more() -> None:
     shop("moved", home="n2")
     for name in ("pdd-stays", "pdd-moved"):
         profile(name)
-        registry.remember(name, name)
+        registry.record_use(name, name)
     OldProfiles().delete_one()
     assert [use.profile for use in registry.last_uses()] == ["pdd-stays"]
 

@@ -14,20 +14,20 @@ import pytest
 
 from config.environment import ROOT
 from rpa_tasks.browsers import devtools, health, playwright_driver
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import IDLE, Record
 from tests.rpa_tasks.pool.actors import kill, visit
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 def check(port: int, profile: Path) -> dict[str, Any]:
     """As the maintainer does."""
-    with health._examiner() as examiner:
-        assert health._is_ready(examiner)
+    with health._run_examiner() as examiner:
+        assert health._wait_for_examiner(examiner)
         record = Record(slot=1, state=IDLE, profile=profile.name, port=port)
-        return [health._ask(examiner, record, what) for what in ("connect", "navigate")][-1]
+        return [health._ask_examiner(examiner, record, what) for what in ("connect", "navigate")][-1]
 
 
 def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
@@ -36,7 +36,7 @@ def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
 
     assert found["ok"], found
     assert 0 < found["seconds"] < 10
-    assert [page["url"] for page in devtools.pages(borrowed.port)] == ["about:blank"]  # its tab is closed
+    assert [page["url"] for page in devtools.list_tabs(borrowed.port)] == ["about:blank"]  # its tab is closed
 
 
 def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
@@ -56,20 +56,20 @@ def test_no_browser_is_not_healthy(lend: Lend) -> None:
 def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/orders", site)
-    found = playwright_driver.snapshot(borrowed.port)
+    found = playwright_driver.take_snapshot(borrowed.port)
 
     assert found.url == f"{site.url}/orders"
     assert found.title == "/orders"
     assert "订单" in found.html
     assert found.screenshot.startswith(b"\x89PNG")
-    assert devtools.address(borrowed.port)  # looking does not end it
+    assert devtools.websocket_path(borrowed.port)  # looking does not end it
 
 
 def test_the_latest_of_many_pages_is_shown(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     for number in range(4):
         visit(borrowed.port, f"{site.url}/page-{number}", site)
-    assert playwright_driver.snapshot(borrowed.port).title == "/page-3"
+    assert playwright_driver.take_snapshot(borrowed.port).title == "/page-3"
 
 
 def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> None:
@@ -79,7 +79,7 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> Non
         "for(let i=0;i<d.data.length;i++)d.data[i]=i%4==3?255:Math.random()*256;x.putImageData(d,0,0);"
         "document.title='done';document.body.append('x'.repeat(2000000))</script>"
     )
-    with playwright_driver._connected(borrowed.port, 30) as browser:
+    with playwright_driver._open_connection(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
         page.goto(f"{site.url}/orders")
         page.set_content(noise)
@@ -98,7 +98,7 @@ def test_a_command_without_a_browser_says_so() -> None:
 
 def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_path: Path) -> None:
     borrowed = lend("s1")
-    with playwright_driver._connected(borrowed.port, 30) as browser:
+    with playwright_driver._open_connection(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
         page.goto(f"{site.url}/orders")
         page.evaluate("setTimeout(() => { for (;;); }, 0)")
@@ -112,7 +112,7 @@ def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_p
     )
     assert ended.returncode != 0
     assert time.monotonic() - began < 30
-    borrowed.give_back(dirty=True)
+    borrowed.release(dirty=True)
 
 
 COMMAND = [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver"]

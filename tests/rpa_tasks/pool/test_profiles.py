@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 def test_a_login_survives_the_end_of_the_browser(lend: Lend, site: Any) -> None:
     first = lend("s1")
     assert visit(first.port, f"{site.url}/login", site) == "none"
-    first.give_back(dirty=True)  # ended, as by an eviction
+    first.release(dirty=True)  # ended, as by an eviction
 
     second = lend("s1")
     assert not second.warm
@@ -31,7 +31,7 @@ def test_a_login_survives_any_number_of_browsers(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     for _ in range(3):
-        borrowed.give_back(dirty=True)
+        borrowed.release(dirty=True)
         borrowed = lend("s1")
     assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
@@ -47,7 +47,7 @@ def test_a_shop_that_takes_the_slot_is_not_logged_in(lend: Lend, site: Any, sett
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     one = lend("s1")
     visit(one.port, f"{site.url}/login", site)
-    one.give_back()
+    one.release()
 
     assert visit(lend("s2").port, f"{site.url}/orders", site) == "none"
 
@@ -63,11 +63,11 @@ def test_cookies_can_be_cleared(lend: Lend, site: Any) -> None:
 def test_cleared_cookies_do_not_come_back_with_the_next_browser(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/login", site)
-    borrowed.give_back(dirty=True)
+    borrowed.release(dirty=True)
     borrowed = lend("s1")
     borrowed.clear_cookies()
     kill(borrowed.pid)  # no chance to say what it has
-    borrowed.give_back()
+    borrowed.release()
 
     assert "passing" not in cookies(lend("s1").port)
 
@@ -75,11 +75,11 @@ def test_cleared_cookies_do_not_come_back_with_the_next_browser(lend: Lend, site
 def test_nobody_else_may_read_a_profile(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/login", site)
-    borrowed.give_back(dirty=True)
+    borrowed.release(dirty=True)
 
     kept = borrowed.profile_dir / ".session-cookies.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    for folder in (registry.profile("s1"), registry.browsers(), registry.logs()):
+    for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

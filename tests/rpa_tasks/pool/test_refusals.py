@@ -12,10 +12,10 @@ import pytest
 
 from rpa_tasks.browsers import chromium, registry
 from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.pool.actors import eventually, states
 
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 def test_chromium_is_missing(lend: Lend, settings: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_machine_too_busy_to_start_anything(lend: Lend, tmp_path: Path, monkey
 
 
 def test_too_little_room_on_the_disk(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chromium, "LEAST_FREE", 2**62)
+    monkeypatch.setattr(chromium, "MIN_FREE_BYTES", 2**62)
     with pytest.raises(NoBrowser) as refused:
         lend("s1")
     assert refused.value.reason == DISK_FULL
@@ -78,7 +78,7 @@ def test_a_record_that_cannot_be_written(lend: Lend, monkeypatch: pytest.MonkeyP
     def full(record: registry.Record) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(registry, "write", full)
+    monkeypatch.setattr(registry, "write_record", full)
     with pytest.raises(NoBrowser) as refused:
         lend("s1")
     assert refused.value.reason == DISK_FULL
@@ -92,8 +92,8 @@ def test_a_disk_that_fills_up_during_the_run_costs_one_browser(lend: Lend, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     first = lend("s1")
-    monkeypatch.setattr(registry, "write", full)
-    first.give_back()
+    monkeypatch.setattr(registry, "write_record", full)
+    first.release()
     monkeypatch.undo()
 
     second = lend("s1")
@@ -104,8 +104,8 @@ def test_a_disk_that_fills_up_during_the_run_costs_one_browser(lend: Lend, monke
 @pytest.mark.browser
 def test_a_person_has_the_profile_open(lend: Lend) -> None:
     """Somebody logs in by hand. Their browser is not ours to end."""
-    profile = registry.profile("s1")
-    words = [chromium.find_chromium(), *chromium._flags(profile)]
+    profile = registry.profile_dir("s1")
+    words = [chromium.find_chromium(), *chromium._launch_flags(profile)]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as own:
         try:
             eventually((profile / "SingletonLock").is_symlink, "it does not start")

@@ -27,7 +27,7 @@ EVERY = ("high", "normal", "low")
 def job(pool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     from rpa_tasks.jobs import wakeups
 
-    monkeypatch.setattr(wakeups.doorbell, "ring", lambda _: None)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda _: None)
     market = Market()
 
     def job(text: str, **flow: Any) -> Job:
@@ -40,14 +40,14 @@ def job(pool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
 
 def test_run_that_ends_by_itself_keeps_its_browser(job: Any) -> None:
     job("sys.exit(0)")
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
 
     assert states() == {"pdd-s1": "idle"}
 
 
 def test_run_that_timed_out_ends_its_browser(job: Any) -> None:
     job("time.sleep(60)", timeout=timedelta(seconds=1))
-    assert runner.work(EVERY) == 1
+    assert runner.run_startable_jobs(EVERY) == 1
 
     assert Job.objects.get().reason == "timeout"
     assert states() == {}
@@ -60,13 +60,13 @@ def test_run_that_lost_its_lease_ends_its_browser(job: Any, tmp_path: Path) -> N
         try:
             eventually((tmp_path / "began").exists, "the command did not begin")
             Job.objects.update(lease_until=now() - timedelta(seconds=1))
-            assert dispatch.rescue() == 1
+            assert dispatch.rescue_expired_runs() == 1
         finally:
             connection.close()
 
     rescuer = Thread(target=rescue)
     rescuer.start()
-    runner.work(("high", "normal"))
+    runner.run_startable_jobs(("high", "normal"))
     rescuer.join()
 
     assert [run.reason for run in Job.objects.get().runs.all()] == ["worker_lost"]

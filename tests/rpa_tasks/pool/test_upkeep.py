@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import health, recycling, registry, warmth
-from rpa_tasks.browsers.pool import Borrowed
+from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., Borrowed]
+Lend = Callable[..., AcquiredBrowser]
 
 
 def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., BorrowerProcess]) -> None:
@@ -38,12 +38,12 @@ def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., Borro
 )
 def test_worn_browsers_are_ended_but_not_busy_ones(lend: Lend, settings: Any, setting: str, value: Any) -> None:
     idle, busy = lend("s1"), lend("s2")
-    idle.give_back()
-    recycling.end_worn()
+    idle.release()
+    recycling.recycle_old()
     assert states() == {"s1": "idle", "s2": "busy"}
 
     setattr(settings, setting, value)
-    recycling.end_worn()
+    recycling.recycle_old()
     assert states() == {"s2": "busy"}
     assert not is_gone(busy.pid)
 
@@ -51,7 +51,7 @@ def test_worn_browsers_are_ended_but_not_busy_ones(lend: Lend, settings: Any, se
 def test_only_the_warm_ones_stay_for_long(lend: Lend, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     for shop in ("s1", "s2", "s3"):
-        lend(shop).give_back()
+        lend(shop).release()
     recycling.end_surplus()
     assert set(states()) == {"s1", "s2", "s3"}
 
@@ -63,7 +63,7 @@ def test_only_the_warm_ones_stay_for_long(lend: Lend, settings: Any) -> None:
 
 def test_a_warm_one_stays_however_long_it_is_idle(lend: Lend, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
-    lend("s1").give_back()
+    lend("s1").release()
     _used("s1", 600)
     recycling.end_surplus()
     assert states() == {"s1": "idle"}
@@ -71,22 +71,22 @@ def test_a_warm_one_stays_however_long_it_is_idle(lend: Lend, settings: Any) -> 
 
 def test_slots_that_the_settings_took_away_are_emptied(lend: Lend, settings: Any) -> None:
     one, two = lend("s1"), lend("s2")
-    one.give_back()
+    one.release()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     recycling.end_surplus()
     assert states() == {"s1": "idle", "s2": "busy"}
 
-    two.give_back()
+    two.release()
     recycling.end_surplus()
     assert states() == {"s1": "idle"}
 
 
 def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> None:
     for shop in ("s1", "s2", "s3"):
-        lend(shop).give_back()
+        lend(shop).release()
     recycling.end_unused()
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
-    warmth.Warmth().keep()
+    warmth.Prewarmer().prewarm()
 
     assert states() == {"s3": "idle", "s2": "idle"}
     assert lend("s3").warm
@@ -94,43 +94,43 @@ def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> Non
 
 def test_no_browser_is_warmed_where_a_slot_is_lacking(lend: Lend, settings: Any) -> None:
     for shop in ("s1", "s2"):
-        lend(shop).give_back()
+        lend(shop).release()
     recycling.end_unused()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     busy = lend("s3")
-    warmth.Warmth().keep()
+    warmth.Prewarmer().prewarm()
 
     assert states() == {"s3": "busy"}
     assert not is_gone(busy.pid)
 
 
 def test_a_shop_whose_browser_does_not_start_is_not_tried_at_every_pass(lend: Lend, settings: Any) -> None:
-    lend("s1").give_back()
+    lend("s1").release()
     recycling.end_unused()
     chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
-    keeper = warmth.Warmth()
-    keeper.keep()
+    keeper = warmth.Prewarmer()
+    keeper.prewarm()
     settings.RPA_CHROMIUM_PATH = chromium
-    keeper.keep()
+    keeper.prewarm()
     assert states() == {}
 
     keeper._failed["s1"] -= warmth.RETRY_AFTER
-    keeper.keep()
+    keeper.prewarm()
     assert states() == {"s1": "idle"}
 
 
 def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
-    for number in range(registry.KEPT + 5):
-        registry.remember(f"s{number}", "shop")
-    registry.remember("s60", "shop")
+    for number in range(registry.USES_KEPT + 5):
+        registry.record_use(f"s{number}", "shop")
+    registry.record_use("s60", "shop")
 
-    assert len(registry.last_uses()) == registry.KEPT
+    assert len(registry.last_uses()) == registry.USES_KEPT
     assert [use.profile for use in registry.last_uses()[:2]] == ["s60", "s68"]
 
 
 def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed = lend("s1")
-    borrowed.give_back()
+    borrowed.release()
     health.check_idle()
     record = record_of("s1")
     assert record is not None
@@ -138,7 +138,7 @@ def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, mon
     assert record.baseline > 0
     assert time.time() - record.checked_at < 60
 
-    monkeypatch.setattr(health, "_examiner", None)  # whoever asked for one would fail
+    monkeypatch.setattr(health, "_run_examiner", None)  # whoever asked for one would fail
     health.check_idle()
 
 
@@ -151,9 +151,9 @@ def test_a_busy_browser_is_left_alone(lend: Lend) -> None:
 
 
 def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PATIENCE", 1.0)
+    monkeypatch.setattr(health, "PAGE_TIME_LIMIT", 1.0)
     borrowed = lend("s1")
-    borrowed.give_back()
+    borrowed.release()
     hang(borrowed.pid, monkeypatch)
     health.check_idle()
 
@@ -162,7 +162,7 @@ def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pyt
 
 
 def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    lend("s1").give_back()
+    lend("s1").release()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     health.check_idle()
 
@@ -172,8 +172,8 @@ def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatc
 def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examiner is asked about both; the first one hangs it."""
     sick, healthy = lend("s1"), lend("s2")
-    sick.give_back()
-    healthy.give_back()
+    sick.release()
+    healthy.release()
     hang(sick.pid, monkeypatch, limit=5.0)
     health.check_idle()
 
@@ -185,12 +185,12 @@ def test_an_examiner_that_hangs_costs_one_browser_a_look(
     lend: Lend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for shop in ("s1", "s2", "s3"):
-        lend(shop).give_back()
+        lend(shop).release()
     hanging = tmp_path / "examiner"
     hanging.write_text("#!/bin/sh\necho '{\"ready\": true}'\nexec sleep 600\n")
     hanging.chmod(0o700)
     with monkeypatch.context() as patched:
-        patched.setattr(health, "PATIENCE", 0.0)
+        patched.setattr(health, "PAGE_TIME_LIMIT", 0.0)
         patched.setattr(sys, "executable", str(hanging))
         health.check_idle()
     left = set(states())
@@ -202,7 +202,7 @@ def test_an_examiner_that_hangs_costs_one_browser_a_look(
 
 def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
     borrowed = lend("s1")
-    borrowed.give_back()
+    borrowed.release()
     kill(borrowed.pid)
     health.check_idle()
     assert states() == {}
@@ -214,13 +214,13 @@ def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
 )
 def test_three_times_slower_is_too_slow(seconds: float, baseline: float, complains: bool) -> None:
     """Unless it is so fast that nobody would notice."""
-    assert bool(health._complaint({"ok": True, "seconds": seconds}, baseline)) is complains
+    assert bool(health._health_problem({"ok": True, "seconds": seconds}, baseline)) is complains
 
 
 def test_the_back_office_sees_each_slot(lend: Lend) -> None:
     borrowed = lend("s1")
     described = eventually(
-        lambda: recycling.describe() if recycling.describe()[0]["rss_mb"] > 20 else None, "no memory"
+        lambda: recycling.describe_slots() if recycling.describe_slots()[0]["rss_mb"] > 20 else None, "no memory"
     )
 
     assert [entry["state"] for entry in described] == ["busy", "empty", "empty"]
@@ -235,4 +235,4 @@ def test_the_back_office_sees_each_slot(lend: Lend) -> None:
 def _used(shop: str, minutes: float) -> None:
     record = record_of(shop)
     assert record is not None
-    registry.write(replace(record, last_used_at=time.time() - minutes * 60))
+    registry.write_record(replace(record, last_used_at=time.time() - minutes * 60))

@@ -15,7 +15,7 @@ from rpa_tasks.maintainer import process  # noqa: E402
 
 
 def main() -> None:
-    process.start(["high", "low"])
+    process.start_maintainer(["high", "low"])
     supervision = process._supervision
     assert supervision is not None
     while supervision.pid is None:
@@ -27,7 +27,7 @@ def main() -> None:
     print(supervision.pid, child, flush=True)
     for _ in sys.stdin:
         print(supervision.pid, child, flush=True)
-    process.stop()
+    process.stop_maintainer()
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def receiver(settings: Any) -> Iterator[Receiver]:
 @pytest.fixture
 def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
     """A touch that failed because its text wants data that the event did not bring; its failed task."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node
 
     def failed(user: str = "ann", *, unknown: bool = False) -> Any:
@@ -89,7 +89,7 @@ def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
             template = matrix.template("broken", body="{{ event.data.order_no }}")
             matrix.node("broken", trigger="order.paid", template=template)
         receipt = happen("order.paid", user)
-        deliver(receipt.task_ids)
+        deliver_touches(receipt.task_ids)
         row = FailedTask.objects.get(task_id=receipt.task_ids[0])
         if unknown:
             row.failure = "unknown"

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling.models import ApiKey, Pause
-from scheduling.operations.commands import create_api_key, digest_of
+from scheduling.operations.commands import create_api_key, digest_api_key
 
 pytestmark = pytest.mark.django_db
 
@@ -21,7 +21,7 @@ def test_a_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
     page = client.post(admin_url("apikey_add"), {"name": "shop", "scopes": ["events", "touches"]})
     key = page.context["key"]
     row = ApiKey.objects.get()
-    assert (row.digest, row.scopes) == (digest_of(key), ["events", "touches"])
+    assert (row.digest, row.scopes) == (digest_api_key(key), ["events", "touches"])
     assert "no-store" in page["cache-control"]
     assert key in page.content.decode()
     assert key not in client.get(admin_url("apikey_change", row.pk)).content.decode()

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
-from scheduling.monitoring.alerting.rules import usual_limits
+from scheduling.monitoring.alerting.rules import get_default_limits
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +35,7 @@ def test_a_new_receiver_is_told_of_everything_beyond_the_usual_limits(
     answer = editor.post(url, filled(url, name="on duty", channel=hook.pk))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     row = AlertReceiver.objects.get()
-    assert row.limits == usual_limits()
+    assert row.limits == get_default_limits()
     assert (row.holds_for, row.remind_every) == (timedelta(minutes=1), timedelta(hours=1))
 
 

@@ -14,12 +14,12 @@ from django.utils.timezone import localtime, now
 
 from scheduling.admin.failed_tasks import failed_bulk, retry_sample
 from scheduling.admin.touches import touch as calling_off
-from scheduling.ledger.dead_letters import bury_message
+from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
-from scheduling.operations.deeds import DEEDS
+from scheduling.operations.deeds import ROW_ACTIONS
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.filters import chosen_by, matching
+from scheduling.operations.filters import matching_rows, read_filter
 
 pytestmark = pytest.mark.django_db
 
@@ -32,8 +32,8 @@ def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
     monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
     for module in (failed_bulk, calling_off):
-        monkeypatch.setattr(module, "patiently", lambda count: count())
-    monkeypatch.setattr(bulk_actions, "COUNTING", "60s")
+        monkeypatch.setattr(module, "count_within", lambda count: count())
+    monkeypatch.setattr(bulk_actions, "COUNT_TIME_LIMIT", "60s")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
     shown = operator.get(answer["location"])
     assert "data-live-again" in shown.content.decode()
     assert "0 of 3" in shown.content.decode()
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.run_batch(row.pk) is None
     shown = operator.get(answer["location"])
     assert "data-live-again" not in shown.content.decode()
     assert (shown.context["percent"], shown.context["progress"]) == (100, "3 of 3")
@@ -90,7 +90,7 @@ def test_what_failed_after_the_page_was_shown_is_left_alone(
     page = ask(operator, url, "bulk_ignore")
     late = failed("late")
     confirm(operator, url, page)
-    bulk_actions.advance(BulkAction.objects.get().pk)
+    bulk_actions.run_batch(BulkAction.objects.get().pk)
     late.refresh_from_db()
     assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
 
@@ -138,8 +138,8 @@ def test_who_may_act_may_stop_it_and_others_look(
     rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
-    row = bulk_actions.begin("retry", {}, Actor("ann", reason="because"), per_second=0.5)
-    bulk_actions.advance(row.pk)
+    row = bulk_actions.start_bulk_action("retry", {}, Actor("ann", reason="because"), per_second=0.5)
+    bulk_actions.run_batch(row.pk)
     assert client.get(admin_url("bulkaction_changelist")).status_code == 200
     page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
     assert all(words in page for words in ("1 of 3", "because", "ann"))
@@ -174,7 +174,7 @@ def test_waiting_touches_that_match_are_called_off(
 
     operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
 
-    assert bulk_actions.advance(BulkAction.objects.get().pk) is None
+    assert bulk_actions.run_batch(BulkAction.objects.get().pk) is None
     states = dict(Touch.objects.values_list("node_id", "state"))
     assert states == {node.pk: "cancelled", other.pk: "scheduled"}
 
@@ -216,7 +216,7 @@ def span(field: str, end: str) -> str:
 def test_a_list_of_failed_tasks_shows_what_workers_would_act_on(
     rows: list[FailedTask], viewer: Client, admin_url: Url
 ) -> None:
-    bury_message("not_json", b"x", queue="ticks")
+    record_unreadable_message("not_json", b"x", queue="ticks")
     FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
     FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
     touch = Touch.objects.select_related("event").get(pk=rows[2].task_id)
@@ -250,8 +250,8 @@ def both(client: Client, url: str, address: str, action: str) -> int:
         address = span(*address[1:].rsplit("_", 1))
     page = client.get(f"{url}?{address}")
     assert page.status_code == 200
-    deed = DEEDS[action]
+    deed = ROW_ACTIONS[action]
     shown = {row.pk for row in page.context["cl"].queryset if row.state in deed.states}
-    chosen = chosen_by(page.wsgi_request.GET)
-    assert set(matching(deed, chosen, now()).values_list("pk", flat=True)) == shown, address
+    chosen = read_filter(page.wsgi_request.GET)
+    assert set(matching_rows(deed, chosen, now()).values_list("pk", flat=True)) == shown, address
     return len(shown)

@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from scheduling.admin.touches.timeline import clock
-from scheduling.delivery.pipeline import deliver
+from scheduling.admin.touches.timeline import format_instant
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Complaint, Customer, HarassmentRule, Touch
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +33,7 @@ def shown(viewer: Client, admin_url: Url) -> Callable[..., Any]:
 def send(happen: Happen) -> Callable[..., Touch]:
     def send(type: str, ago: timedelta = timedelta(0)) -> Touch:
         (task_id,) = happen(type).task_ids
-        deliver([task_id])
+        deliver_touches([task_id])
         if ago:
             Touch.objects.filter(pk=task_id).update(reserved_at=now() - ago, settled_at=now() - ago)
         return Touch.objects.get(pk=task_id)
@@ -55,7 +55,7 @@ def test_who_was_sent_little_may_be_sent_more(
     answer = shown()
     assert answer.context["eligibility"]["open"]
     assert answer.context["eligibility"]["rooms"] == ["1 of 3 in 1 day"]
-    again = clock(sent.reserved_at + timedelta(hours=72))
+    again = format_instant(sent.reserved_at + timedelta(hours=72))
     assert told(answer) == {
         "a": ("Would not be sent", "Same content sent recently", again),
         "b": ("May be sent", "", ""),
@@ -73,7 +73,7 @@ def test_who_reached_the_limit_is_sent_nothing_until_there_is_room(
     suppressed = send("a")
     assert suppressed.state == "suppressed"
     answer = shown()
-    again = clock(first.reserved_at + timedelta(hours=24))
+    again = format_instant(first.reserved_at + timedelta(hours=24))
     assert not answer.context["eligibility"]["open"]
     assert answer.context["eligibility"]["at"] == again
     assert told(answer)["a"] == ("Would not be sent", "Customer's limit reached", again)

@@ -53,6 +53,6 @@ def test_without_a_goal_or_a_control_group_the_page_says_what_to_do(
     ],
 )
 def test_the_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
-    from scheduling.admin.experiments.conversion import _verdict
+    from scheduling.admin.experiments.conversion import _judge_lift
 
-    assert _verdict(lift)[0] == tone
+    assert _judge_lift(lift)[0] == tone

@@ -13,7 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import AsyncClient, Client
 
 from scheduling.admin import csv_export
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, FailedTask, Touch
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +33,7 @@ def test_what_the_filter_shows_is_exported(matrix: Any, operator: Client, admin_
     matrix.node()
     Customer.objects.create(user_id="ann", name="王小安")
     (wanted,) = happen(user="ann", chat_id="c1", event_id="e1").task_ids
-    deliver([wanted])
+    deliver_touches([wanted])
     happen(user="bob")
     page = operator.get(admin_url("touch_changelist"), {"q": "ann"})
     link = page.context["export_link"]
@@ -66,7 +66,7 @@ def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url
     ],
 )  # fmt: skip
 def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> None:
-    assert csv_export.cell(value) == cell
+    assert csv_export.format_cell(value) == cell
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -76,7 +76,7 @@ def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> No
 ])  # fmt: skip
 def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, text: str) -> None:
     """Excel takes the separator from the reader's country, and a quote only where a cell begins with it."""
-    file = csv_export._text([["id", csv_export.cell(text), "end"]])
+    file = csv_export._format_csv_rows([["id", csv_export.format_cell(text), "end"]])
     cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
     assert not [cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＋－＠"))]
 
@@ -85,7 +85,7 @@ def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, te
     "text", ["a;b", "a; b=1", "x | y", "10:00-11:00;12:00", '"quoted"; "text"', "ann@shop.example; bob@x", "a - b"]
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
-    assert csv_export.cell(text) == text
+    assert csv_export.format_cell(text) == text
 
 
 def test_heads_and_words_are_in_the_readers_language(

@@ -78,6 +78,6 @@ def test_the_last_of_a_cause_are_found_by_an_index() -> None:
     plan = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[: retry_sample.FEW].explain()
     assert "failed_retried" in plan
     assert "Sort" not in plan
-    times = [each.row.acted_at for each in retry_sample._tried(group)]
+    times = [each.row.acted_at for each in retry_sample._list_retried_tasks(group)]
     assert times == sorted(times, reverse=True)
     assert len(times) == retry_sample.FEW

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.ids import new_id
-from scheduling.ledger.dead_letters import bury_touches
+from scheduling.ledger.dead_letters import record_failed_touches
 from scheduling.models import Event, FailedTask, Touch
 from scheduling.operations import failed_tasks, queries
 
@@ -81,10 +81,10 @@ def test_a_job_is_found_by_its_shop_and_its_business_key(find: Callable[[str], s
 
 def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, find: Callable[[str], set[Any]]) -> None:
     row = failed()
-    failed_tasks.retry(row.pk, failed_tasks.Actor("eve"))
+    failed_tasks.retry_failed_task(row.pk, failed_tasks.Actor("eve"))
     again = Touch.objects.get(retry_of=row.task_id)
     Touch.objects.filter(pk=again.pk).update(state="failed", reason="http_500")
-    bury_touches([again.pk])
+    record_failed_touches([again.pk])
     assert find(str(row.root_id)) == set(FailedTask.objects.values_list("pk", flat=True))
     assert FailedTask.objects.count() == 2
 
@@ -108,7 +108,7 @@ def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
     FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
     began_at = now() - timedelta(seconds=1)
     failed("cid")
-    found = FailedTask.objects.filter(queries.failed_named("order_no", began_at), failed_at__lte=began_at)
+    found = FailedTask.objects.filter(queries.filter_failed_by_term("order_no", began_at), failed_at__lte=began_at)
     assert {row.pk for row in found} == {first.pk, second.pk}
 
 
@@ -122,7 +122,7 @@ def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> Non
     FailedTask.objects.bulk_create(many)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_failedtask")
-    named = FailedTask.objects.filter(queries.failed_named("upstream"))
+    named = FailedTask.objects.filter(queries.filter_failed_by_term("upstream"))
     plan = named.explain()
     assert "Seq Scan on scheduling_failedtask" not in plan, plan
     assert named.count() == 0

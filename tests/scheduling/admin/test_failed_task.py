@@ -147,9 +147,9 @@ def test_the_list_begins_with_what_is_open(failed: Failed, viewer: Client, admin
 
 
 def test_a_message_that_nobody_can_read_has_no_retry(operator: Client, admin_url: Url) -> None:
-    from scheduling.ledger.dead_letters import bury_message
+    from scheduling.ledger.dead_letters import record_unreadable_message
 
-    bury_message("not_json", "garbage", queue="ticks")
+    record_unreadable_message("not_json", "garbage", queue="ticks")
     row = FailedTask.objects.get()
     verbs = operator.get(admin_url("failedtask_change", row.pk)).context["verbs"]
     assert [str(each["verb"].title) for each in verbs] == ["Ignore", "Archive"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Event
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +23,7 @@ def test_what_would_be_sent_and_what_not(
     matrix.node("off", enabled=False)
     matrix.node("data", template=matrix.template("data", body="{{ event.data.order_no }}"))
     used = matrix.node("used", trigger="order.paid", template=matrix.template("used"))
-    deliver(happen("order.paid").task_ids)
+    deliver_touches(happen("order.paid").task_ids)
     before = Event.objects.count()
     page = viewer.get(admin_url("event_foresee"), {"type": "material.downloaded", "user_id": "ann"})
     by_node = {each["node"]: each for each in page.context["outcomes"]}

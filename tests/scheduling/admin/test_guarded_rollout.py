@@ -36,7 +36,7 @@ def node(matrix: Any) -> Node:
 
 @pytest.fixture
 def rollout(node: Node) -> GuardedRollout:
-    return rollout_runs.start(node.pk, {}, Actor("ops"))
+    return rollout_runs.start_rollout(node.pk, {}, Actor("ops"))
 
 
 def page(client: Client, url: str) -> str:
@@ -60,7 +60,7 @@ def test_an_editor_begins_one_with_the_usual_plan_before_their_eyes(node: Node, 
     node.refresh_from_db()
     assert (node.canary_percent, node.history.first().history_user.username) == (10, "editor")  # type: ignore[union-attr]
     assert RolloutMove.objects.get().actor_name == "editor"
-    rollout_runs.stop(row.pk, Actor("ops"))
+    rollout_runs.stop_rollout(row.pk, Actor("ops"))
     assert 'value="10, 50, 100"' in page(editor, url), "the next one begins with it"
 
 
@@ -155,8 +155,10 @@ def test_nobody_types_into_a_canary_that_moves(
     assert editor.post(url, sent).status_code == 302
     node = Node.objects.get()
     assert (str(node.delay), node.canary_percent, node.canary_communities) == ("3:00:00", 5, ["c9"])
-    assert (rollout_runs.advance(), GuardedRollout.objects.get().reason) == (0, "time"), "it is not disturbed"
-    rollout_runs.pause(rollout.pk, Actor("ops"))
+    assert (rollout_runs.advance_all_rollouts(), GuardedRollout.objects.get().reason) == (0, "time"), (
+        "it is not disturbed"
+    )
+    rollout_runs.pause_rollout(rollout.pk, Actor("ops"))
     assert "canary_percent" in filled(url)
 
 
@@ -164,10 +166,10 @@ def test_nobody_types_into_a_canary_that_moves(
 def paused_meanwhile(node: Node) -> Callable[[], None]:
     """Over another connection, what a pass does that finds the canary harmful."""
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
-    begun = rollout_runs.start(node.pk, {}, Actor("ops"))
+    begun = rollout_runs.start_rollout(node.pk, {}, Actor("ops"))
 
     def pause() -> None:
-        rollout_runs.pause(begun.pk, Actor("guard"))
+        rollout_runs.pause_rollout(begun.pk, Actor("guard"))
         connection.close()
 
     def paused_meanwhile() -> None:
@@ -205,14 +207,14 @@ def test_retiring_a_node_does_not_undo_a_pause(
     node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, verb: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    read = NodeAdmin.found
+    read = NodeAdmin.get_row_or_404
 
     def found(*given: Any) -> Any:
         row = read(*given)
         paused_meanwhile()
         return row
 
-    monkeypatch.setattr(NodeAdmin, "found", found)
+    monkeypatch.setattr(NodeAdmin, "get_row_or_404", found)
     assert editor.post(admin_url(f"node_{verb}", node.pk)).status_code == 302
     stored = Node.objects.get()
     assert (stored.retired_at is not None) == (verb == "retire")
@@ -222,7 +224,7 @@ def test_retiring_a_node_does_not_undo_a_pause(
 def test_the_overview_says_that_one_paused(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
     words = "Guarded roll-outs that paused"
     assert words not in page(viewer, "/admin/")
-    rollout_runs.pause(rollout.pk, Actor("ops"))
+    rollout_runs.pause_rollout(rollout.pk, Actor("ops"))
     text = page(viewer, "/admin/")
     link = f"{admin_url('guardedrollout_changelist')}?state__exact=paused"
     assert words in text

@@ -75,9 +75,9 @@ def test_what_takes_too_long_to_count_is_not_counted(
     node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep = "They keep their time unless you move them. The number of moved touches is shown afterwards."
-    monkeypatch.setattr(impact, "TYPING", timedelta(seconds=-1))
+    monkeypatch.setattr(impact, "PREVIEW_TIMEOUT", timedelta(seconds=-1))
     assert lines(editor, admin_url, filled, node, delay="30m") == ["2 touches wait at this node.", keep]
-    monkeypatch.setattr(impact, "patiently", lambda _: None)
+    monkeypatch.setattr(impact, "count_within", lambda _: None)
     too_much = "Too many touches wait at this node to count them now."
     assert lines(editor, admin_url, filled, node, delay="30m") == [too_much, keep]
 
@@ -87,7 +87,7 @@ def test_a_move_ends_in_time_and_says_what_is_left(
     node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(Touch.objects.values_list("pk", "due_at"))
-    monkeypatch.setattr(impact, "WATCHED", timedelta(seconds=-1))
+    monkeypatch.setattr(impact, "PAGE_TIME_LIMIT", timedelta(seconds=-1))
     url = admin_url("node_change", node.pk)
     page = editor.post(url, filled(url, delay="4h", move_waiting="on"), follow=True)
     said = " ".join(str(each) for each in page.context["messages"])

@@ -25,10 +25,10 @@ def node(matrix: Any) -> Node:
 
 
 def test_an_old_page_opts_no_customer_in_again(editor: Client, admin_url: Url, filled: Any) -> None:
-    commands.put_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
+    commands.update_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = filled(url)
-    commands.put_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
+    commands.update_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
     assert editor.post(url, {**page, "name": "Anna"}).status_code == 302
     ann = Customer.objects.get()
     assert (ann.name, ann.opted_out, ann.level, ann.addresses) == ("Anna", True, "vip", {"email": "b@example.org"})
@@ -36,7 +36,7 @@ def test_an_old_page_opts_no_customer_in_again(editor: Client, admin_url: Url, f
 
 
 def test_what_was_ticked_on_purpose_is_saved(editor: Client, admin_url: Url, filled: Any) -> None:
-    commands.put_customer("ann", {"opted_out": True})
+    commands.update_customer("ann", {"opted_out": True})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = filled(url)
     del page["opted_out"]
@@ -138,8 +138,8 @@ def test_secrets_are_not_among_what_a_page_remembers(editor: Client, admin_url: 
 
 
 def test_every_page_remembers_what_it_shows(as_member: Any) -> None:
-    """One that is not a `MergingForm` would write back what others changed."""
-    from scheduling.admin.merging import MergingForm
+    """One that is not a `OptimisticLockForm` would write back what others changed."""
+    from scheduling.admin.merging import OptimisticLockForm
 
     ours = {"scheduling", "rpa_tasks", "chat_sessions"}
     request: Any = type("Request", (), {"user": None, "GET": {}})()
@@ -149,5 +149,5 @@ def test_every_page_remembers_what_it_shows(as_member: Any) -> None:
         if model._meta.app_label in ours and page.has_change_permission(request):
             inlines = [each for each in page.get_inline_instances(request) if each.has_change_permission(request)]
             forms = [page.get_form(request, None, change=True), *(each.form for each in inlines)]
-            forgetful |= {(model.__name__, form.__name__) for form in forms if not issubclass(form, MergingForm)}
+            forgetful |= {(model.__name__, form.__name__) for form in forms if not issubclass(form, OptimisticLockForm)}
     assert forgetful == set()

@@ -17,12 +17,20 @@ from django.utils.html import escape
 from django.utils.timezone import now
 
 from scheduling.admin.dashboard import overview
-from scheduling.admin.dashboard.cards import Card, Figure
-from scheduling.admin.dashboard.charts import Bucket, Chart, Goal, Series, paired, round_up, stacked
+from scheduling.admin.dashboard.cards import DashboardCard, Figure
+from scheduling.admin.dashboard.charts import (
+    Bucket,
+    Chart,
+    Goal,
+    Series,
+    build_grouped_chart,
+    build_stacked_chart,
+    round_up,
+)
 from scheduling.ids import first_id_at
 from scheduling.models import Complaint, Customer, Event, EventType, Touch
 from scheduling.monitoring import statistics
-from scheduling.monitoring.statistics import Past
+from scheduling.monitoring.statistics import HourlyCache
 
 pytestmark = pytest.mark.django_db
 
@@ -32,9 +40,9 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    Past.forget()
+    HourlyCache.clear_all()
     yield
-    Past.forget()
+    HourlyCache.clear_all()
 
 
 @pytest.fixture
@@ -188,12 +196,12 @@ def test_lateness_is_told_by_the_hour(touch: Callable[..., Touch], viewer: Clien
 
 def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
     steps = [round(math.log(ms / 1000) / math.log(statistics.STEP)) for ms in range(1, 1001)]
-    told = [statistics.quantile(statistics.Late(steps), part) for part in (0.5, 0.99)]
+    told = [statistics.compute_lateness_quantile(statistics.LatenessCounts(steps), part) for part in (0.5, 0.99)]
     assert [each and each.total_seconds() for each in told] == [
         pytest.approx(0.5, rel=0.03),
         pytest.approx(0.99, rel=0.03),
     ]
-    assert statistics.quantile(statistics.Late(), 0.5) is None
+    assert statistics.compute_lateness_quantile(statistics.LatenessCounts(), 0.5) is None
 
 
 @pytest.mark.usefixtures("half_past")
@@ -249,7 +257,7 @@ def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
         touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
     touch("queued", queued_at=now() - MINUTE)
     touch("delivered", ago=HOUR, queued_at=now() - HOUR)
-    assert statistics.rates() == statistics.Rates(handed_over=6 / 5, ended=1.0)
+    assert statistics.measure_touch_rates() == statistics.TouchRates(dispatched=6 / 5, ended=1.0)
 
 
 def test_complaints_are_told_by_node(touch: Callable[..., Touch], viewer: Client, happen: Happen) -> None:
@@ -273,11 +281,11 @@ def test_what_fails_most_comes_first(failed: Callable[..., Any], viewer: Client)
 def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None:
     from celery import current_app
 
-    from scheduling.dispatch.publisher import published_now
+    from scheduling.dispatch.publisher import publication_headers
 
     with current_app.connection_for_write() as connection:
         for queue in ("touch.high", "high", "high"):
-            connection.SimpleQueue(queue).put({}, headers=published_now())
+            connection.SimpleQueue(queue).put({}, headers=publication_headers())
     told = values(page(viewer)["cards"][1].figures)
     assert {name: told[name] for name in ("touch.high", "touch.normal", "ticks", "high")} == {
         "touch.high": 1, "touch.normal": 0, "ticks": 0, "high": 2,
@@ -312,7 +320,7 @@ def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypat
 
 
 def test_what_is_too_much_to_count_is_a_gap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "PATIENCE", 0.0)
+    monkeypatch.setattr(overview, "PAGE_TIME_LIMIT", 0.0)
     answer = viewer.get(reverse("admin:index"))
     assert answer.status_code == 200
     assert {each.value for each in answer.context["sums"]} == {None}
@@ -325,14 +333,14 @@ def test_a_statement_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyP
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(statistics, "lateness", slow)
-    monkeypatch.setattr(overview, "PATIENCE", 0.3)
+    monkeypatch.setattr(statistics, "measure_lateness", slow)
+    monkeypatch.setattr(overview, "PAGE_TIME_LIMIT", 0.3)
     assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
 
 
-@pytest.mark.parametrize("past", [statistics.past, statistics.past_lateness, statistics.past_events])
+@pytest.mark.parametrize("past", [statistics.ended_cache, statistics.lateness_cache, statistics.event_cache])
 def test_hours_that_are_over_are_read_once(
-    past: Past[Any], touch: Callable[..., Touch], taken: Callable[..., Event], django_assert_num_queries: Any
+    past: HourlyCache[Any], touch: Callable[..., Touch], taken: Callable[..., Event], django_assert_num_queries: Any
 ) -> None:
     taken(now() - 5 * HOUR)
     touch("delivered", ago=5 * HOUR)
@@ -348,7 +356,7 @@ def test_hours_that_are_over_are_read_once(
         assert past.hours(hours, later, count) == first
     assert sum(sum(tally.values()) for tally in first.values() if tally) == 1
     with django_assert_num_queries(4):  # they are not believed for ever
-        past.hours(hours, later + Past.KEPT, count)
+        past.hours(hours, later + HourlyCache.KEPT, count)
 
 
 def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
@@ -359,9 +367,9 @@ def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
     def count(read: Callable[[], Any]) -> Any:
         return read() if next(looks) else None
 
-    first = statistics.past.hours(hours, at + 10 * MINUTE, count)
+    first = statistics.ended_cache.hours(hours, at + 10 * MINUTE, count)
     assert [first[hour] is None for hour in hours] == [False] * 6 + [True] * 6
-    second = statistics.past.hours(hours, at + 10 * MINUTE, count)
+    second = statistics.ended_cache.hours(hours, at + 10 * MINUTE, count)
     assert None not in second.values()
 
 
@@ -371,16 +379,16 @@ def test_a_card_that_breaks_leaves_the_others(settings: Any, viewer: Client) -> 
     assert [(str(card.title), bool(card.note)) for card in others] == [(__name__.split(".")[0], True), ("Whole", False)]
 
 
-def broken(request: Any) -> Card | None:
+def broken(request: Any) -> DashboardCard | None:
     raise RuntimeError("no")
 
 
-def hidden(request: Any) -> Card | None:
+def hidden(request: Any) -> DashboardCard | None:
     return None
 
 
-def whole(request: Any) -> Card | None:
-    return Card("Whole", [Figure("a", 1)])
+def whole(request: Any) -> DashboardCard | None:
+    return DashboardCard("Whole", [Figure("a", 1)])
 
 
 def test_each_sees_what_they_may(as_member: Callable[[str], Client]) -> None:
@@ -410,7 +418,7 @@ def test_charts_carry_their_figures_for_those_who_cannot_see_them(touch: Callabl
 def test_columns_are_stacked_to_scale() -> None:
     series = [Series("a", "A", "good"), Series("b", "B", "bad")]
     buckets = [Bucket("one", {"a": 3, "b": 1}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
-    chart = stacked("k", "T", series, buckets, lambda key: key)
+    chart = build_stacked_chart("k", "T", series, buckets, lambda key: key)
     assert chart.top == 5
     assert [(piece.y, piece.height) for piece in chart.columns[0].pieces] == [(40, 60), (20, 20)]
     assert [column.is_gap for column in chart.columns] == [False, False, True]
@@ -421,7 +429,7 @@ def test_columns_are_stacked_to_scale() -> None:
 def test_pairs_stand_side_by_side_to_scale() -> None:
     legend = [(Series("a", "A", "good"), 1, ""), (Series("b", "B", "hue0"), 2, "")]
     buckets = [Bucket("one", {"a": 1, "b": 5}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
-    chart = paired("k", "T", legend, buckets, goal=Goal(4, "at most 4"))
+    chart = build_grouped_chart("k", "T", legend, buckets, goal=Goal(4, "at most 4"))
     first, second = chart.columns[0].pieces
     assert (chart.top, first.y, first.height, second.y, second.height) == (5, 80, 20, 0, 100)
     assert second.x == pytest.approx(first.x + first.width, abs=0.01)
@@ -429,7 +437,7 @@ def test_pairs_stand_side_by_side_to_scale() -> None:
     assert (first.tone, second.tone) == ("good", "bad")
     assert chart.goal_y == pytest.approx(20)
     assert chart.gaps == 1
-    assert paired("k", "T", legend, buckets, goal=Goal(6, "at most 6")).goal_y is None
+    assert build_grouped_chart("k", "T", legend, buckets, goal=Goal(6, "at most 6")).goal_y is None
 
 
 @pytest.mark.parametrize(("most", "top"), [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
@@ -451,14 +459,14 @@ def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., To
 @pytest.mark.parametrize(
     ("read", "index"),
     [
-        (lambda: statistics.due_within(HOUR), "touch_due"),
-        (statistics.overdue, "touch_due"),
-        (statistics.lateness, "touch_ended"),
-        (statistics.rates, "touch_ended"),
-        (statistics.rates, "touch_leased"),
-        (lambda: statistics.ended(now() - HOUR, now()), "touch_ended"),
-        (lambda: statistics.late(now() - HOUR, now()), "touch_ended"),
-        (lambda: statistics.taken(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
+        (lambda: statistics.count_due_within(HOUR), "touch_due"),
+        (statistics.count_overdue, "touch_due"),
+        (statistics.measure_lateness, "touch_ended"),
+        (statistics.measure_touch_rates, "touch_ended"),
+        (statistics.measure_touch_rates, "touch_leased"),
+        (lambda: statistics.count_ended_by_hour(now() - HOUR, now()), "touch_ended"),
+        (lambda: statistics.count_lateness_by_hour(now() - HOUR, now()), "touch_ended"),
+        (lambda: statistics.count_events_by_hour(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
     ],
 )
 def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ ENGLISH = [
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any], failed: Callable[..., Any]) -> None:
     """A row of everything that ops look at."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Community, DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, rollout_communities=["c1"], canary_template=matrix.template("new"))
-    deliver(happen(chat_id="c1").task_ids)
+    deliver_touches(happen(chat_id="c1").task_ids)
     failed()
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Community.objects.create(

@@ -89,14 +89,14 @@ def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
     from scheduling.errors import Conflict
     from scheduling.operations import failed_tasks
 
-    real = failed_tasks.retry
+    real = failed_tasks.retry_failed_task
 
     def taken_first(failed_id: Any, actor: Any, **more: Any) -> Any:
         if failed_id == group[0].pk:
             raise Conflict
         return real(failed_id, actor, **more)
 
-    monkeypatch.setattr(failed_tasks, "retry", taken_first)
+    monkeypatch.setattr(failed_tasks, "retry_failed_task", taken_first)
     answer = operator.post(page, {"few": "1", "reason": "x", "per_second": "5"})
     told = " ".join(str(each) for each in get_messages(answer.wsgi_request))
     assert "5 were published again." in told

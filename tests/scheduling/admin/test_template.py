@@ -55,9 +55,9 @@ def test_a_template_is_made_with_its_first_text(editor: Client, admin_url: Url) 
 
 
 def test_the_preview_says_what_a_customer_would_read(matrix: Any, editor: Client, admin_url: Url) -> None:
-    from scheduling.operations.commands import put_customer
+    from scheduling.operations.commands import update_customer
 
-    put_customer("ann", {"name": "Ann Lee"})
+    update_customer("ann", {"name": "Ann Lee"})
     url = admin_url("template_preview")
     body = "hi {{ user.name }}, order {{ event.data.order_no }}"
     said = editor.post(url, {"body": body, "user_id": "ann", "data": '{"order_no": "A1"}'}).json()

@@ -11,8 +11,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
-from scheduling.admin.touches.timeline import clock, timeline
-from scheduling.delivery.pipeline import deliver
+from scheduling.admin.touches.timeline import build_timeline, format_instant
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 
 pytestmark = pytest.mark.django_db
@@ -29,7 +29,7 @@ def listed(client: Client, url: str) -> set[Any]:
 def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
     matrix.node()
     (task_id,) = happen().task_ids
-    deliver([task_id])
+    deliver_touches([task_id])
     page = viewer.get(admin_url("touch_change", task_id))
     assert [moment.title for moment in page.context["moments"]] == [
         "Event", "Planned", "Dispatched", "Guards passed", "Attempt 1", "Delivered",
@@ -62,7 +62,7 @@ def test_each_moment_of_a_life_is_told_where_it_belongs(
         "Event", "Planned", "Dispatched", "Deferred", "Guards passed", "Attempt 1", "Delivered", "Complaint",
     ]  # fmt: skip
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
-    assert dict(moments[0].facts)["received at"] == clock(LONG_AGO + HOUR)
+    assert dict(moments[0].facts)["received at"] == format_instant(LONG_AGO + HOUR)
     assert dict(moments[2].facts)["wake-ups"] == "2"
     assert dict(moments[5].facts)["status"] == "200"
     assert admin_url("complaint_change", complaint.pk) in page.content.decode()
@@ -75,7 +75,7 @@ def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_
         Verdict.objects.create(touch_id=task_id, at=LONG_AGO, decision="hold", rule=str(number))
     touch = Touch.objects.select_related("event", "node").get()
     with django_assert_num_queries(5):
-        timeline(touch)
+        build_timeline(touch)
 
 
 @pytest.fixture
@@ -118,7 +118,9 @@ def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
     touch = judged(90)
     loaded.clear()
 
-    told = [moment for moment in timeline(touch) if moment.title in ("Deferred", "Earlier verdicts are not shown")]
+    told = [
+        moment for moment in build_timeline(touch) if moment.title in ("Deferred", "Earlier verdicts are not shown")
+    ]
 
     assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Deferred"]
     assert [dict(moment.facts)["observed"] for moment in told[1:]] == [str(number) for number in range(41, 91)]
@@ -126,7 +128,7 @@ def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
 
 
 def test_of_50_verdicts_none_is_left_out(judged: Callable[[int], Touch]) -> None:
-    titles = [moment.title for moment in timeline(judged(50))]
+    titles = [moment.title for moment in build_timeline(judged(50))]
 
     assert titles.count("Deferred") == 50
     assert "Earlier verdicts are not shown" not in titles
@@ -154,8 +156,8 @@ def test_a_suppressed_touch_tells_the_rule_and_its_figures(
 ) -> None:
     matrix.node()
     first, second = happen().task_ids[0], happen().task_ids[0]
-    deliver([first])
-    deliver([second])
+    deliver_touches([first])
+    deliver_touches([second])
     page = viewer.get(admin_url("touch_change", second))
     (verdict,) = [moment for moment in page.context["moments"] if moment.title == "Suppressed" and moment.facts[1:]]
     facts = dict(verdict.facts)
@@ -187,7 +189,7 @@ def test_whole_ids_find_touches(matrix: Any, viewer: Client, admin_url: Url, hap
 def test_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
     node, other = matrix.node(), matrix.node("other", template=matrix.template("other"))
     first, second = happen().task_ids
-    deliver([first, second])
+    deliver_touches([first, second])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?node__id__exact={other.pk}") == {second}
     assert listed(viewer, f"{url}?state__exact=delivered&node__id__exact={node.pk}") == {first}
@@ -230,7 +232,7 @@ def test_a_customers_page_shows_what_was_and_what_will_be(
     matrix.node("now")
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
     touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=happen().task_ids)}
-    deliver([touches["now"].pk])
+    deliver_touches([touches["now"].pk])
     page = viewer.get(admin_url("customer_change", touches["now"].customer_id))
     assert [each["row"].pk for each in page.context["upcoming"]] == [touches["later"].pk]
     assert [each["row"].pk for each in page.context["past"]] == [touches["now"].pk]
@@ -239,7 +241,7 @@ def test_a_customers_page_shows_what_was_and_what_will_be(
 def test_words_of_a_text_find_where_it_was_sent(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
     matrix.node(template=matrix.template("guide", body="Dear {{ user.name }}, 100% yours"))
     wanted, other = (happen(user=user).task_ids[0] for user in ("ann", "bob"))
-    deliver([wanted, other])
+    deliver_touches([wanted, other])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?q=dear ann,") == {wanted}
     assert listed(viewer, f"{url}?q=100%25 yours") == {wanted, other}
@@ -252,7 +254,7 @@ def test_a_delivery_key_finds_all_that_it_was_published_as(
     from scheduling.operations import failed_tasks
 
     row = failed()
-    again = failed_tasks.retry(row.pk, failed_tasks.Actor("eve"))
+    again = failed_tasks.retry_failed_task(row.pk, failed_tasks.Actor("eve"))
     chain = {row.task_id, Touch.objects.get(retry_of=row.task_id).pk}
     assert listed(viewer, f"{admin_url('touch_changelist')}?q={row.root_id}") == chain, again
 

@@ -133,13 +133,13 @@ def test_a_template_cannot_be_tried_out_through_it(
 
 def test_touches_through_other_channels_go_out(matrix: Any, happen: Any, hook: ChannelConfig) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
-    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Touch
 
     matrix.node("open")
     matrix.node("shut", channel=hook)
     lose_the_key()
-    deliver(happen().task_ids)
+    deliver_touches(happen().task_ids)
     assert dict(Touch.objects.values_list("node__key", "state")) == {"open": "delivered", "shut": "scheduled"}
     assert Touch.objects.get(node__key="shut").reason == "secrets_unreadable"
 

@@ -30,18 +30,18 @@ def node(matrix: Any, happen: Callable[..., Any]) -> Node:
 def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, WhatIfRun]:
     answer = client.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
     assert answer.status_code == 302, answer.context["form"].errors
-    runs.execute_next()
+    runs.execute_next_replay()
     return answer["location"], WhatIfRun.objects.latest("pk")
 
 
 def test_the_draft_begins_with_what_is_live(node: Node, editor: Client, admin_url: Url) -> None:
     page = editor.get(admin_url("whatifrun_add"))
-    assert page.context["form"].initial["draft"] == runs.live_text()
+    assert page.context["form"].initial["draft"] == runs.export_live_draft()
     assert "delay: 15m" in page.content.decode()
 
 
 def test_a_wrong_draft_names_each_field_and_is_kept(node: Node, editor: Client, admin_url: Url) -> None:
-    text = runs.live_text().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
+    text = runs.export_live_draft().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
     page = editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
     said = " ".join(page.context["form"].errors["draft"])
     assert "nodes[0].delay: “soon” is not a duration" in said
@@ -51,9 +51,9 @@ def test_a_wrong_draft_names_each_field_and_is_kept(node: Node, editor: Client, 
 
 
 def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_url: Url) -> None:
-    text = runs.live_text().replace("limit: 3", "limit: 0")
+    text = runs.export_live_draft().replace("limit: 3", "limit: 0")
     assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
-    link, run = replayed(editor, admin_url, runs.live_text().replace("delay: 15m", "delay: 3d"))
+    link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 3d"))
     page = editor.get(link)
     figures = {each.words: (each.live, each.draft) for each in page.context["told"]["figures"]}
     assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
@@ -64,7 +64,7 @@ def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_
 
 
 def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_url: Url) -> None:
-    link, run = replayed(editor, admin_url, runs.live_text())
+    link, run = replayed(editor, admin_url, runs.export_live_draft())
     words = "last planned ones are left out"
     assert words not in editor.get(link).content.decode()
     run.result["waiting_incomplete"] = True
@@ -76,17 +76,17 @@ def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_u
 
 
 def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admin_url: Url) -> None:
-    editor.post(admin_url("whatifrun_add"), {"draft": runs.live_text(), "days": 7})
+    editor.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7})
     run = WhatIfRun.objects.get()
     assert "data-live-again" in editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
-    runs.execute_next()
+    runs.execute_next_replay()
     said = editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
     assert "data-live-again" not in said
     assert "No change: the draft equals the live configuration." in said
 
 
 def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
-    _, run = replayed(editor, admin_url, runs.live_text().replace("delay: 15m", "delay: 20m"))
+    _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     page = editor.post(admin_url("whatifrun_publish", run.pk), {"move_waiting": "on"}, follow=True)
     assert [str(each) for each in page.context["messages"]] == ["The draft is live.", "0 waiting touches were moved."]
     node.refresh_from_db()
@@ -95,7 +95,7 @@ def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_
 
 
 def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
-    _, run = replayed(editor, admin_url, runs.live_text().replace("delay: 15m", "delay: 20m"))
+    _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     node.priority = 0
     node.save()
     page = editor.post(admin_url("whatifrun_publish", run.pk), follow=True)
@@ -105,7 +105,7 @@ def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client,
 
 
 def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client, admin_url: Url) -> None:
-    text = runs.live_text().replace("delay: 15m", "delay: 20m")
+    text = runs.export_live_draft().replace("delay: 15m", "delay: 20m")
     _, run = replayed(editor, admin_url, text)
     for said in ("The draft was discarded.", "Another user has already decided, or the replay is not finished."):
         page = editor.post(admin_url("whatifrun_discard", run.pk), follow=True)
@@ -116,10 +116,10 @@ def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
 def test_who_may_not_edit_looks_only(node: Node, as_member: Any, admin_url: Url, editor: Client, group: str) -> None:
-    link, run = replayed(editor, admin_url, runs.live_text().replace("delay: 15m", "delay: 20m"))
+    link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     member = as_member(group)
     assert member.get(admin_url("whatifrun_add")).status_code == 403
-    assert member.post(admin_url("whatifrun_add"), {"draft": runs.live_text(), "days": 7}).status_code == 403
+    assert member.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7}).status_code == 403
     assert member.post(admin_url("whatifrun_publish", run.pk)).status_code == 403
     assert member.post(admin_url("whatifrun_discard", run.pk)).status_code == 403
     page = member.get(link)

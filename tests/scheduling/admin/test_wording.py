@@ -6,8 +6,9 @@ import pytest
 from django.utils.translation import override
 
 from scheduling.admin.form_fields import DelayRulesField, DurationsField, LevelsField, NamesField
-from scheduling.admin.labels import complaint, reason, spoken
-from scheduling.admin.touches.timeline import figure
+from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.touches.timeline import format_verdict_figure
+from scheduling.monitoring.duration_text import describe_duration
 
 
 @pytest.mark.parametrize(
@@ -22,25 +23,25 @@ from scheduling.admin.touches.timeline import figure
 )
 def test_spans_are_spoken(span: timedelta, english: str, chinese: str) -> None:
     with override("en"):
-        assert spoken(span) == english
+        assert describe_duration(span) == english
     with override("zh-hans"):
-        assert spoken(span) == chinese
+        assert describe_duration(span) == chinese
 
 
 def test_codes_are_told_in_words_and_unknown_ones_stay() -> None:
     with override("zh-hans"):
-        assert reason("cap") == "客户频次已达上限"
-        assert reason("http_503") == "接收方返回 HTTP 503"
-        assert reason("by:ann") == "由 ann 取消"
-        assert reason("event:order.paid") == "被事件 order.paid 取消"
-        assert reason("brand_new") == "brand_new"
+        assert translate_reason("cap") == "客户频次已达上限"
+        assert translate_reason("http_503") == "接收方返回 HTTP 503"
+        assert translate_reason("by:ann") == "由 ann 取消"
+        assert translate_reason("event:order.paid") == "被事件 order.paid 取消"
+        assert translate_reason("brand_new") == "brand_new"
 
 
 def test_complaints_are_told_in_the_readers_language() -> None:
     with override("zh-hans"):
-        assert complaint("must be between 0 and 100") == "必须在 0 到 100 之间"
-        assert complaint("line 3: unexpected '}'") == "第 3 行：unexpected '}'"
-        assert complaint("nobody has heard of this") == "nobody has heard of this"
+        assert translate_error("must be between 0 and 100") == "必须在 0 到 100 之间"
+        assert translate_error("line 3: unexpected '}'") == "第 3 行：unexpected '}'"
+        assert translate_error("nobody has heard of this") == "nobody has heard of this"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_what_is_written_is_read_as_it_was(field: object, value: object) -> None
 
 def test_figures_of_verdicts_are_told_in_words() -> None:
     with override("zh-hans"):
-        assert figure("3 in 1d") == "1 天内 3 次"
-        assert figure("3 (1 unsettled)") == "3 次，其中 1 次正在发送"
-        assert figure("2026-01-02T03:04:05+00:00") == "2026-01-02 11:04:05"
-        assert figure("marketing") == "营销（退订后不发）"
-        assert figure("c1") == "c1"
+        assert format_verdict_figure("3 in 1d") == "1 天内 3 次"
+        assert format_verdict_figure("3 (1 unsettled)") == "3 次，其中 1 次正在发送"
+        assert format_verdict_figure("2026-01-02T03:04:05+00:00") == "2026-01-02 11:04:05"
+        assert format_verdict_figure("marketing") == "营销（退订后不发）"
+        assert format_verdict_figure("c1") == "c1"

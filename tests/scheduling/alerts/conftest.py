@@ -75,7 +75,7 @@ def robot(settings: Any) -> Iterator[Robot]:
 @pytest.fixture
 def on_duty(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
     """Makes whom to tell."""
-    messages._gate.cache_clear()  # it keeps to the server of the settings of whoever came first
+    messages._get_quota_gate.cache_clear()  # it keeps to the server of the settings of whoever came first
 
     def on_duty(name: str = "on duty", **changes: Any) -> AlertReceiver:
         channel, _ = ChannelConfig.objects.get_or_create(

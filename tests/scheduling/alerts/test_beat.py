@@ -65,7 +65,7 @@ def test_a_killed_worker_is_told_though_no_task_can_run_then_a_lost_database(
 
 def all_are_consumed() -> bool:
     """A worker that stalls may be silent for as long as it is asked."""
-    return rules.read(frozenset({UNATTENDED})).get(UNATTENDED) == []
+    return rules.read_metrics(frozenset({UNATTENDED})).get(UNATTENDED) == []
 
 
 def headlines(robot: Robot) -> list[str]:

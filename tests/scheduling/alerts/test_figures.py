@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 def read(name: str) -> dict[str, float]:
     """Asked again where the machine stalled for longer than a source may take."""
-    found = eventually(lambda: name in (read := rules.read(frozenset({name}))) and read)
+    found = eventually(lambda: name in (read := rules.read_metrics(frozenset({name}))) and read)
     return {next(iter(labels.values())): value for labels, value in found[name]}
 
 

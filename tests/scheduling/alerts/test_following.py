@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from scheduling.models import Alert
-from scheduling.monitoring.alerting.following import Word, begin, follow, said
+from scheduling.monitoring.alerting.following import AlertAction, create_alert, decide_alert_action, mark_notified
 
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -15,27 +15,29 @@ MINUTE = timedelta(minutes=1)
 
 class Story:
     def __init__(self, *, rising: bool = False, remind_every: timedelta | None = timedelta(hours=1)) -> None:
-        self.alert: Alert = begin(1, "overdue", "", 10.0, BEGAN)
+        self.alert: Alert = create_alert(1, "overdue", "", 10.0, BEGAN)
         self.rising, self.remind_every = rising, remind_every
 
-    def at(self, minutes: float, value: float | None, *, delivered: bool = True) -> Word:
+    def at(self, minutes: float, value: float | None, *, delivered: bool = True) -> AlertAction:
         now = BEGAN + minutes * MINUTE
-        word = follow(self.alert, value, now, holds_for=2 * MINUTE, remind_every=self.remind_every, rising=self.rising)
-        if word and word != Word.FORGET:
+        word = decide_alert_action(
+            self.alert, value, now, holds_for=2 * MINUTE, remind_every=self.remind_every, rising=self.rising
+        )
+        if word and word != AlertAction.DROP:
             self.alert.tried = True
             if delivered:
-                said(self.alert, word, now)
+                mark_notified(self.alert, word, now)
         return word
 
 
 def test_it_is_said_when_it_has_held_for_long_enough_and_once() -> None:
     story = Story()
-    assert [story.at(minute, 10) for minute in (0, 1, 2, 3, 4)] == ["", "", Word.BEGINS, "", ""]
+    assert [story.at(minute, 10) for minute in (0, 1, 2, 3, 4)] == ["", "", AlertAction.FIRE, "", ""]
 
 
 def test_what_is_over_before_it_was_said_is_forgotten() -> None:
     story = Story()
-    assert [story.at(0, 10), story.at(0.2, None), story.at(0.4, None)] == ["", "", Word.FORGET]
+    assert [story.at(0, 10), story.at(0.2, None), story.at(0.4, None)] == ["", "", AlertAction.DROP]
 
 
 def test_one_look_that_misses_it_takes_nothing_back() -> None:
@@ -44,23 +46,23 @@ def test_one_look_that_misses_it_takes_nothing_back() -> None:
     seen = {sixth / 6: None if sixth % 6 == 0 else 10.0 for sixth in range(1, 14)}
     words = {minutes: story.at(minutes, value) for minutes, value in seen.items()}
     assert [minutes for minutes, word in words.items() if word] == [13 / 6]
-    assert words[13 / 6] == Word.BEGINS
+    assert words[13 / 6] == AlertAction.FIRE
     assert story.alert.since == BEGAN
 
 
 def test_looks_that_are_far_apart_need_no_second_one() -> None:
     story = Story()
-    assert [story.at(0, 10), story.at(2, None), story.at(4, 10), story.at(6, 10)] == ["", "", "", Word.BEGINS]
+    assert [story.at(0, 10), story.at(2, None), story.at(4, 10), story.at(6, 10)] == ["", "", "", AlertAction.FIRE]
     assert story.alert.since == BEGAN + 4 * MINUTE
 
 
 def test_what_goes_on_is_said_again_now_and_then() -> None:
     story = Story()
     assert [story.at(minute, 10) for minute in (2, 61, 62, 63, 122)] == [
-        Word.BEGINS, "", Word.GOES_ON, "", Word.GOES_ON,
+        AlertAction.FIRE, "", AlertAction.REMIND, "", AlertAction.REMIND,
     ]  # fmt: skip
     quiet = Story(remind_every=None)
-    assert [quiet.at(minute, 10) for minute in (2, 62, 6000)] == [Word.BEGINS, "", ""]
+    assert [quiet.at(minute, 10) for minute in (2, 62, 6000)] == [AlertAction.FIRE, "", ""]
 
 
 def test_it_is_over_when_it_has_been_over_for_as_long() -> None:
@@ -68,25 +70,25 @@ def test_it_is_over_when_it_has_been_over_for_as_long() -> None:
     story = Story()
     seen = [(2, 10), (3, None), (4, 10), (5, None), (6, None), (7, None)]
     words = [story.at(minute, value) for minute, value in seen]
-    assert words == [Word.BEGINS, "", "", "", "", Word.OVER]
+    assert words == [AlertAction.FIRE, "", "", "", "", AlertAction.RESOLVE]
     assert story.alert.gone_at == BEGAN + 5 * MINUTE
 
 
 def test_what_could_not_be_said_is_said_until_it_is_heard() -> None:
     story = Story()
-    assert [story.at(minute, 10, delivered=False) for minute in (2, 3)] == [Word.BEGINS, Word.BEGINS]
-    assert story.at(4, 10) == Word.BEGINS
+    assert [story.at(minute, 10, delivered=False) for minute in (2, 3)] == [AlertAction.FIRE, AlertAction.FIRE]
+    assert story.at(4, 10) == AlertAction.FIRE
     assert story.at(5, 10) == ""
 
 
 def test_who_may_have_heard_of_it_hears_that_it_is_over() -> None:
     story = Story()
-    assert story.at(2, 10, delivered=False) == Word.BEGINS
-    assert [story.at(3, None), story.at(5, None)] == ["", Word.OVER]
+    assert story.at(2, 10, delivered=False) == AlertAction.FIRE
+    assert [story.at(3, None), story.at(5, None)] == ["", AlertAction.RESOLVE]
 
 
 @pytest.mark.parametrize(
-    ("figures", "word"), [((10, 10, 10), Word.BEGINS), ((10, 30, 50), Word.BEGINS), ((10, 9, 8), "")]
+    ("figures", "word"), [((10, 10, 10), AlertAction.FIRE), ((10, 30, 50), AlertAction.FIRE), ((10, 9, 8), "")]
 )
 def test_what_shrinks_by_itself_wakes_nobody(figures: tuple[float, ...], word: str) -> None:
     story = Story(rising=True)

@@ -13,12 +13,12 @@ from django.utils.timezone import now
 from kombu import Connection
 
 from config.celery.application import app
-from scheduling.channels.quota import QuotaGate, _names, receiver_key
+from scheduling.channels.quota import QuotaGate, _key_names, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
 from scheduling.monitoring.alerting import messages, notifier, rules
-from scheduling.monitoring.alerting.following import Word, begin
-from scheduling.monitoring.alerting.notifier import Watch
-from scheduling.monitoring.alerting.rules import conditions, usual_limits
+from scheduling.monitoring.alerting.following import AlertAction, create_alert
+from scheduling.monitoring.alerting.notifier import AlertEvaluator
+from scheduling.monitoring.alerting.rules import get_default_limits, load_conditions
 from tests.scheduling.alerts.conftest import BEGAN, Robot
 
 pytestmark = pytest.mark.django_db
@@ -28,9 +28,9 @@ OnDuty = Callable[..., AlertReceiver]
 Wrong = Callable[..., Pause]
 
 
-def look(seconds: float, watching: Watch | None = None) -> None:
+def look(seconds: float, watching: AlertEvaluator | None = None) -> None:
     """By default as after a restart: what is known is in the database."""
-    (watching or Watch()).look(BEGAN + seconds * SECOND)
+    (watching or AlertEvaluator()).evaluate(BEGAN + seconds * SECOND)
 
 
 def test_a_beginning_a_reminder_and_an_end_are_one_message_each(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
@@ -92,13 +92,13 @@ def test_a_refusal_with_status_200_is_said_again_later(robot: Robot, on_duty: On
 
 def slot(receiver: AlertReceiver, robot: Robot) -> str:
     message: Any = type("Message", (), {"target": {"url": robot.url}})
-    return receiver_key(messages.line_to(receiver).channel, message)
+    return receiver_key(messages.resolve_route(receiver).channel, message)
 
 
 def unmute(receiver: AlertReceiver, robot: Robot) -> None:
     """The time that the vendor named is over."""
-    for name in _names(slot(receiver, robot)):
-        messages._gate()._redis.delete(name)
+    for name in _key_names(slot(receiver, robot)):
+        messages._get_quota_gate()._redis.delete(name)
 
 
 def test_a_robot_that_has_had_enough_this_minute_is_left_alone(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
@@ -106,8 +106,8 @@ def test_a_robot_that_has_had_enough_this_minute_is_left_alone(robot: Robot, on_
     receiver = on_duty(holds_for=timedelta(0))
     wrong()
     used = slot(receiver, robot)
-    quotas = messages.line_to(receiver).channel.quotas
-    assert messages._gate().acquire(quotas, {used: 20})[used].granted == 20
+    quotas = messages.resolve_route(receiver).channel.quotas
+    assert messages._get_quota_gate().acquire(quotas, {used: 20})[used].granted == 20
     look(0)
     receiver.refresh_from_db()
     assert (robot.asked, receiver.problem) == ([], "quota")
@@ -117,7 +117,7 @@ def test_a_restart_repeats_nothing(robot: Robot, on_duty: OnDuty, wrong: Wrong) 
     on_duty(holds_for=timedelta(0))
     wrong()
     for seconds in (0, 10, 20):
-        Watch().look(BEGAN + seconds * SECOND)
+        AlertEvaluator().evaluate(BEGAN + seconds * SECOND)
     assert len(robot.taken) == 1
 
 
@@ -150,7 +150,7 @@ def test_who_dies_between_the_message_and_its_note_says_it_again(
     on_duty(channel=hook, community=None, holds_for=timedelta(0))
     wrong()
     with monkeypatch.context() as dying:
-        dying.setattr(notifier, "_write", lambda *_: (_ for _ in ()).throw(SystemExit))
+        dying.setattr(notifier, "_store_result", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             look(0)
     look(60)
@@ -195,7 +195,7 @@ def test_a_receiver_whose_secret_no_key_reads_has_a_problem_until_it_is_mended(
 def test_a_pass_that_breaks_leaves_no_lease_behind(on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = on_duty()
     with monkeypatch.context() as breaking:
-        breaking.setattr(messages, "line_to", lambda _: (_ for _ in ()).throw(KeyError("a bug")))
+        breaking.setattr(messages, "resolve_route", lambda _: (_ for _ in ()).throw(KeyError("a bug")))
         look(0)
     receiver.refresh_from_db()
     assert (receiver.problem, receiver.watched_until) == ("internal_error KeyError 'a bug'", None)
@@ -218,7 +218,7 @@ def test_a_broker_that_is_away_is_told_without_it(
 ) -> None:
     on_duty(limits={"broker": 0, "queue_length": 0, "unattended": 0}, holds_for=timedelta(0))
     monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection("redis://127.0.0.1:1/0", **options))
-    monkeypatch.setattr(messages, "_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(messages, "_get_quota_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
     look(0)
     (told,) = robot.taken
     assert told.startswith("【告警】消息中间件没有响应\n")
@@ -231,14 +231,14 @@ def test_a_database_that_is_away_is_told_from_memory_and_once(
 ) -> None:
     on_duty(limits={"database": 0}, holds_for=timedelta(seconds=30))
     on_duty("b", limits={"paused": 60}, holds_for=timedelta(0))
-    watching = Watch()
+    watching = AlertEvaluator()
     look(0, watching)
 
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(Watch, "_look", away)
+        outage.setattr(AlertEvaluator, "_evaluate", away)
         for seconds in (10, 20, 40, 50, 60):
             look(seconds, watching)
     (told,) = robot.taken
@@ -254,19 +254,19 @@ def test_a_database_that_answers_now_and_then_is_told_once(
 ) -> None:
     """One look in six reaches it: neither that nor what was said before begins the outage anew."""
     on_duty(limits={"database": 0}, holds_for=timedelta(minutes=1))
-    watching = Watch()
+    watching = AlertEvaluator()
     look(0, watching)
     with monkeypatch.context() as outage:
-        really = Watch._look
+        really = AlertEvaluator._evaluate
         reached: list[int] = []
 
-        def now_and_then(self: Watch, at: Any) -> None:
+        def now_and_then(self: AlertEvaluator, at: Any) -> None:
             if (at - BEGAN).total_seconds() % 60:
                 raise OperationalError("the database is away")
             reached.append(1)
             really(self, at)
 
-        outage.setattr(Watch, "_look", now_and_then)
+        outage.setattr(AlertEvaluator, "_evaluate", now_and_then)
         for seconds in range(10, 300, 10):
             look(seconds, watching)
     assert len(reached) == 4
@@ -283,7 +283,7 @@ def test_a_database_that_goes_again_is_told_again(
     robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch, holds_for: int
 ) -> None:
     on_duty(limits={"database": 0}, holds_for=holds_for * SECOND)
-    watching = Watch()
+    watching = AlertEvaluator()
     look(0, watching)
 
     def away(*_: Any) -> Any:
@@ -291,7 +291,7 @@ def test_a_database_that_goes_again_is_told_again(
 
     for begin_at in (10, 100):
         with monkeypatch.context() as outage:
-            outage.setattr(Watch, "_look", away)
+            outage.setattr(AlertEvaluator, "_evaluate", away)
             for seconds in range(begin_at, begin_at + 30, 10):
                 look(seconds, watching)
         for seconds in range(begin_at + 30, begin_at + 60, 10):
@@ -306,12 +306,12 @@ def test_what_a_beat_said_that_lost_the_database_alone_is_called_over_by_its_hei
     robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_duty(limits={"database": 0}, holds_for=timedelta(0))
-    cut_off = Watch()
+    cut_off = AlertEvaluator()
     look(0, cut_off)
     with monkeypatch.context() as outage:
-        outage.setattr(Watch, "_look", lambda *_: (_ for _ in ()).throw(OperationalError))
+        outage.setattr(AlertEvaluator, "_evaluate", lambda *_: (_ for _ in ()).throw(OperationalError))
         look(10, cut_off)
-    cut_off.hand_in()
+    cut_off.store_outages()
     look(20)
     assert [each.splitlines()[0] for each in robot.taken] == [
         "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应",
@@ -323,10 +323,10 @@ def test_what_is_handed_in_while_the_heir_tells_the_same_breaks_neither(
     robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = on_duty(limits={"database": 0}, holds_for=timedelta(0))
-    cut_off = Watch()
+    cut_off = AlertEvaluator()
     look(0, cut_off)
     with monkeypatch.context() as outage:
-        outage.setattr(Watch, "_look", lambda *_: (_ for _ in ()).throw(OperationalError))
+        outage.setattr(AlertEvaluator, "_evaluate", lambda *_: (_ for _ in ()).throw(OperationalError))
         look(10, cut_off)
     robot.may_answer.clear()
     robot.waits.clear()
@@ -337,10 +337,10 @@ def test_what_is_handed_in_while_the_heir_tells_the_same_breaks_neither(
 
     heir = threading.Thread(target=inherit)
     with monkeypatch.context() as slow:
-        slow.setattr(rules, "read", lambda _wanted: {})  # the database is too slow for the collectors
+        slow.setattr(rules, "read_metrics", lambda _wanted: {})  # the database is too slow for the collectors
         heir.start()
         assert robot.waits.wait(30)
-        cut_off.hand_in()
+        cut_off.store_outages()
         robot.may_answer.set()
         heir.join()
     receiver.refresh_from_db()
@@ -356,14 +356,14 @@ def test_every_condition_can_be_said_and_leads_to_a_page(robot: Robot) -> None:
     from django.utils import translation
 
     says = [
-        (word, begin(1, key, subject, 100.0, BEGAN))
-        for key, condition in conditions().items()
-        for word in (Word.BEGINS, Word.GOES_ON, Word.OVER)
+        (word, create_alert(1, key, subject, 100.0, BEGAN))
+        for key, condition in load_conditions().items()
+        for word in (AlertAction.FIRE, AlertAction.REMIND, AlertAction.RESOLVE)
         for subject in ([f"q{number}" for number in range(20)] if condition.label else [""])
     ]
     for language in ("zh-hans", "en"):
         with translation.override(language):
-            subject, body = messages.composed(says, BEGAN + timedelta(hours=3))
+            subject, body = messages.compose_message(says, BEGAN + timedelta(hours=3))
         assert "%(" not in subject + body
-        assert body.count("https://touch.example.com/admin/") == 2 * len(conditions())
-    assert set(usual_limits()) == set(conditions())
+        assert body.count("https://touch.example.com/admin/") == 2 * len(load_conditions())
+    assert set(get_default_limits()) == set(load_conditions())

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from scheduling.models import Alert, AlertReceiver
-from scheduling.monitoring.alerting.notifier import Watchman
+from scheduling.monitoring.alerting.notifier import AlertThread
 from tests.scheduling.alerts.conftest import Robot
 from tests.scheduling.api.serving import PATIENCE
 from tests.scheduling.hanging import Hanging, before_the_database
@@ -27,12 +27,12 @@ def gate(transactional_db: None) -> Iterator[Hanging]:
 @pytest.fixture
 def rounds(gate: Hanging) -> Iterator[Callable[[float], bool]]:
     """The watchman's, one by one, in a thread of his own that waits so many seconds for the database."""
-    watchman = Watchman()
+    watchman = AlertThread()
     watchman._leads.set()
 
     def one(seconds: float) -> bool:
-        watchman._patience.seconds = seconds
-        return thread.submit(watchman._round).result(PATIENCE)
+        watchman._time_limit.seconds = seconds
+        return thread.submit(watchman._run_pass).result(PATIENCE)
 
     with ThreadPoolExecutor(1) as thread:
         yield one

@@ -12,7 +12,7 @@ import time_machine
 from django.core.management import CommandError, call_command
 
 from config.environment import environment
-from scheduling.api.auth import REMEMBERED_STRANGERS, KeyRing, Rates
+from scheduling.api.auth import CACHED_UNKNOWN_KEYS, ApiKeyCache, RateLimits
 from scheduling.models import ApiKey, Event, Scope
 from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, eventually, told
@@ -78,29 +78,29 @@ def test_a_new_key_works_at_once(key_for: Callable[..., Client]) -> None:
 
 
 def test_a_key_is_remembered_for_a_few_seconds(django_assert_num_queries: Any) -> None:
-    key, ring = create_api_key("shop", ["events"]), KeyRing()
-    assert ring.recall(key) == (False, None)
-    found = ring.look_up(key)
+    key, ring = create_api_key("shop", ["events"]), ApiKeyCache()
+    assert ring.get_cached(key) == (False, None)
+    found = ring.load_key(key)
     with django_assert_num_queries(0):
-        assert ring.recall(key) == (True, found)
+        assert ring.get_cached(key) == (True, found)
 
 
 def test_a_remembered_key_that_expires_is_refused() -> None:
     soon = datetime.now(UTC) + timedelta(minutes=1)
-    key, ring = create_api_key("shop", ["events"], expires_at=soon), KeyRing()
-    assert ring.look_up(key)
+    key, ring = create_api_key("shop", ["events"], expires_at=soon), ApiKeyCache()
+    assert ring.load_key(key)
     with time_machine.travel(soon + timedelta(microseconds=1)):
-        assert ring.recall(key)[1] is None
+        assert ring.get_cached(key)[1] is None
 
 
 def test_strangers_are_remembered_but_not_without_end() -> None:
-    ring = KeyRing()
-    assert ring.look_up("at_nobody") is None
-    assert ring.recall("at_nobody") == (True, None)
-    for number in range(REMEMBERED_STRANGERS + 5):
-        ring._strangers.setdefault(str(number), 0)
-    ring.look_up("at_somebody")
-    assert len(ring._strangers) <= REMEMBERED_STRANGERS
+    ring = ApiKeyCache()
+    assert ring.load_key("at_nobody") is None
+    assert ring.get_cached("at_nobody") == (True, None)
+    for number in range(CACHED_UNKNOWN_KEYS + 5):
+        ring._unknown.setdefault(str(number), 0)
+    ring.load_key("at_somebody")
+    assert len(ring._unknown) <= CACHED_UNKNOWN_KEYS
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------
@@ -136,31 +136,31 @@ def test_a_batch_counts_its_events_too(key_for: Callable[..., Client], valkey: A
 
 
 def test_processes_share_the_budget_of_a_minute(quiet_minute: Any) -> None:
-    one, other = (Rates(environment().redis).budget(7, "requests") for _ in range(2))
+    one, other = (RateLimits(environment().redis).budget(7, "requests") for _ in range(2))
     taken = 0
     for budget in (one, other) * 200:
-        wait = budget.take(1)
+        wait = budget.consume(1)
         if wait is None:
-            wait = budget.lease_and_take(1, 100)
+            wait = budget.lease_and_consume(1, 100)
         taken += wait == 0
     assert taken == 100
 
 
 def test_a_slice_is_leased_so_that_not_every_request_asks(quiet_minute: Any) -> None:
-    rates = Rates(environment().redis)
+    rates = RateLimits(environment().redis)
     budget = rates.budget(8, "requests")
-    assert budget.lease_and_take(1, 60_000) == 0
-    assert [budget.take(1) for _ in range(499)] == [0] * 499
-    assert budget.take(1) is None
+    assert budget.lease_and_consume(1, 60_000) == 0
+    assert [budget.consume(1) for _ in range(499)] == [0] * 499
+    assert budget.consume(1) is None
 
 
 def test_without_redis_everybody_is_let_in_and_it_is_not_asked_again_at_once() -> None:
-    rates = Rates(NOWHERE)
+    rates = RateLimits(NOWHERE)
     budget = rates.budget(9, "requests")
-    assert budget.take(1) is None
-    assert budget.lease_and_take(1, 1) == 0
-    assert rates.is_blind()
-    assert [budget.take(1) for _ in range(50)] == [0] * 50
+    assert budget.consume(1) is None
+    assert budget.lease_and_consume(1, 1) == 0
+    assert rates.is_redis_down()
+    assert [budget.consume(1) for _ in range(50)] == [0] * 50
 
 
 @pytest.fixture

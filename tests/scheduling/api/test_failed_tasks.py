@@ -24,7 +24,7 @@ def fail(house: None, matrix: Any, happen: Callable[..., Any]) -> Callable[..., 
     def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
         (task_id,) = happen(**changes).task_ids
         Touch.objects.filter(pk=task_id).update(state=state, reason=reason)
-        dead_letters.bury_touches([task_id])
+        dead_letters.record_failed_touches([task_id])
         return FailedTask.objects.get(task_id=task_id)
 
     return fail
@@ -130,7 +130,7 @@ def test_all_that_match_are_left_to_workers_and_can_be_followed(api: Client, fai
     told = answer.json()
     assert (told["state"], told["total"], told["done"], told["per_second"]) == ("running", 3, 0, 0.5)
     assert told["actor"].startswith("api:")
-    bulk_actions.advance(told["id"])
+    bulk_actions.run_batch(told["id"])
     path = f"/bulk-actions/{told['id']}"
     assert [api.get(path).json()[name] for name in ("state", "done", "reason")] == ["running", 1, "it is back"]
     assert api("POST", f"{path}/cancel", {}).json()["state"] == "cancelled"

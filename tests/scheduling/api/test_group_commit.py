@@ -13,7 +13,7 @@ from django.db import OperationalError
 
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.planning.group_commit import DatabaseUnavailable, GroupCommit, Overloaded
+from scheduling.planning.group_commit import DatabaseUnavailable, GroupCommit, IngestOverloaded
 from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE
 
@@ -159,7 +159,7 @@ def test_more_than_can_be_stored_soon_is_refused_at_once(book: Book, group_commi
         waiting = [group_commit.submit(events("first"))]
         await asyncio.to_thread(book.entered.wait, PATIENCE)
         waiting += [group_commit.submit(events(*(str(number) for number in range(500)))) for _ in range(2)]
-        with pytest.raises(Overloaded):
+        with pytest.raises(IngestOverloaded):
             group_commit.submit(events("one too many"))
         book.may_commit.set()
         await asyncio.gather(*waiting)

@@ -12,7 +12,7 @@ import pytest
 
 from scheduling.models import Customer, Event
 from scheduling.planning import ingest
-from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_ring
+from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
 from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE, Client, database_url, eventually, told
 
@@ -68,7 +68,7 @@ def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
 
     def record(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
         waits.append(({event.user_id for event in events}, lock_wait))
-        return record_and_ring(events, lock_wait)
+        return record_and_publish(events, lock_wait)
 
     def event(user: str, number: int) -> list[NewEvent]:
         return [NewEvent("shop", f"{user}-{number}", "material.downloaded", user)]

@@ -14,7 +14,7 @@ import requests
 from django.db import connection, transaction
 from django.test import RequestFactory
 
-from scheduling.api.auth import ApiKeyAuth, Principal, key_ring
+from scheduling.api.auth import ApiKeyAuth, Principal, api_key_cache
 from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
 from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, eventually, told
@@ -125,7 +125,7 @@ def test_who_comes_in_does_not_wait_for_those_who_read(house: None, key: str, va
             await asyncio.gather(*readers)
         return admitted
 
-    key_ring.forget()
+    api_key_cache.invalidate()
     assert asyncio.run(come_in()).name == "shop"
 
 

@@ -100,7 +100,7 @@ def test_list_touches_of_a_rare_node_answers_and_its_cursor_moves_on(
     touch: Touch, key: str, matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process: the bound is a constant."""
-    monkeypatch.setattr(queries, "LOOKED_AT", 2)
+    monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 2)
     matrix.node("often", trigger="order.paid")
     for number in range(4):
         happen("order.paid", user=f"u{number}")

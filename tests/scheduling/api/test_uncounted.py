@@ -46,7 +46,7 @@ def test_an_event_that_is_stored_is_answered_with_202(monkeypatch: pytest.Monkey
         return receipts(given)
 
     monkeypatch.setattr(events, "read_events", lambda *_: GIVEN)
-    monkeypatch.setattr(events, "principal_of", lambda _: None)
+    monkeypatch.setattr(events, "get_principal", lambda _: None)
     monkeypatch.setattr(events, "charge_events", free)
     monkeypatch.setattr(events, "submit", submit)
 
@@ -77,5 +77,5 @@ def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
 
 
 def test_neither_an_answer_nor_a_rescue_fails_for_its_count() -> None:
-    request_metrics.time_answer("events", 202, 0.1)
-    measures.worker_lost(1)
+    request_metrics.observe_request("events", 202, 0.1)
+    measures.count_lost_touches(1)

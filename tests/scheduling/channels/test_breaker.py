@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.circuit_breaker import Breaker, is_dead
+from scheduling.channels.circuit_breaker import Breaker, is_receiver_dead
 
 DEAD = Transient("connect")
 ALIVE = Transient("http_503")
@@ -30,7 +30,7 @@ def broken(breaker: Breaker, now: float = 0.0, key: str = "a") -> None:
     ],
 )
 def test_what_counts_as_dead(outcome: Outcome, dead: bool) -> None:
-    assert is_dead(outcome) is dead
+    assert is_receiver_dead(outcome) is dead
 
 
 def test_four_failures_in_a_row_are_forgiven() -> None:
@@ -53,7 +53,7 @@ def test_the_fifth_shuts_the_target_for_30_seconds_and_no_other() -> None:
     assert breaker.admit("a", 100.0) == 30
     assert breaker.admit("a", 129.0) == 1
     assert breaker.admit("b", 100.0) == 0
-    assert breaker.shut(110.0) == {"a": 20}
+    assert breaker.resting_targets(110.0) == {"a": 20}
 
 
 def test_then_one_probe_is_let_through_and_its_fate_decides() -> None:
@@ -69,7 +69,7 @@ def test_then_one_probe_is_let_through_and_its_fate_decides() -> None:
     breaker.record("a", Delivered(), 95.1)
     assert breaker.admit("a", 95.2) == 0
     assert breaker.admit("a", 95.2) == 0
-    assert breaker.shut(95.2) == {}
+    assert breaker.resting_targets(95.2) == {}
 
 
 def failed_probe(breaker: Breaker, now: float) -> float:
@@ -132,4 +132,4 @@ def test_memory_is_bounded() -> None:
         broken(breaker, key=key)
 
     assert breaker.admit("a", 0.0) == 0
-    assert set(breaker.shut(0.0)) == {"b", "c", "d"}
+    assert set(breaker.resting_targets(0.0)) == {"b", "c", "d"}

@@ -5,44 +5,44 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.channels.group_robots import clip, utf8_size
+from scheduling.channels.group_robots import clip_text, utf8_size
 
 FAMILY = "👩‍👩‍👧"  # 18 bytes: three women and girls held together by two joiners
 FLAG = "🇨🇳"  # 8 bytes: two halves
 
 
 def test_a_text_that_fits_is_left_alone() -> None:
-    assert clip("您好", 6) == "您好"
+    assert clip_text("您好", 6) == "您好"
 
 
 def test_a_cut_is_marked_and_counted_in_bytes() -> None:
-    assert clip("您好您好", 9) == "您好…"
-    assert clip("您好您好", 11) == "您好…"
+    assert clip_text("您好您好", 9) == "您好…"
+    assert clip_text("您好您好", 11) == "您好…"
 
 
 def test_a_family_is_not_torn_apart() -> None:
-    assert clip("a" + FAMILY + FAMILY, 1 + 18 + 17) == "a" + FAMILY + "…"
-    assert clip("a" + FAMILY, 18) == "a…"
+    assert clip_text("a" + FAMILY + FAMILY, 1 + 18 + 17) == "a" + FAMILY + "…"
+    assert clip_text("a" + FAMILY, 18) == "a…"
 
 
 def test_marks_skin_tones_and_flags_stay_with_what_they_belong_to() -> None:
-    assert clip("ae\u0301" + "x" * 9, 1 + 1 + 3) == "a…"
-    assert clip("a👍🏽" + "x" * 9, 1 + 4 + 3) == "a…"
-    assert clip(FLAG + FLAG + "x" * 9, 8 + 4 + 3) == FLAG + "…"
+    assert clip_text("ae\u0301" + "x" * 9, 1 + 1 + 3) == "a…"
+    assert clip_text("a👍🏽" + "x" * 9, 1 + 4 + 3) == "a…"
+    assert clip_text(FLAG + FLAG + "x" * 9, 8 + 4 + 3) == FLAG + "…"
 
 
 def test_a_letter_with_endless_marks_is_cut_all_the_same() -> None:
-    assert clip("a" + "\u0301" * 1000, 500).endswith("…")
+    assert clip_text("a" + "\u0301" * 1000, 500).endswith("…")
 
 
 def test_no_room_for_anything() -> None:
-    assert clip("您好", 2) == ""
-    assert clip("您好", 3) == "…"
+    assert clip_text("您好", 2) == ""
+    assert clip_text("您好", 3) == "…"
 
 
 @given(st.text(max_size=200), st.integers(min_value=0, max_value=400))
 def test_a_clipped_text_always_fits_and_is_a_beginning(text: str, limit: int) -> None:
-    clipped = clip(text, limit)
+    clipped = clip_text(text, limit)
 
     assert utf8_size(clipped) <= limit
     assert clipped == text or text.startswith(clipped.removesuffix("…"))
@@ -54,4 +54,4 @@ def test_the_size_may_be_that_of_the_encoded_request(text: str, limit: int) -> N
     def size(body: str) -> int:
         return len(json.dumps(body, ensure_ascii=False).encode())
 
-    assert size(clip(text, limit, size)) <= limit
+    assert size(clip_text(text, limit, size)) <= limit

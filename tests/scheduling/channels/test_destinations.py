@@ -4,8 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from scheduling.channels.base import Refused
-from scheduling.channels.ssrf import PrivateHosts, admit, is_public
+from scheduling.channels.base import DestinationRefused
+from scheduling.channels.ssrf import PrivateHosts, check_url, is_public
 
 NOTHING = PrivateHosts()
 
@@ -77,8 +77,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("url", "reason"), HOSTILE)
 def test_a_hostile_url_never_leaves(url: str, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
-        admit(url, NOTHING)
+    with pytest.raises(DestinationRefused) as refused:
+        check_url(url, NOTHING)
 
     assert refused.value.reason == reason
     assert url == "" or url not in str(refused.value), "a URL is a secret"
@@ -98,18 +98,20 @@ def test_a_hostile_url_never_leaves(url: str, reason: str) -> None:
     ],
 )
 def test_a_public_url_is_admitted(url: str) -> None:
-    assert admit(url, NOTHING).scheme == "https"
+    assert check_url(url, NOTHING).scheme == "https"
 
 
 def test_an_ascii_url_is_sent_byte_for_byte() -> None:
     url = "https://example.com/a%2Fb/../c?sign=a%2Fb%2Bc%3D&x='"
 
-    assert str(admit(url, NOTHING)) == url
-    assert str(admit(url + "#part", NOTHING)) == url
+    assert str(check_url(url, NOTHING)) == url
+    assert str(check_url(url + "#part", NOTHING)) == url
 
 
 def test_a_chinese_host_is_encoded_once() -> None:
-    assert str(admit("https://例子.测试/路?问=答", NOTHING)).startswith("https://xn--fsqu00a.xn--0zwm56d/%E8%B7%AF?")
+    assert str(check_url("https://例子.测试/路?问=答", NOTHING)).startswith(
+        "https://xn--fsqu00a.xn--0zwm56d/%E8%B7%AF?"
+    )
 
 
 @pytest.mark.parametrize("text", ["1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"])
@@ -142,10 +144,10 @@ def test_private_hosts_open_exactly_what_they_name(entry: str, url: str, opened:
     private = PrivateHosts.parse([entry])
 
     if opened:
-        assert admit(url, private)
+        assert check_url(url, private)
     else:
-        with pytest.raises(Refused):
-            admit(url, private)
+        with pytest.raises(DestinationRefused):
+            check_url(url, private)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from django.core import mail, signing
 from pytest_django import Settings
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import Email, make_token, one_line, read_token
 from scheduling.channels.smtp import Conversation, Relay, parse_relay
@@ -259,14 +259,16 @@ async def test_a_slow_goodbye_does_not_delay_the_verdict(cast: Cast) -> None:
 
 
 def test_who_was_abandoned_cannot_begin_to_send() -> None:
-    conversation = Conversation(Relay("127.0.0.1", free_port()), "a@example.org", "b@example.org", b"", monotonic() + 5)
+    conversation = Conversation(
+        Relay("127.0.0.1", select_port()), "a@example.org", "b@example.org", b"", monotonic() + 5
+    )
 
     assert conversation.abandon() == Transient("connect_timeout", "")
     assert isinstance(conversation.run(), Transient)
 
 
 async def test_a_dead_relay_is_transient(cast: Cast) -> None:
-    outcome = await sent(cast, f"smtp://127.0.0.1:{free_port()}")
+    outcome = await sent(cast, f"smtp://127.0.0.1:{select_port()}")
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "connect"

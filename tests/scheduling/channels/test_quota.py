@@ -10,10 +10,10 @@ import pytest
 from redis import Redis
 from redis.connection import Connection
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.channels import quota
 from scheduling.channels.base import Quota
-from scheduling.channels.quota import BLIND, Grant, QuotaGate
+from scheduling.channels.quota import UNAVAILABLE_DELAY, Grant, QuotaGate
 
 ZERO = timedelta(0)
 MINUTE = timedelta(minutes=1)
@@ -122,7 +122,7 @@ def test_asking_for_nothing_takes_nothing(gate: QuotaGate, server: Redis) -> Non
 
 def test_keys_shard_hide_the_url_and_go_away_by_themselves(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 3})
-    gate.mute(KEY, MINUTE)
+    gate.throttle(KEY, MINUTE)
 
     keys = sorted(map(str, server.keys()))
     assert [key.rpartition(":")[2] for key in keys] == ["log", "mute"]
@@ -132,7 +132,7 @@ def test_keys_shard_hide_the_url_and_go_away_by_themselves(gate: QuotaGate, serv
 
 
 def test_a_muted_target_gets_nothing_until_its_rest_is_over(gate: QuotaGate) -> None:
-    assert gate.mute(KEY, timedelta(minutes=10))
+    assert gate.throttle(KEY, timedelta(minutes=10))
 
     grant = gate.acquire(TWENTY, {KEY: 1})[KEY]
 
@@ -162,21 +162,21 @@ def test_something_else_under_the_key_grants_nothing(gate: QuotaGate, server: Re
     (name,) = server.keys()
     server.set(name, "x")
 
-    assert gate.acquire(TWENTY, {KEY: 1, "b": 1}) == {KEY: Grant(0, BLIND), "b": Grant(1, ZERO)}
+    assert gate.acquire(TWENTY, {KEY: 1, "b": 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY), "b": Grant(1, ZERO)}
 
 
 def test_without_quotas_redis_is_not_asked() -> None:
-    gate = QuotaGate.connect(f"redis://127.0.0.1:{free_port()}/0")
+    gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
 
     assert gate.acquire((), {KEY: 1000}) == {KEY: Grant(1000, ZERO)}
     gate.close()
 
 
 def test_without_redis_nothing_is_granted() -> None:
-    gate = QuotaGate.connect(f"redis://127.0.0.1:{free_port()}/0")
+    gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
 
-    assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, BLIND)}
-    assert not gate.mute(KEY, MINUTE)
+    assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY)}
+    assert not gate.throttle(KEY, MINUTE)
     gate.close()
 
 
@@ -185,7 +185,7 @@ def test_a_silent_redis_is_waited_for_no_longer_than_it_may_be(monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as silent:
         gate = QuotaGate.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
 
-        assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, BLIND)}
+        assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY)}
 
         connection, _ = silent.accept()
         with connection:

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.channels.base import Delivered, Unknown
-from scheduling.channels.http_client import LONGEST_RETRY_AFTER, Response, excerpt, judge_status, retry_after
+from scheduling.channels.http_client import LONGEST_RETRY_AFTER, Response, excerpt, judge_status, parse_retry_after
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[A-Z][a-z]{2}, \d{1,9} [A-Z][a-z]{2} \d{1,9} [0-9:]{1,12} [-+]\d{1,9}"))
@@ -15,7 +15,7 @@ from scheduling.channels.http_client import LONGEST_RETRY_AFTER, Response, excer
 @example("٣")
 @example("0" * 5000 + "7")
 def test_no_retry_after_is_an_error_or_longer_than_a_day(value: str) -> None:
-    wait = retry_after(Response(503, {"retry-after": value}))
+    wait = parse_retry_after(Response(503, {"retry-after": value}))
 
     assert wait is None or timedelta(0) <= wait <= LONGEST_RETRY_AFTER
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.dingtalk import DingTalk, signed
-from scheduling.channels.feishu import Feishu, sign
-from scheduling.channels.group_robots import Robot, encode
+from scheduling.channels.dingtalk import DingTalk, sign_url
+from scheduling.channels.feishu import Feishu, signature_fields
+from scheduling.channels.group_robots import Robot, encode_json
 from scheduling.channels.wecom import WeCom
 from tests.scheduling.channels.receivers import Answer, Cast, Receiver, always, never, reply
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
@@ -90,7 +90,7 @@ async def test_a_long_message_is_cut_to_what_the_vendor_takes(
     text = json.dumps(vendor.posted[0], ensure_ascii=False)
     assert "…" in text
     limits = {"text": 2048, "markdown": 4096}
-    size = len(vendor.posted[0][format]["content"].encode()) if robot is WeCom else len(encode(vendor.posted[0]))
+    size = len(vendor.posted[0][format]["content"].encode()) if robot is WeCom else len(encode_json(vendor.posted[0]))
     limit = limits[format] if robot is WeCom else 20_000
     assert limit - 50 < size <= limit
 
@@ -226,7 +226,7 @@ def test_the_key_of_a_target_hides_its_url(cast: Cast, robot: type[Robot]) -> No
 
 def test_dingtalk_s_sign_is_quoted_once() -> None:
     """printf '1767225600000\\nSECtest/+=' | openssl dgst -sha256 -hmac 'SECtest/+=' -binary | base64"""
-    url = signed("https://oapi.dingtalk.com/robot/send?access_token=t", SECRET, datetime(2026, 1, 1, tzinfo=UTC))
+    url = sign_url("https://oapi.dingtalk.com/robot/send?access_token=t", SECRET, datetime(2026, 1, 1, tzinfo=UTC))
 
     assert url.endswith("&timestamp=1767225600000&sign=euHAjNOCNez1MEi1s6KMvz77xUoEiQnS3NUNaq3pOcA%3D")
     assert "%25" not in url
@@ -234,7 +234,7 @@ def test_dingtalk_s_sign_is_quoted_once() -> None:
 
 def test_feishu_s_sign_has_the_secret_in_its_key() -> None:
     """printf '' | openssl dgst -sha256 -mac HMAC -macopt hexkey:<hex of '1767225600\\nSECtest/+='> -binary | base64"""
-    assert sign(SECRET, datetime(2026, 1, 1, tzinfo=UTC)) == {
+    assert signature_fields(SECRET, datetime(2026, 1, 1, tzinfo=UTC)) == {
         "timestamp": "1767225600",
         "sign": "UY7K9XmtVq4Ailbkgqro4Dhf3Vw6fHMHOx7IQQHryjE=",
     }

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from config.local.processes import free_port
-from scheduling.channels.base import NoAnswer, NotSent, Refused
+from config.local.processes import select_port
+from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
 from scheduling.channels.http_client import (
     BODY_CAP,
     Lookup,
     Response,
     Transport,
     close_shared_transport,
-    look_up,
+    resolve_host,
     shared_transport,
 )
 from scheduling.channels.ssrf import PrivateHosts
@@ -32,7 +32,7 @@ LONG = timedelta(seconds=10)
 
 @asynccontextmanager
 async def transport(
-    private: PrivateHosts = LOOPBACK, context: ssl.SSLContext | None = None, lookup: Lookup = look_up
+    private: PrivateHosts = LOOPBACK, context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
 ) -> AsyncIterator[Transport]:
     made = Transport(private, ssl_context=context, lookup=lookup)
     try:
@@ -231,7 +231,7 @@ async def test_an_endless_row_of_100_continue_ends_with_the_deadline() -> None:
 async def test_a_refused_connection_is_not_sent() -> None:
     async with transport() as out:
         with pytest.raises(NotSent) as failure:
-            await post(out, f"http://127.0.0.1:{free_port()}/")
+            await post(out, f"http://127.0.0.1:{select_port()}/")
 
     assert failure.value.reason == "connect"
 
@@ -304,7 +304,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged(
 )
 async def test_a_public_name_with_a_private_address_never_leaves(address: str) -> None:
     async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(address)]) as out:
-        with pytest.raises(Refused) as failure:
+        with pytest.raises(DestinationRefused) as failure:
             await post(out, f"https://rebind.example.com:{receiver.port}/")
 
         assert receiver.connections == 0
@@ -315,7 +315,7 @@ async def test_a_name_that_changes_its_address_between_check_and_use_gains_nothi
     answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
     async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
-            with pytest.raises(Refused):
+            with pytest.raises(DestinationRefused):
                 await post(out, f"https://rebind.example.com:{receiver.port}/")
 
         assert receiver.connections == 0
@@ -331,7 +331,7 @@ async def test_names_may_resolve_into_an_opened_network_over_https_only(
         transport(opened, client, lambda *_: [_found("127.0.0.1")]) as out,
     ):
         assert (await post(out, f"https://touch.test:{receiver.port}/")).status == 200
-        with pytest.raises(Refused) as failure:
+        with pytest.raises(DestinationRefused) as failure:
             await post(out, f"http://touch.test:{receiver.port}/")
 
     assert failure.value.reason == "scheme"
@@ -339,7 +339,7 @@ async def test_names_may_resolve_into_an_opened_network_over_https_only(
 
 async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{select_port()}")
     async with Receiver() as receiver, transport() as out:
         assert (await post(out, receiver.url)).status == 200
 

@@ -10,7 +10,7 @@ import pytest
 import time_machine
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, signed_headers
 from tests.scheduling.channels.receivers import Cast, Receiver, Request, always, never, reply, reset
@@ -190,7 +190,7 @@ async def test_a_reply_is_kept_to_1000_characters_that_postgresql_takes(cast: Ca
 
 
 async def test_connection_refused_is_transient(cast: Cast) -> None:
-    channel = Webhook({"url": f"http://127.0.0.1:{free_port()}/"}, TIMEOUT)
+    channel = Webhook({"url": f"http://127.0.0.1:{select_port()}/"}, TIMEOUT)
 
     outcome = await channel.send(cast.message(), far())
 

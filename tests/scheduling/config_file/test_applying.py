@@ -272,26 +272,26 @@ def test_a_kept_secret_of_another_kind_is_not_there(apply: Apply, refused: Calla
 
 def test_a_plan_is_not_stored_over_somebody_elses_edit(apply: Apply, house: str) -> None:
     apply(house)
-    given = document.load(house.replace("delay: 15m", "delay: 20m").encode())
-    planned = plan.plan(given)
+    given = document.parse_document(house.replace("delay: 15m", "delay: 20m").encode())
+    planned = plan.plan_changes(given)
     Node.objects.update(delay=timedelta(minutes=5))
     with pytest.raises(Conflict, match="another user changed the configuration at the same time"):
-        plan.store(given, planned, Stamp("late"))
+        plan.store_plan(given, planned, Stamp("late"))
     assert Node.objects.get().delay == timedelta(minutes=5)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_file_waits_for_an_edit_that_is_under_way_and_then_refuses(house: str) -> None:
-    given = document.load(house.encode())
-    plan.store(given, plan.plan(given), Stamp("first"))
-    later = document.load(house.replace("delay: 15m", "delay: 20m").encode())
+    given = document.parse_document(house.encode())
+    plan.store_plan(given, plan.plan_changes(given), Stamp("first"))
+    later = document.parse_document(house.replace("delay: 15m", "delay: 20m").encode())
     outcome: list[Any] = []
 
     def apply_later() -> None:
         try:
-            planned = plan.plan(later)
+            planned = plan.plan_changes(later)
             planned_already.set()
-            plan.store(later, planned, Stamp("second"))
+            plan.store_plan(later, planned, Stamp("second"))
         except Conflict as error:
             outcome.append(error)
         finally:

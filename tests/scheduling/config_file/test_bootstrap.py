@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.rendering import render
+from scheduling.rendering import render_message
 
 pytestmark = pytest.mark.django_db
 
@@ -60,7 +60,7 @@ def test_every_shipped_text_exists_in_both_languages_and_can_be_rendered(matrix_
         assert {each.locale for each in texts} == {"zh-hans", "en"}
         spec = TemplateSpec(1, template.key, 1, template.content_type, template.category, texts)
         for locale in ("zh-hans", "en"):
-            subject, body, used = render(spec, CustomerSpec(1, "u-1", locale=locale), matrix_event)
+            subject, body, used = render_message(spec, CustomerSpec(1, "u-1", locale=locale), matrix_event)
             assert (bool(subject), bool(body), used) == (True, True, locale)
 
 

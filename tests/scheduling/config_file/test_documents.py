@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.configuration.file.document import MAX_SIZE, InvalidDocument, dump, load
+from scheduling.configuration.file.document import MAX_SIZE, InvalidDocument, format_document, parse_document
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 PLAIN = st.recursive(
@@ -21,12 +21,12 @@ PLAIN = st.recursive(
 
 
 def test_words_and_times_stay_texts() -> None:
-    given = load(b"a: no\nb: 22:00\nc: 2024-01-01\nd: 010\ne: on\nf: 1_000\n")
+    given = parse_document(b"a: no\nb: 22:00\nc: 2024-01-01\nd: 010\ne: on\nf: 1_000\n")
     assert given == {"a": "no", "b": "22:00", "c": "2024-01-01", "d": "010", "e": "on", "f": "1_000"}
 
 
 def test_the_core_of_yaml_is_read() -> None:
-    assert load(b"a: 1\nb: 2.5\nc: true\nd: null\ne: [x, {y: z}]\nf:\n") == {
+    assert parse_document(b"a: 1\nb: 2.5\nc: true\nd: null\ne: [x, {y: z}]\nf:\n") == {
         "a": 1, "b": 2.5, "c": True, "d": None, "e": ["x", {"y": "z"}], "f": None,
     }  # fmt: skip
 
@@ -58,20 +58,20 @@ def test_the_core_of_yaml_is_read() -> None:
 )  # fmt: skip
 def test_what_could_surprise_is_refused(text: bytes, message: str) -> None:
     with pytest.raises(InvalidDocument) as error:
-        load(text)
+        parse_document(text)
     assert str(error.value) == message
 
 
 def test_an_empty_file_says_nothing() -> None:
-    assert load(b"") == {}
-    assert load(b"\xef\xbb\xbfa: 1") == {"a": 1}
+    assert parse_document(b"") == {}
+    assert parse_document(b"\xef\xbb\xbfa: 1") == {"a": 1}
 
 
 @given(st.dictionaries(TEXTS, PLAIN, max_size=4))
 def test_what_is_written_is_read_as_the_same(document: dict[str, object]) -> None:
-    assert load(dump(document).encode()) == document
+    assert parse_document(format_document(document).encode()) == document
 
 
 def test_chinese_is_written_as_chinese() -> None:
-    assert dump({"name": "旗舰店"}) == "name: 旗舰店\n"
-    assert dump({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"
+    assert format_document({"name": "旗舰店"}) == "name: 旗舰店\n"
+    assert format_document({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"

@@ -15,7 +15,7 @@ from config.environment import ROOT
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.document import export as exported
+from scheduling.configuration.file.document import export_document as exported
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, Node
 
@@ -179,11 +179,11 @@ def houses(draw: st.DrawFn) -> dict[str, Any]:
     return house
 
 
-def apply_house(house: dict[str, Any]) -> plan.Plan:
+def apply_house(house: dict[str, Any]) -> plan.ChangePlan:
     """Through the text, as a file goes."""
-    given = document.load(document.dump(house).encode())
-    planned = plan.plan(given)
-    plan.store(given, planned, Stamp("test"))
+    given = document.parse_document(document.format_document(house).encode())
+    planned = plan.plan_changes(given)
+    plan.store_plan(given, planned, Stamp("test"))
     return planned
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from uuid import UUID
 
 from scheduling.ids import new_id
-from scheduling.policy.guards import Candidate, Slot, Surroundings
+from scheduling.policy.guards import Candidate, CapSlot, GuardContext
 from scheduling.policy.specs import (
     ChannelSpec,
     CustomerSpec,
-    DelayRules,
+    DelayRulesSpec,
     EventSpec,
     NodeSpec,
     RuleSpec,
@@ -29,7 +29,7 @@ NIGHT = RuleSpec(4, "quiet_hours", 10, quiet_from=time(22), quiet_to=time(8), ti
 COMMUNITY_CAP = RuleSpec(5, "cap", 11, scope="community", limit=2, window=HOUR)
 RULES = (CAP, DEDUPE, CONVERSATION, NIGHT, COMMUNITY_CAP)
 
-ARTICLE = DelayRules({"vip": timedelta(seconds=3600), "normal": timedelta(seconds=7200)}, DAY, DAY, 0.6)
+ARTICLE = DelayRulesSpec({"vip": timedelta(seconds=3600), "normal": timedelta(seconds=7200)}, DAY, DAY, 0.6)
 
 
 def template(key: str = "guide", body: str = "hi", **changes: Any) -> TemplateSpec:
@@ -74,20 +74,20 @@ def candidate(**changes: Any) -> Candidate:
     return Candidate(**usual | changes)
 
 
-def slot(hours_ago: float = 1, content_type: str = "other", **changes: Any) -> Slot:
+def slot(hours_ago: float = 1, content_type: str = "other", **changes: Any) -> CapSlot:
     usual: dict[str, Any] = {
         "task_id": new_id(), "at": NOON - hours_ago * HOUR, "content_type": content_type, "counts": True,
         "settled": True,
     }  # fmt: skip
-    return Slot(**usual | changes)
+    return CapSlot(**usual | changes)
 
 
-def unsettled(until: datetime, **changes: Any) -> Slot:
+def unsettled(until: datetime, **changes: Any) -> CapSlot:
     return slot(settled=False, until=until, **changes)
 
 
-def around(*, rules: tuple[RuleSpec, ...] = (CAP, DEDUPE, CONVERSATION), **changes: Any) -> Surroundings:
-    return Surroundings(rules=rules, **changes)
+def around(*, rules: tuple[RuleSpec, ...] = (CAP, DEDUPE, CONVERSATION), **changes: Any) -> GuardContext:
+    return GuardContext(rules=rules, **changes)
 
 
 def ids(*numbers: int) -> list[UUID]:

@@ -147,7 +147,7 @@ def sendings(*claims: Claim) -> list[Sending]:
 
 def deliver(task_ids: Iterable[UUID]) -> None:
     """Deliver what is due of these, and wait until all of it is settled."""
-    pipeline.deliver(list(task_ids))
+    pipeline.deliver_touches(list(task_ids))
     assert sender().drain(PATIENCE), "the sender did not settle in time"
 
 

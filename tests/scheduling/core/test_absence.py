@@ -30,20 +30,20 @@ def raised() -> list[str]:
 
 
 def test_who_is_away_too_long_is_noticed_once_an_absence(away: Any) -> None:
-    assert inactivity.scan() == 1
-    assert inactivity.scan() == 0
+    assert inactivity.scan_inactive_customers() == 1
+    assert inactivity.scan_inactive_customers() == 0
     assert raised() == ["ann"]
     pass_time(days=365)
-    assert inactivity.scan() == 1
+    assert inactivity.scan_inactive_customers() == 1
     assert raised() == ["ann", "bob"], "a year away is still one absence"
 
 
 def test_who_came_back_and_left_again_is_noticed_again(away: Any, happen: Any) -> None:
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
     happen("x", user="ann")
-    assert inactivity.scan() == 0
+    assert inactivity.scan_inactive_customers() == 0
     pass_time(days=31)
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
     assert raised() == ["ann", "ann", "bob"]
 
 
@@ -51,7 +51,7 @@ def test_an_absence_plans_the_touch_of_its_node(matrix: Any, away: Any) -> None:
     from scheduling.models import Touch
 
     matrix.node("come-back", trigger="customer.inactive", delay=timedelta(hours=24))
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
     touch = Touch.objects.get()
     assert touch.customer.user_id == "ann"
     assert timedelta(hours=23) < touch.due_at - now() < timedelta(hours=25)
@@ -62,16 +62,16 @@ def test_more_than_a_batch_are_all_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(21)
     )
-    assert inactivity.scan() == 21
+    assert inactivity.scan_inactive_customers() == 21
     assert len(raised()) == 21
 
 
 def test_a_scan_that_dies_before_it_notes_what_it_did_raises_nothing_twice(
     away: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
     Customer.objects.update(inactive_since=None)
-    inactivity.scan()
+    inactivity.scan_inactive_customers()
     assert raised() == ["ann"]
 
 
@@ -80,15 +80,15 @@ def test_two_scans_at_once_notice_each_absence_once(race: Any) -> None:
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(60)
     )
-    race(4, lambda number: inactivity.scan())
-    inactivity.scan()
+    race(4, lambda number: inactivity.scan_inactive_customers())
+    inactivity.scan_inactive_customers()
     assert raised() == sorted(f"user-{number}" for number in range(60))
 
 
 def test_scan_that_takes_too_long_ends_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inactivity, "BATCH", 2)
-    monkeypatch.setattr(inactivity, "LONGEST", 0.0)
+    monkeypatch.setattr(inactivity, "LONGEST_SCAN", 0.0)
     long_ago = now() - timedelta(days=40)
     Customer.objects.bulk_create(Customer(user_id=f"user-{number}", last_active_at=long_ago) for number in range(5))
-    assert [inactivity.scan() for _ in range(4)] == [2, 2, 1, 0]
+    assert [inactivity.scan_inactive_customers() for _ in range(4)] == [2, 2, 1, 0]
     assert len(raised()) == 5

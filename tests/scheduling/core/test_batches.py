@@ -17,7 +17,7 @@ from scheduling import sql
 from scheduling.configuration.snapshot import current
 from scheduling.delivery import due_batch, judging, pipeline, settlement
 from scheduling.ledger.touches import Reconfigured, touches
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
 from tests.scheduling.core.conftest import fall_due, rows
 
@@ -25,19 +25,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> list[list[Hint]]:
+def published(monkeypatch: pytest.MonkeyPatch) -> list[list[WakeUp]]:
     """What was announced, in place of the broker."""
-    found: list[list[Hint]] = []
+    found: list[list[WakeUp]] = []
     monkeypatch.setattr(pipeline, "publish_touches", lambda hints, channels: found.append(list(hints)))
     return found
 
 
-def deliver_all(ids: list[UUID], published: list[list[Hint]]) -> list[int]:
+def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
     """Deliver, and follow each message about the rest as a worker would. Returns how many each batch left."""
     left = []
     while ids:
         published.clear()
-        pipeline.deliver(ids)
+        pipeline.deliver_touches(ids)
         ids = [hint.task_id for hints in published for hint in hints]
         left.append(len(ids))
     return left
@@ -104,7 +104,7 @@ def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
 
 
 def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
-    matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
+    matrix: Any, happen: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "MOST_BYTES", 35_000)
     matrix.node()
@@ -117,22 +117,22 @@ def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
 
 
 def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
-    matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
+    matrix: Any, happen: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
     monkeypatch.setattr(judging, "LONGEST_JUDGING", 0.3)
-    render = judging.render
+    render = judging.render_message
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return render(*arguments)
 
-    monkeypatch.setattr(judging, "render", slow)
+    monkeypatch.setattr(judging, "render_message", slow)
     matrix.node()
     ids = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()
 
-    pipeline.deliver(ids)
+    pipeline.deliver_touches(ids)
 
     states = [row.state for row in rows(ids)]
     assert 1 <= states.count("delivered") <= 4
@@ -168,8 +168,8 @@ def test_deliver_kept_waiting_is_halved(
 
     monkeypatch.setattr(settlement, "record_verdicts", too_slow_for_many)
     for _ in range(20):  # as Celery does where a closed connection does not say why
-        with suppress(sql.AWAY):
-            pipeline.deliver(ids)
+        with suppress(sql.UNAVAILABLE_ERRORS):
+            pipeline.deliver_touches(ids)
             break
         connection.close()
 
@@ -200,7 +200,7 @@ def test_deliver_paused_while_it_is_judged_is_judged_again(matrix: Any, happen: 
     fall_due()
     edits.append(lambda: Pause.objects.create(scope="all"))
 
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
 
     (row,) = rows([task_id])
     assert (row.state, row.parked, [each.rule for each in row.verdicts.all()]) == ("scheduled", "all", ["paused"])
@@ -211,12 +211,12 @@ def test_deliver_edited_at_each_try_raises_and_changes_nothing(matrix: Any, happ
     (task_id,) = happen().task_ids
     fall_due()
     cap = HarassmentRule.objects.get(kind="cap")
-    edits += [cap.save] * pipeline.JUDGEMENTS
+    edits += [cap.save] * pipeline.MAX_JUDGEMENTS
 
     with pytest.raises(Reconfigured):
-        pipeline.deliver([task_id])
+        pipeline.deliver_touches([task_id])
 
     assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)
     assert current().paused == frozenset()
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     assert Touch.objects.get().state == "delivered"

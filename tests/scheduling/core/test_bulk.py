@@ -25,7 +25,7 @@ from scheduling.ids import first_id_at, new_id
 from scheduling.ledger import dead_letters
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions, failed_tasks, retention
-from scheduling.operations.deeds import DEEDS
+from scheduling.operations.deeds import ROW_ACTIONS
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
@@ -37,7 +37,7 @@ ANN = Actor("ann", reason="the receiver is back")
 
 @pytest.fixture(autouse=True)
 def _time_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_actions, "COUNTING", "60s")
+    monkeypatch.setattr(bulk_actions, "COUNT_TIME_LIMIT", "60s")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def fail(matrix: Any, happen: Callable[..., Any]) -> Callable[[int], list[Failed
 
 def finish(row: BulkAction) -> BulkAction:
     """Batch after batch, each at its time."""
-    while (wait := bulk_actions.advance(row.pk)) is not None:
+    while (wait := bulk_actions.run_batch(row.pk)) is not None:
         pass_time(seconds=wait.total_seconds() + 0.001)
     row.refresh_from_db()
     return row
@@ -72,7 +72,7 @@ def test_all_that_match_are_done_with_the_author_and_the_reason(fail: Any) -> No
     rows = fail(5)
     user = get_user_model().objects.create(username="ann")
 
-    row = bulk_actions.begin("ignore", {"reason": rows[0].reason}, Actor("ann", user, "noise"))
+    row = bulk_actions.start_bulk_action("ignore", {"reason": rows[0].reason}, Actor("ann", user, "noise"))
 
     assert row.total == 5
     assert finish(row).state == "done"
@@ -83,7 +83,7 @@ def test_all_that_match_are_done_with_the_author_and_the_reason(fail: Any) -> No
 
 def test_what_fails_after_the_beginning_is_left_alone(fail: Any) -> None:
     fail(2)
-    row = bulk_actions.begin("ignore", {}, ANN)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     fail(1)
 
     assert finish(row).done == 2
@@ -94,7 +94,7 @@ def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
     """On a web node whose clock is ahead it would begin ten minutes later, and do what fails until then as well."""
     fail(2)
     with time_machine.travel(datetime.now(UTC) + timedelta(minutes=10), tick=True):
-        row = bulk_actions.begin("ignore", {}, ANN)
+        row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     fail(1)
 
     assert row.as_of <= sql.now()
@@ -103,7 +103,7 @@ def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
 
 def test_begin_as_of_a_future_instant_means_what_is_there_now(fail: Any) -> None:
     fail(2)
-    row = bulk_actions.begin("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
     fail(1)
 
     assert (row.total, finish(row).done) == (2, 2)
@@ -113,14 +113,14 @@ def test_begin_as_of_a_future_instant_means_what_is_there_now(fail: Any) -> None
 def test_begin_to_answer_what_is_not_in_question_reaches_no_row(fail: Any, action: str) -> None:
     """These tasks failed for certain: there is nothing that a person could find out."""
     fail(2)
-    row = bulk_actions.begin(action, {}, ANN)
+    row = bulk_actions.start_bulk_action(action, {}, ANN)
     assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
 def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> None:
     rows = fail(3)
-    row = bulk_actions.begin("ignore", {}, ANN)
-    failed_tasks.archive(rows[1].pk, Actor("bob"))
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    failed_tasks.archive_failed_task(rows[1].pk, Actor("bob"))
 
     assert (finish(row).done, row.total) == (2, 3)
     rows[1].refresh_from_db()
@@ -129,17 +129,17 @@ def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> 
 
 def test_what_cannot_be_published_again_is_passed_over(fail: Any) -> None:
     fail(1)
-    dead_letters.bury_message("not_json", b"x", queue="ticks")
+    dead_letters.record_unreadable_message("not_json", b"x", queue="ticks")
 
-    assert (finish(row := bulk_actions.begin("retry", {}, ANN)).done, row.skipped) == (1, 1)
+    assert (finish(row := bulk_actions.start_bulk_action("retry", {}, ANN)).done, row.skipped) == (1, 1)
 
 
 def test_a_row_that_breaks_does_not_undo_the_others_and_is_named(fail: Any) -> None:
     rows = fail(3)
-    sql.count("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
-    sql.count("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
+    sql.execute("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
+    sql.execute("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
 
-    row = finish(bulk_actions.begin("retry", {}, ANN))
+    row = finish(bulk_actions.start_bulk_action("retry", {}, ANN))
 
     assert (row.state, row.done, row.failed) == ("done", 2, 1)
     assert str(rows[1].pk) in row.note
@@ -155,7 +155,7 @@ def test_waiting_touches_are_called_off_and_no_others(matrix: Any, happen: Calla
     fall_due(sent.pk)
     deliver([sent.pk])
 
-    row = finish(bulk_actions.begin("call_off", {"node__id__exact": str(node.pk)}, ANN))
+    row = finish(bulk_actions.start_bulk_action("call_off", {"node__id__exact": str(node.pk)}, ANN))
 
     assert (row.total, row.done) == (1, 1)
     ends = Touch.objects.filter(node=node).order_by("pk").values_list("state", "reason")
@@ -174,7 +174,7 @@ def test_what_becomes_overdue_or_paused_after_the_beginning_is_left_alone(
     at = datetime.now(UTC)
     Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
     Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
-    row = bulk_actions.begin("call_off", {"stands": stands}, ANN)
+    row = bulk_actions.start_bulk_action("call_off", {"stands": stands}, ANN)
     Touch.objects.filter(pk=later).update(parked=parked)
     pass_time(minutes=2)
 
@@ -194,8 +194,8 @@ def test_call_off_of_a_running_touch_that_another_locks_waits_for_no_lock(
         with transaction.atomic():
             sql.rows("SELECT set_config('lock_timeout', '1s', true)", {})
             with pytest.raises(Conflict, match="running"):
-                DEEDS["call_off"].act(task_id, ANN)
-    DEEDS["call_off"].act(task_id, ANN)
+                ROW_ACTIONS["call_off"].act(task_id, ANN)
+    ROW_ACTIONS["call_off"].act(task_id, ANN)
     assert Touch.objects.get(pk=task_id).state == "cancelled"
 
 
@@ -204,34 +204,36 @@ def test_call_off_of_a_running_touch_that_another_locks_waits_for_no_lock(
 
 def test_a_batch_is_as_much_as_the_pace_allows_and_the_next_has_to_wait(fail: Any) -> None:
     fail(12)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=5)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=5)
 
-    wait = bulk_actions.advance(row.pk)
+    wait = bulk_actions.run_batch(row.pk)
 
     assert wait is not None
     assert timedelta(0) <= wait <= timedelta(seconds=2)
     due = [touch.due_at for touch in again()]
     assert [(later - sooner).total_seconds() for sooner, later in pairwise(due)] == [0.2] * 9
     pass_time(seconds=-60)  # it is long before the next
-    assert bulk_actions.due() == []
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.due_actions() == []
+    assert bulk_actions.run_batch(row.pk) is None
     assert len(again()) == 10
     pass_time(seconds=62)
-    assert bulk_actions.due() == [row.pk]
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.due_actions() == [row.pk]
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done) == ("done", 12)
 
 
 def test_no_worker_waits_for_the_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(tasks.bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown)))
+    monkeypatch.setattr(
+        tasks.run_bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown))
+    )
     fail(3)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=0.5)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
 
-    tasks.bulk()
+    tasks.request_bulk_batches()
     assert asked == [([str(row.pk)], 0.0)]
-    tasks.bulk_batch(str(row.pk))
+    tasks.run_bulk_batch(str(row.pk))
     assert asked[1][0] == [str(row.pk)]
     assert 0 <= asked[1][1] <= 2
     row.refresh_from_db()
@@ -242,29 +244,29 @@ def test_a_node_whose_clock_is_wrong_comes_at_the_time_of_the_database(
     fail: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(2)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=0.1)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
     monkeypatch.setattr(bulk_actions, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
     monkeypatch.setattr(bulk_actions, "monotonic", lambda: 0.0)  # the batch itself takes no time
-    assert bulk_actions.advance(row.pk) == timedelta(seconds=10)
+    assert bulk_actions.run_batch(row.pk) == timedelta(seconds=10)
 
 
 def test_a_broker_that_is_away_costs_time_only(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*args: Any, **how: Any) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr(tasks.bulk_batch, "apply_async", away)
+    monkeypatch.setattr(tasks.run_bulk_batch, "apply_async", away)
     fail(2)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=0.5)
-    tasks.bulk()
-    tasks.bulk_batch(str(row.pk))
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
+    tasks.request_bulk_batches()
+    tasks.run_bulk_batch(str(row.pk))
     pass_time(seconds=3)
-    assert bulk_actions.due() == [row.pk]
+    assert bulk_actions.due_actions() == [row.pk]
 
 
 def test_a_pace_beyond_reason_is_refused(fail: Any) -> None:
     for pace in (0, -1, 1_000, float("nan")):
         with pytest.raises(InvalidInput, match="per_second"):
-            bulk_actions.begin("retry", {}, ANN, per_second=pace)
+            bulk_actions.start_bulk_action("retry", {}, ANN, per_second=pace)
 
 
 # --- stopped ------------------------------------------------------------------------------------------------------
@@ -272,31 +274,31 @@ def test_a_pace_beyond_reason_is_refused(fail: Any) -> None:
 
 def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -> None:
     fail(3)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=0.5)
-    bulk_actions.advance(row.pk)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
+    bulk_actions.run_batch(row.pk)
     pass_time(seconds=3)
 
-    bulk_actions.cancel(row.pk, Actor("bob"))
+    bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
-    assert bulk_actions.due() == []
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.due_actions() == []
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.ended_by, row.done, len(again())) == ("cancelled", "bob", 1, 1)
     with pytest.raises(Conflict, match="already ended"):
-        bulk_actions.cancel(row.pk, Actor("bob"))
+        bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
 
 def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(
     fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_actions, "STOPPING", "100ms")
+    monkeypatch.setattr(bulk_actions, "CANCEL_LOCK_TIMEOUT", "100ms")
     fail(1)
-    row = bulk_actions.begin("retry", {}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
     def stop() -> None:
         with connection.cursor() as cursor:  # so that this test ends, whatever it waits for
             cursor.execute("SET lock_timeout = '10s'")
-        bulk_actions.cancel(row.pk, Actor("bob"))
+        bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
     with transaction.atomic():
         BulkAction.objects.select_for_update().get(pk=row.pk)
@@ -308,11 +310,11 @@ def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(
 
 def test_the_same_is_not_begun_twice(fail: Any) -> None:
     fail(1)
-    row = bulk_actions.begin("ignore", {"state": "open"}, ANN)
+    row = bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
     with pytest.raises(Conflict, match="already running"):
-        bulk_actions.begin("ignore", {"state": "open"}, Actor("bob"))
+        bulk_actions.start_bulk_action("ignore", {"state": "open"}, Actor("bob"))
     finish(row)
-    assert bulk_actions.begin("ignore", {"state": "open"}, ANN)
+    assert bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
 
 
 def test_of_those_who_begin_the_same_at_once_one_does(fail: Any, race: Any) -> None:
@@ -329,7 +331,7 @@ def test_no_more_begin_at_once_than_may_be_under_way(fail: Any, race: Any, monke
 
 def _begun(chosen: dict[str, str]) -> bool:
     try:
-        bulk_actions.begin("ignore", chosen, ANN)
+        bulk_actions.start_bulk_action("ignore", chosen, ANN)
     except Conflict:
         return False
     return True
@@ -356,7 +358,7 @@ def _begun(chosen: dict[str, str]) -> bool:
 def test_a_filter_without_a_meaning_is_refused_by_its_name(fail: Any, action: str, chosen: Any, field: str) -> None:
     fail(1)
     with pytest.raises(InvalidInput) as refused:
-        bulk_actions.begin(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
+        bulk_actions.start_bulk_action(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
     assert [each.field for each in refused.value.errors] == [field]
     assert not BulkAction.objects.exists()
 
@@ -370,16 +372,16 @@ def test_begin_with_a_span_takes_its_first_instant_and_not_its_last(fail: Any) -
         "failed_at_from_0": "2026-03-01", "failed_at_from_1": "10:00:00",
         "failed_at_to_0": "2026-03-01", "failed_at_to_1": "12:00:00",
     }  # fmt: skip
-    assert bulk_actions.begin("ignore", span, ANN).total == 2
+    assert bulk_actions.start_bulk_action("ignore", span, ANN).total == 2
 
 
 def test_a_batch_asks_the_filter_again(fail: Any) -> None:
     """What was stored and means nothing any more reaches no row."""
     fail(2)
-    row = bulk_actions.begin("ignore", {}, ANN)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     BulkAction.objects.filter(pk=row.pk).update(filter={"everything": "1"})
     with pytest.raises(InvalidInput, match="everything"):
-        bulk_actions.advance(row.pk)
+        bulk_actions.run_batch(row.pk)
     assert not FailedTask.objects.exclude(state="open").exists()
 
 
@@ -389,12 +391,12 @@ def test_a_batch_asks_the_filter_again(fail: Any) -> None:
 def test_workers_that_race_do_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 3)
     rows = fail(20)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=200)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=200)
 
     def work(number: int) -> int:
         batches = 0
         while BulkAction.objects.filter(pk=row.pk, state="running").exists():
-            batches += bulk_actions.advance(row.pk) is not None
+            batches += bulk_actions.run_batch(row.pk) is not None
         return batches
 
     assert sum(race(4, work)) == 6  # and one more, which ended it
@@ -405,9 +407,12 @@ def test_workers_that_race_do_each_row_once(fail: Any, race: Any, monkeypatch: p
 
 def test_two_that_people_began_do_each_row_once(fail: Any, race: Any) -> None:
     fail(20)
-    both = [bulk_actions.begin("retry", {}, ANN), bulk_actions.begin("retry", {"state": "open"}, ANN)]
+    both = [
+        bulk_actions.start_bulk_action("retry", {}, ANN),
+        bulk_actions.start_bulk_action("retry", {"state": "open"}, ANN),
+    ]
 
-    race(2, lambda number: bulk_actions.advance(both[number].pk))
+    race(2, lambda number: bulk_actions.run_batch(both[number].pk))
 
     for row in both:
         finish(row)
@@ -419,18 +424,18 @@ def test_a_worker_that_comes_back_after_another_began_its_batch_does_nothing(
 ) -> None:
     """It was stopped between taking the batch and doing it, for longer than it may hold one."""
     fail(3)
-    row = bulk_actions.begin("retry", {}, ANN)
-    begin_batch = bulk_actions._begin_batch
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    begin_batch = bulk_actions._reserve_batch
 
     def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "_begin_batch", begin_batch)
+        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
         held_until = begin_batch(action_id)
-        pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
-        assert bulk_actions.advance(row.pk) is None  # the other, which is done with it
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+        assert bulk_actions.run_batch(row.pk) is None  # the other, which is done with it
         return held_until
 
-    monkeypatch.setattr(bulk_actions, "_begin_batch", stop_there)
-    assert bulk_actions.advance(row.pk) is None
+    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
 
@@ -440,18 +445,18 @@ def test_a_worker_that_comes_back_between_two_batches_does_not_begin_the_next(
 ) -> None:
     """The next has its time, by the pace."""
     fail(5)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=1)  # two at once
-    begin_batch = bulk_actions._begin_batch
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
+    begin_batch = bulk_actions._reserve_batch
 
     def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "_begin_batch", begin_batch)
+        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
         held_until = begin_batch(action_id)
-        pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
-        assert bulk_actions.advance(row.pk) is not None  # the other
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+        assert bulk_actions.run_batch(row.pk) is not None  # the other
         return held_until
 
-    monkeypatch.setattr(bulk_actions, "_begin_batch", stop_there)
-    assert bulk_actions.advance(row.pk) is None
+    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done, len(again())) == ("running", 2, 2)
 
@@ -461,27 +466,27 @@ def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
     fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(6)
-    row = bulk_actions.begin("retry", {}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
         with _worker(row) as worker:
             assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("bulk")), 120)
-            assert elsewhere(lambda: bulk_actions.advance(row.pk)) is None  # nobody else is at it meanwhile
+            assert elsewhere(lambda: bulk_actions.run_batch(row.pk)) is None  # nobody else is at it meanwhile
             worker.kill()
     assert wait_until(lambda: not elsewhere(lambda: is_connected("bulk")), 20)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
-    pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
-    assert bulk_actions.due() == [row.pk]
+    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.due_actions() == [row.pk]
     assert (finish(row).done, len(again())) == (6, 6)
 
 
 @pytest.mark.faults
 def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: Any, elsewhere: Any) -> None:
     rows = fail(5)
-    row = bulk_actions.begin("retry", {}, ANN, per_second=1)  # two at once
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
 
     with _worker(row) as worker:
         assert worker.stdout is not None
@@ -491,51 +496,51 @@ def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: 
     assert (row.done, row.position) == (2, rows[1].pk)
 
     pass_time(seconds=3)
-    assert bulk_actions.due() == [row.pk]
+    assert bulk_actions.due_actions() == [row.pk]
     assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
 
 
 def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(1)
-    row = bulk_actions.begin("retry", {}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
     def die(*args: Any) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(bulk_actions, "_do_batch", die)
-    for _ in range(bulk_actions.TRIES):
+    monkeypatch.setattr(bulk_actions, "_process_batch", die)
+    for _ in range(bulk_actions.MAX_TRIES):
         with pytest.raises(SystemExit):
-            bulk_actions.advance(row.pk)
-        assert bulk_actions.advance(row.pk) is None  # it may still be alive
-        pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
-    assert bulk_actions.advance(row.pk) is None
+            bulk_actions.run_batch(row.pk)
+        assert bulk_actions.run_batch(row.pk) is None  # it may still be alive
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done) == ("failed", 0)
     assert "could not be finished" in row.note
 
 
 def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_actions, "LONGEST", "100ms")
+    monkeypatch.setattr(bulk_actions, "STATEMENT_TIME_LIMIT", "100ms")
     fail(1)
-    row = bulk_actions.begin("retry", {}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
     slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
-    monkeypatch.setattr(bulk_actions, "_rows", lambda row: slow)
+    monkeypatch.setattr(bulk_actions, "_matching_rows", lambda row: slow)
 
-    for _ in range(bulk_actions.TRIES):
+    for _ in range(bulk_actions.MAX_TRIES):
         with pytest.raises(OperationalError):
-            bulk_actions.advance(row.pk)
-        pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
-    assert bulk_actions.advance(row.pk) is None
+            bulk_actions.run_batch(row.pk)
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
-    assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.TRIES, 0, None)
+    assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.MAX_TRIES, 0, None)
 
 
 def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
     fail: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(3)
-    row = bulk_actions.begin("ignore", {}, ANN)
-    ignore = DEEDS["ignore"].do
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    ignore = ROW_ACTIONS["ignore"].do
 
     def lose(key: UUID, actor: Actor) -> None:
         if key == rows[1].pk:
@@ -543,13 +548,13 @@ def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
         ignore(key, actor)
 
     with monkeypatch.context() as patched:
-        patched.setitem(DEEDS, "ignore", replace(DEEDS["ignore"], do=lose))
+        patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], do=lose))
         with pytest.raises(OperationalError):
-            bulk_actions.advance(row.pk)
+            bulk_actions.run_batch(row.pk)
     row.refresh_from_db()
     assert (row.state, row.done, row.failed, row.note, row.position) == ("running", 0, 0, "", None)
 
-    pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
+    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
     assert (finish(row).done, row.failed) == (3, 0)
 
 
@@ -560,7 +565,7 @@ from uuid import UUID
 from django.db import connection
 from scheduling.operations import bulk_actions
 connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
-assert bulk_actions.advance(UUID(sys.argv[1])) is not None
+assert bulk_actions.run_batch(UUID(sys.argv[1])) is not None
 print("a batch", flush=True)
 sys.stdin.read()
 """
@@ -584,9 +589,9 @@ def test_one_that_is_over_is_forgotten_after_the_days_of_retention_and_one_that_
             ended_at=None if state == "running" else datetime.now(UTC),
         )  # fmt: skip
     pass_time(days=89)
-    assert retention.forget()["scheduling_bulkaction"] == 0
+    assert retention.delete_expired_rows()["scheduling_bulkaction"] == 0
     pass_time(days=11)
-    assert retention.forget()["scheduling_bulkaction"] == 2
+    assert retention.delete_expired_rows()["scheduling_bulkaction"] == 2
     assert BulkAction.objects.get().state == "running"
 
 
@@ -597,31 +602,31 @@ def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
     fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(2)
-    row = bulk_actions.begin("ignore", {}, ANN)
-    within = sql.within
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    within = sql.limit_statement_time
 
     @contextmanager
     def cancel_first(limit: str) -> Iterator[None]:
-        elsewhere(lambda: bulk_actions.cancel(row.pk, Actor("bob")))
+        elsewhere(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
         with within(limit):
             yield
 
     with monkeypatch.context() as patched:
-        patched.setattr(sql, "within", cancel_first)
-        assert bulk_actions.advance(row.pk) is None
+        patched.setattr(sql, "limit_statement_time", cancel_first)
+        assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done, row.ended_by) == ("cancelled", 0, "bob")
     assert FailedTask.objects.filter(state="open").count() == 2
-    assert bulk_actions.advance(row.pk) is None
+    assert bulk_actions.run_batch(row.pk) is None
 
 
 def test_advance_by_one_row_a_batch_tries_a_failing_row_once(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 1)
     rows = fail(3)
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
-    row = bulk_actions.begin("retry", {}, ANN)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
     for _ in range(10):
-        if (wait := bulk_actions.advance(row.pk)) is None:
+        if (wait := bulk_actions.run_batch(row.pk)) is None:
             break
         pass_time(seconds=wait.total_seconds() + 0.001)
     row.refresh_from_db()

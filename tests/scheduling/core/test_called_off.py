@@ -22,7 +22,7 @@ def send_in_vain(task_id: UUID, theatre: Theatre, meanwhile: Callable[[], Any]) 
     theatre.blocks = True
     theatre.play = lambda message: Transient("http_503")
     fall_due(task_id)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     happened = meanwhile()
     theatre.let_go.set()

@@ -51,7 +51,7 @@ def test_of_64_that_race_three_are_delivered_and_the_others_end_suppressed(waiti
     task_ids = waiting(MANY)
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
 
-    race(len(batches), lambda number: pipeline.deliver(batches[number]))
+    race(len(batches), lambda number: pipeline.deliver_touches(batches[number]))
 
     assert Touch.objects.exclude(reserved_at=None).count() == 3
     assert counted()["delivered"] == 3
@@ -74,7 +74,7 @@ def test_a_community_has_its_own_cap_whoever_its_members_are(matrix: Any, happen
     others = [happen(user=f"user-{number}", chat_id="").task_ids[0] for number in range(5)]
     fall_due()
 
-    race(32, lambda number: pipeline.deliver([task_ids[number]]))
+    race(32, lambda number: pipeline.deliver_touches([task_ids[number]]))
     deliver_at_last(*task_ids, *others)
 
     assert Touch.objects.filter(chat_id="c1", state="delivered").count() == 3
@@ -90,7 +90,7 @@ def test_while_the_first_three_are_on_their_way_the_others_are_held_and_not_give
     fall_due()
     theatre.blocks = True
 
-    pipeline.deliver(task_ids)
+    pipeline.deliver_touches(task_ids)
 
     leases = Touch.objects.filter(state="running").values_list("lease_until", flat=True)
     held = Touch.objects.filter(state="scheduled")
@@ -266,7 +266,7 @@ def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_o
     (first,) = happen().task_ids
     deliver_at_last(first)
 
-    commands.cancel_touch(first, actor="ann")
+    commands.cancel_one_touch(first, actor="ann")
     (second,) = happen().task_ids
 
     (row,) = deliver_at_last(second)
@@ -283,15 +283,15 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
     theatre.play = lambda message: Unknown("timeout")
     (first,) = happen().task_ids
     deliver_at_last(first)
-    again = failed_tasks.retry(FailedTask.objects.get().pk, failed_tasks.Actor("ann"))
+    again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, failed_tasks.Actor("ann"))
 
     if how == "cancelled":
         happen("order.paid")
     else:
         with monkeypatch.context() as breaking:
-            breaking.setattr(judging.guards, "judge", lambda *_: 1 / 0)
+            breaking.setattr(judging.guards, "judge_touch", lambda *_: 1 / 0)
             fall_due(again)
-            pipeline.deliver([again])
+            pipeline.deliver_touches([again])
     (second,) = happen().task_ids
 
     assert rows([again])[0].state == ("cancelled" if how == "cancelled" else "unknown")
@@ -308,9 +308,9 @@ def test_in_doubt_retry_of_an_unknown_touch_inherits_the_question_with_the_key(
     theatre.play = lambda message: Unknown("timeout")
     deliver_at_last(*happen().task_ids)
 
-    again = failed_tasks.retry(FailedTask.objects.get().pk, failed_tasks.Actor("ann"), as_new=as_new)
+    again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, failed_tasks.Actor("ann"), as_new=as_new)
 
-    assert touches.in_doubt([again]) == (set() if as_new else {again})
+    assert touches.with_unknown_outcome([again]) == (set() if as_new else {again})
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
@@ -356,10 +356,10 @@ def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre:
     matrix.node(channel=puppet(), guard_dedupe="ignore")
     (task_id,) = happen().task_ids
     be_in_doubt(task_id, theatre, how)
-    commands.pause("all")
+    commands.pause_scope("all")
     deliver_at_last(task_id)
-    commands.resume("all")
-    dispatcher.rescue()
+    commands.resume_scope("all")
+    dispatcher.rescue_lost_work()
 
     (other,) = deliver_at_last(*happen().task_ids)
     assert (other.state, other.reason) == ("scheduled", "cap"), "its slot is taken"
@@ -387,6 +387,6 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
             touches.settle_batch({Settlement("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(due.claim))
         lapse(task_id)
-        dispatcher.rescue()
+        dispatcher.rescue_lost_work()
     (row,) = rows([task_id])
     assert (row.state, row.attempt, row.reserved_at is None) == ("scheduled", 1, False)

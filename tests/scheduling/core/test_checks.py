@@ -14,7 +14,7 @@ from django.core.management.base import SystemCheckError
 from scheduling import checks
 from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import HINT_LEASE
+from scheduling.ledger.transitions import WAKEUP_LEASE
 
 SECOND = timedelta(seconds=1)
 
@@ -47,7 +47,7 @@ def test_a_lease_that_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broker_that_gives_hints_out_again_while_they_wait(settings: Any) -> None:
-    needed = 2 * (settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE)
+    needed = 2 * (settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE)
     for seconds, errors in (
         (needed.total_seconds(), ["aftertouch.E002"]), (needed.total_seconds() + 1, []), (None, []),
     ):  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_registry_that_names_what_is_not_there(
     monkeypatch: pytest.MonkeyPatch, settings: Any, registry: str, value: Any
 ) -> None:
     setattr(settings, registry, value)
-    (error,) = checks.registries_name_what_exists()
+    (error,) = checks.check_registry_paths()
     assert error.id == "aftertouch.E003"
     assert error.msg.startswith(f"{registry} names ")
 

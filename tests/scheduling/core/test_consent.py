@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from config.local.processes import free_port, wait_until
+from config.local.processes import select_port, wait_until
 from scheduling.delivery import pipeline, presence, sender
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
@@ -66,9 +66,9 @@ def queue(
         found = Queue(happen(user="first").task_ids[0], happen(user="second").task_ids[0], theatre)
         theatre.blocks = True
         fall_due()
-        pipeline.deliver([found.first])
+        pipeline.deliver_touches([found.first])
         assert theatre.on_stage.wait(PATIENCE)
-        pipeline.deliver([found.second])
+        pipeline.deliver_touches([found.second])
         assert rows([found.second])[0].state == "running"
         return found
 
@@ -83,12 +83,18 @@ def edit(model: Any, **changes: Any) -> None:
 
 
 STOPS: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
-    "opt-out": (lambda happen: commands.put_customer("second", {"opted_out": True}), ("suppressed", "opted_out", "")),
+    "opt-out": (
+        lambda happen: commands.update_customer("second", {"opted_out": True}),
+        ("suppressed", "opted_out", ""),
+    ),
     "complaint": (lambda happen: happen("complaint.received", "second"), ("suppressed", "opted_out", "")),
     "conversation": (lambda happen: happen("conversation.started", "second"), ("suppressed", "conversation", "")),
-    "all paused": (lambda happen: commands.pause("all"), ("scheduled", "paused", "all")),
-    "channel paused": (lambda happen: commands.pause("channel:puppet"), ("scheduled", "paused", "channel:puppet")),
-    "node paused": (lambda happen: commands.pause("node:guide"), ("scheduled", "paused", "node:guide")),
+    "all paused": (lambda happen: commands.pause_scope("all"), ("scheduled", "paused", "all")),
+    "channel paused": (
+        lambda happen: commands.pause_scope("channel:puppet"),
+        ("scheduled", "paused", "channel:puppet"),
+    ),
+    "node paused": (lambda happen: commands.pause_scope("node:guide"), ("scheduled", "paused", "node:guide")),
     "node disabled": (lambda happen: edit(Node, enabled=False), ("suppressed", "node_disabled", "")),
     "node retired": (lambda happen: edit(Node, retired_at=now()), ("suppressed", "node_disabled", "")),
 }
@@ -126,11 +132,11 @@ def test_mark_sending_channel_retired_fails_as_before_the_lane(queue: Any, matri
 
 def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
     two = queue()
-    commands.pause("all")
+    commands.pause_scope("all")
     assert two.go_on().parked == "all"
 
-    commands.resume("all")
-    dispatcher.rescue()
+    commands.resume_scope("all")
+    dispatcher.rescue_lost_work()
     fall_due()
     deliver([two.second])
 
@@ -139,7 +145,7 @@ def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
 
 def test_mark_sending_opt_out_lets_service_content_pass(queue: Any) -> None:
     two = queue(category="service")
-    commands.put_customer("second", {"opted_out": True})
+    commands.update_customer("second", {"opted_out": True})
     assert (two.go_on().state, two.heard) == ("delivered", [two.first, two.second])
 
 
@@ -152,13 +158,13 @@ def test_mark_sending_conversation_lets_node_pass_that_ignores_it(queue: Any, ha
 def test_mark_sending_pause_of_another_node_lets_it_pass(queue: Any, matrix: Any) -> None:
     two = queue()
     matrix.node("other", trigger="x")
-    commands.pause("node:other")
-    commands.pause("channel:log")
+    commands.pause_scope("node:other")
+    commands.pause_scope("channel:log")
     assert two.go_on().state == "delivered"
 
 
 CANCELS: dict[str, tuple[Callable[..., Any], str]] = {
-    "by a person": (lambda happen, task_id: commands.cancel_touch(task_id, actor="ann"), "by:ann"),
+    "by a person": (lambda happen, task_id: commands.cancel_one_touch(task_id, actor="ann"), "by:ann"),
     "by an event": (lambda happen, task_id: happen("order.paid", "second"), "event:order.paid"),
     "by a repetition": (lambda happen, task_id: happen(user="second"), "restarted:material.downloaded"),
 }
@@ -182,7 +188,7 @@ def test_cancel_touch_marked_as_sending_conflicts_and_is_delivered(queue: Any) -
 
     two = queue()
     with pytest.raises(Conflict, match="running"):
-        commands.cancel_touch(two.first, actor="ann")
+        commands.cancel_one_touch(two.first, actor="ann")
     two.go_on()
     assert rows([two.first])[0].state == "delivered"
 
@@ -191,7 +197,7 @@ def test_cancel_retry_in_doubt_keeps_its_slot(queue: Any, happen: Any, theatre: 
     """An earlier attempt may have been heard, so the cap counts it."""
     two = queue()
     Attempt.objects.create(touch_id=two.second, number=1, lease_no=0, started_at=now(), outcome=Attempt.Outcome.UNKNOWN)
-    commands.cancel_touch(two.second, actor="ann")
+    commands.cancel_one_touch(two.second, actor="ann")
     assert rows([two.second])[0].reserved_at is not None
     two.go_on()
 
@@ -206,7 +212,7 @@ class Chat:
     says: ClassVar[dict[str, str] | Exception] = {}
     asked: ClassVar[list[str]] = []
 
-    def objections(self, questions: Any) -> list[str]:
+    def presence_blocks(self, questions: Any) -> list[str]:
         Chat.asked += [question.user_id for question in questions]
         if isinstance(Chat.says, Exception):
             raise Chat.says
@@ -216,10 +222,10 @@ class Chat:
 @pytest.fixture
 def chat(settings: Settings) -> Iterator[type[Chat]]:
     settings.PRESENCE = ["tests.scheduling.core.test_consent.Chat"]
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
     Chat.says, Chat.asked = {}, []
     yield Chat
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -286,9 +292,9 @@ class Silence:
         self.touch = self.fall_silent()
         theatre.blocks = True
         fall_due()
-        pipeline.deliver([blocker])
+        pipeline.deliver_touches([blocker])
         assert theatre.on_stage.wait(PATIENCE)
-        pipeline.deliver([self.touch])
+        pipeline.deliver_touches([self.touch])
         assert rows([self.touch])[0].state == "running"
 
     def speak(self, side: str) -> None:
@@ -310,7 +316,7 @@ class Silence:
 
     @property
     def nudges(self) -> int:
-        return stats.at(self.store, "s1").nudges
+        return stats.session_snapshot(self.store, "s1").nudges
 
 
 @pytest.fixture
@@ -341,7 +347,7 @@ def test_mark_sending_agent_answers_after_verdict_keeps_the_nudge(silence: Silen
 
 def test_mark_sending_presence_unknown_after_verdict_keeps_the_nudge(silence: Silence, settings: Settings) -> None:
     """The silence is held, as Redis is away. It is answered before Redis is asked again."""
-    here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{free_port()}/0"
+    here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{select_port()}/0"
     row = silence.go_on()
     settings.REDIS_URL = here
     assert (row.state, row.reason, silence.nudges) == ("scheduled", "presence_unknown", 0)
@@ -390,7 +396,7 @@ def test_mark_sending_cancellation_rolled_back_is_marked_later(claimed: Any) -> 
 
 def test_mark_sending_opt_out_not_committed_yet_does_not_wait(claimed: Any) -> None:
     """Who opts out has no answer yet. The mark does not wait for the customer's row."""
-    opt_out = lambda: commands.put_customer("ann", {"opted_out": True})  # noqa: E731
+    opt_out = lambda: commands.update_customer("ann", {"opted_out": True})  # noqa: E731
     with held_elsewhere(opt_out, commit=True):
         assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
@@ -412,7 +418,7 @@ def test_mark_sending_races_with_opt_out_never_marks_what_was_acknowledged(
     def act(number: int) -> None:
         for user in dice.sample(users, len(users)):
             if number % 2:
-                commands.put_customer(user, {"opted_out": True})
+                commands.update_customer(user, {"opted_out": True})
                 acknowledged.setdefault(user, now())
             else:
                 touches.mark_sending(asked[user])
@@ -483,18 +489,18 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
     matrix.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
     store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
     stops = Stops(store, happen, count)
-    objections = presence.objections
+    objections = presence.presence_blocks
 
     def noted_first(questions: Any) -> list[str]:
-        stops.asked |= {question.user_id: now() for question in questions if question.going_out}
+        stops.asked |= {question.user_id: now() for question in questions if question.about_to_send}
         return objections(questions)
 
-    monkeypatch.setattr(presence, "objections", noted_first)
+    monkeypatch.setattr(presence, "presence_blocks", noted_first)
 
     ids = stops.plan()
     fall_due()
     acting = threading.Thread(target=stops.act, args=(delay * count / lane / 2,))
-    pipeline.deliver(ids)
+    pipeline.deliver_touches(ids)
     acting.start()
     ends_at = time.monotonic() + 600
     while time.monotonic() < ends_at:
@@ -504,7 +510,7 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
             break
         fall_due()
         for start in range(0, len(waiting), 500):
-            pipeline.deliver(waiting[start : start + 500])
+            pipeline.deliver_touches(waiting[start : start + 500])
     acting.join(PATIENCE)
     store.server.client.close()
 
@@ -553,7 +559,7 @@ class Stops:
             for number, (task_id, user, kind) in enumerate(each):
                 time.sleep(span / len(each))
                 if number == len(each) // 3:
-                    commands.pause("node:paused")
+                    commands.pause_scope("node:paused")
                     self._note("paused")
                 if number == len(each) // 2:
                     Node.objects.filter(key="disabled").update(enabled=False)
@@ -572,12 +578,12 @@ class Stops:
         from scheduling.errors import Conflict
 
         if kind == "opt-out":
-            commands.put_customer(user, {"opted_out": True})
+            commands.update_customer(user, {"opted_out": True})
         elif kind in ("answer", "silent"):
             self.store.note_activity([Frame(user, user, sender="user", kind="message")])
         elif kind == "cancel":
             try:
-                commands.cancel_touch(task_id, actor="ann")
+                commands.cancel_one_touch(task_id, actor="ann")
             except Conflict:
                 return
         if kind != "plain":

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scheduling.policy.matrix import delay_for, plan
-from scheduling.policy.specs import CustomerSpec, DelayRules
+from scheduling.policy.matrix import delay_for, plan_touches
+from scheduling.policy.specs import CustomerSpec, DelayRulesSpec
 from tests.scheduling.core.cast import ARTICLE, DAY, HOUR, NOON, ann, event, node
 
 DYNAMIC = node(dynamic=True)
@@ -38,7 +38,7 @@ def test_a_node_with_a_fixed_delay_asks_nobody() -> None:
 
 
 def test_a_node_may_have_rules_of_its_own() -> None:
-    own = DelayRules({"vip": timedelta(seconds=10)}, timedelta(seconds=40), HOUR, 0.5)
+    own = DelayRulesSpec({"vip": timedelta(seconds=10)}, timedelta(seconds=40), HOUR, 0.5)
     subject = node(dynamic=True, delay_rules=own)
 
     assert seconds(ann(level="vip"), subject) == 10
@@ -60,7 +60,7 @@ def test_an_event_plans_a_touch_for_each_enabled_node_that_it_triggers() -> None
         node("off", enabled=False),
     ]
 
-    planned = plan(event(), ann(), nodes, ARTICLE)
+    planned = plan_touches(event(), ann(), nodes, ARTICLE)
 
     assert [(each.node.key, each.due_at) for each in planned] == [("first", NOON + HOUR), ("second", NOON + 2 * HOUR)]
     assert planned[0].expires_at == NOON + HOUR + DAY, "its life begins when it is due"
@@ -68,9 +68,9 @@ def test_an_event_plans_a_touch_for_each_enabled_node_that_it_triggers() -> None
 
 def test_nothing_is_judged_when_it_is_planned() -> None:
     hopeless = replace(node(holdout_percent=100, rollout_percent=0), guard_cap="apply")
-    assert len(plan(event(), ann(opted_out=True, conversation_at=NOON + HOUR), [hopeless], ARTICLE)) == 1
+    assert len(plan_touches(event(), ann(opted_out=True, conversation_at=NOON + HOUR), [hopeless], ARTICLE)) == 1
 
 
 def test_the_time_scale_leaves_the_life_of_a_touch_alone() -> None:
-    (planned,) = plan(event(), ann(), [node(delay=HOUR, expires_after=DAY)], ARTICLE, time_scale=60)
+    (planned,) = plan_touches(event(), ann(), [node(delay=HOUR, expires_after=DAY)], ARTICLE, time_scale=60)
     assert (planned.due_at, planned.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)

@@ -63,7 +63,7 @@ def test_a_text_may_name_what_its_event_carried(matrix: Any, happen: Any) -> Non
 
 def test_a_customers_address_is_where_a_message_goes(matrix: Any, happen: Any) -> None:
     matrix.node()
-    commands.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     receipt = happen()
 
     (ann,) = locks.lock_customers(receipt.task_ids).values()
@@ -97,7 +97,7 @@ def test_two_messages_about_one_touch_send_it_once(
     (task_id,) = happen().task_ids
     fall_due(task_id)
 
-    race(8, lambda number: pipeline.deliver([task_id, task_id]))
+    race(8, lambda number: pipeline.deliver_touches([task_id, task_id]))
     deliver([])
 
     assert len(theatre.heard) == 1
@@ -105,7 +105,7 @@ def test_two_messages_about_one_touch_send_it_once(
 
 
 def test_a_message_about_something_that_is_not_there_is_dropped(matrix: Any) -> None:
-    pipeline.deliver([new_id()])
+    pipeline.deliver_touches([new_id()])
 
 
 @sends
@@ -182,7 +182,7 @@ def test_an_opt_out_that_came_while_it_waited_stops_marketing_only(matrix: Any, 
     matrix.node("offer", template=matrix.template("offer", category="marketing"))
     matrix.node("parcel", template=matrix.template("parcel", category="service"))
     receipt = happen()
-    commands.put_customer("ann", {"opted_out": True})
+    commands.update_customer("ann", {"opted_out": True})
     found = deliver_at_last(*receipt.task_ids)
     assert {row.node.key: end(row) for row in found} == {
         "offer": ("suppressed", "opted_out"),
@@ -253,9 +253,9 @@ class Answers:
 
     event_types: ClassVar[frozenset[str]] = frozenset()
     said: dict[str, str] | Exception = {}
-    asked: list[presence.Question]
+    asked: list[presence.PresenceQuestion]
 
-    def objections(self, questions: Any) -> list[str]:
+    def presence_blocks(self, questions: Any) -> list[str]:
         assert not connection.in_atomic_block or len(connection.savepoint_ids) == 0
         if isinstance(Answers.said, Exception):
             raise Answers.said
@@ -265,10 +265,10 @@ class Answers:
 @pytest.fixture
 def present(settings: Settings) -> Any:
     settings.PRESENCE = ["tests.scheduling.core.test_delivery.Answers"]
-    presence.providers.cache_clear()
-    provider = presence.providers()[0]
+    presence.presence_providers.cache_clear()
+    provider = presence.presence_providers()[0]
     yield type(provider)
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
 
 
 def test_presence_is_asked_for_each_touch(matrix: Any, happen: Any, present: Any) -> None:
@@ -305,11 +305,11 @@ def test_a_touch_that_came_back_after_presence_was_asked_is_not_sent_without_its
     lock_customers = due_batch.locks.lock_customers
 
     def rescued_first(task_ids: Any) -> Any:
-        elsewhere(dispatcher.rescue)
+        elsewhere(dispatcher.rescue_lost_work)
         return lock_customers(task_ids)
 
     monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_first)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
 
     assert end(rows([task_id])[0]) == ("suppressed", "answered")
 
@@ -326,13 +326,13 @@ def test_a_touch_that_came_back_after_the_customers_were_locked_is_left_to_the_n
 
     def rescued_after(task_ids: Any) -> Any:
         locked = lock_customers(task_ids)
-        elsewhere(dispatcher.rescue)
+        elsewhere(dispatcher.rescue_lost_work)
         return locked
 
     monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_after)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     monkeypatch.undo()
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
 
     assert end(rows([task_id])[0]) == ("delivered", "")
     assert not FailedTask.objects.exists()
@@ -355,16 +355,16 @@ def run_away(task_id: Any) -> None:
 def test_a_pause_parks_what_falls_due_and_a_resume_spreads_it(matrix: Any, happen: Any, scope: str) -> None:
     matrix.node()
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(30)]
-    commands.pause(scope, reason="stop")
+    commands.pause_scope(scope, reason="stop")
 
     found = deliver_at_last(*waiting)
     assert {(row.state, row.parked) for row in found} == {("scheduled", scope)}
-    dispatcher.hand_over_due()
-    dispatcher.rescue()
+    dispatcher.dispatch_due_touches()
+    dispatcher.rescue_lost_work()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
 
-    commands.resume(scope)
-    dispatcher.rescue()
+    commands.resume_scope(scope)
+    dispatcher.rescue_lost_work()
     due = [row.due_at for row in rows(waiting)]
     assert max(due) - min(due) > timedelta(seconds=20)
     assert max(due) <= now() + dispatcher.RESUME_SPREAD
@@ -374,18 +374,18 @@ def test_a_pause_parks_what_falls_due_and_a_resume_spreads_it(matrix: Any, happe
 def test_a_pause_of_another_node_lets_it_pass(matrix: Any, happen: Any) -> None:
     matrix.node()
     matrix.node("other", trigger="x")
-    commands.pause("node:other")
+    commands.pause_scope("node:other")
     assert deliver_at_last(*happen().task_ids)[0].state == "delivered"
 
 
 def test_two_pauses_must_both_end(matrix: Any, happen: Any) -> None:
     matrix.node()
     (task_id,) = happen().task_ids
-    commands.pause("all")
-    commands.pause("node:guide")
+    commands.pause_scope("all")
+    commands.pause_scope("node:guide")
     deliver_at_last(task_id)
     Pause.objects.filter(scope="all").delete()
-    dispatcher.rescue()
+    dispatcher.rescue_lost_work()
     (row,) = deliver_at_last(task_id)
     assert (row.state, row.parked) == ("scheduled", "node:guide")
 
@@ -405,7 +405,7 @@ def test_a_node_whose_clock_is_wrong_sends_nothing_early(
     (task_id,) = happen(occurred_at=None).task_ids
 
     with time_machine.travel(datetime.now().astimezone() + timedelta(seconds=ahead), tick=True):
-        pipeline.deliver([task_id])
+        pipeline.deliver_touches([task_id])
         (row,) = rows([task_id])
         assert (row.state, row.lease_no) == ("queued", 0)
         assert [hint.task_id for hint in published] == [task_id]
@@ -413,7 +413,7 @@ def test_a_node_whose_clock_is_wrong_sends_nothing_early(
         assert timedelta(seconds=2) < remaining <= timedelta(seconds=25), "owed by its own clock, not at once"
         with connection.cursor() as cursor:
             cursor.execute("UPDATE scheduling_touch SET due_at = statement_timestamp()")
-        pipeline.deliver([task_id])
+        pipeline.deliver_touches([task_id])
 
     (row,) = rows([task_id])
     attempt = Attempt.objects.get()
@@ -444,14 +444,14 @@ def test_a_touch_that_nobody_thought_of_does_not_take_its_neighbours_with_it(
 ) -> None:
     matrix.node()
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(9)]
-    judge = judging.guards.judge
+    judge = judging.guards.judge_touch
 
     def poisoned(touch: Any, *rest: Any) -> Any:
         if touch.customer.user_id == "user-4":
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
-    monkeypatch.setattr(judging.guards, "judge", poisoned)
+    monkeypatch.setattr(judging.guards, "judge_touch", poisoned)
     found = deliver_at_last(*waiting)
 
     assert [end(row) for row in found].count(("delivered", "")) == 8
@@ -494,8 +494,8 @@ def test_the_databases_trouble_is_no_touchs_fault(
 
     with monkeypatch.context() as breaking:
         breaking.setattr(settlement, "record_verdicts", broken)
-        with pytest.raises(sql.AWAY):
-            pipeline.deliver([waiting])
+        with pytest.raises(sql.UNAVAILABLE_ERRORS):
+            pipeline.deliver_touches([waiting])
     connection.close()
 
     assert not FailedTask.objects.exists()
@@ -559,7 +559,7 @@ def test_a_dead_endpoint_does_not_hold_up_another(
     waiting = [task_id for number in range(20) for task_id in happen(user=f"user-{number}").task_ids]
     fall_due(*waiting)
 
-    pipeline.deliver(waiting)
+    pipeline.deliver_touches(waiting)
     assert theatre.on_stage.wait(PATIENCE)
     delivered = Touch.objects.filter(node__key="alive", state="delivered")
     assert wait_until(lambda: delivered.count() == 20, 25), "the living endpoint waits for the dead one"
@@ -607,7 +607,7 @@ def test_what_ends_is_never_moved_again(matrix: Any, happen: Any) -> None:
     (task_id,) = happen().task_ids
     (_row,) = deliver_at_last(task_id)
     before = Touch.objects.values().get()
-    pipeline.deliver([task_id])
-    dispatcher.hand_over_due()
-    dispatcher.rescue()
+    pipeline.deliver_touches([task_id])
+    dispatcher.dispatch_due_touches()
+    dispatcher.rescue_lost_work()
     assert Touch.objects.values().get() == before

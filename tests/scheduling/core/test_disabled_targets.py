@@ -27,7 +27,9 @@ def age(**span: float) -> None:
 
 
 def disable(channel: ChannelConfig, *addresses: str) -> None:
-    disabled_targets.disable((channel.pk, disabled_targets.digest_of(each), "", "gone") for each in addresses)
+    disabled_targets.store_disabled_targets(
+        (channel.pk, disabled_targets.digest_address(each), "", "gone") for each in addresses
+    )
 
 
 def test_disabled_target_leaves_the_loaded_configuration_as_it_is(matrix: Any, hook: Any) -> None:
@@ -51,32 +53,32 @@ def test_look_up_with_many_disabled_targets_reads_those_of_the_batch(matrix: Any
         plan_of = {"channels": [hook.pk], "digests": ["x"], "kept": timedelta(days=1)}
         plan = "\n".join(row[0] for row in sql.rows(f"EXPLAIN {disabled_targets._AMONG}", plan_of))
     assert "Seq Scan on scheduling_disabledtarget" not in plan
-    wanted = [(hook.pk, disabled_targets.digest_of(each)) for each in ("https://a.example", "https://b.example")]
-    assert disabled_targets.disabled_among(wanted) == {wanted[0]}
+    wanted = [(hook.pk, disabled_targets.digest_address(each)) for each in ("https://a.example", "https://b.example")]
+    assert disabled_targets.find_disabled(wanted) == {wanted[0]}
 
 
 def test_disabled_target_expires_and_retention_deletes_it(matrix: Any, hook: Any, settings: Any) -> None:
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
-    target = (hook.pk, disabled_targets.digest_of("https://a.example"))
+    target = (hook.pk, disabled_targets.digest_address("https://a.example"))
     age(days=31)
-    assert disabled_targets.disabled_among([target]) == set()
+    assert disabled_targets.find_disabled([target]) == set()
 
     disable(hook, "https://a.example")  # it said so again
-    assert disabled_targets.disabled_among([target]) == {target}
-    assert retention.forget()["scheduling_disabledtarget"] == 1
+    assert disabled_targets.find_disabled([target]) == {target}
+    assert retention.delete_expired_rows()["scheduling_disabledtarget"] == 1
     assert DisabledTarget.objects.get().target_digest == target[1]
 
 
 def test_customer_whose_address_changes_is_sent_to_again(matrix: Any, puppet: Callable[..., ChannelConfig]) -> None:
     mail = puppet("mail")
-    commands.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     disable(mail, "ann@example.com", "bob@example.com")
-    commands.put_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
+    commands.update_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
     assert DisabledTarget.objects.count() == 2  # the same address: nothing new is known about it
-    commands.put_customer("ann", {"addresses": {"email": "ann@example.org"}})
-    assert DisabledTarget.objects.get().target_digest == disabled_targets.digest_of("bob@example.com")
-    commands.put_customer("ann", {"addresses": {"email": "bob@example.com"}})
+    commands.update_customer("ann", {"addresses": {"email": "ann@example.org"}})
+    assert DisabledTarget.objects.get().target_digest == disabled_targets.digest_address("bob@example.com")
+    commands.update_customer("ann", {"addresses": {"email": "bob@example.com"}})
     assert not DisabledTarget.objects.exists()
 
 
@@ -121,8 +123,8 @@ def test_target_for_without_a_lookup_asks_the_database(matrix: Any, hook: Any) -
     with pytest.raises(routing.NoTarget) as raised:
         routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {})
     assert raised.value.reason == "target_disabled"
-    lookup = disabled_targets.Lookup()
-    assert [(hook.pk, disabled_targets.digest_of(each)) in lookup for each in (hook.config["url"], "x")] == [
+    lookup = disabled_targets.TargetLookup()
+    assert [(hook.pk, disabled_targets.digest_address(each)) in lookup for each in (hook.config["url"], "x")] == [
         True,
         False,
     ]

@@ -11,9 +11,9 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.delivery import presence
-from scheduling.experiments.conversion import Effect, effects
+from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.policy.rollout import Lift, Share
-from scheduling.policy.specs import bucket
+from scheduling.policy.specs import hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 
 DAY = timedelta(days=1)
@@ -37,12 +37,14 @@ def test_a_difference_is_certain_only_beyond_chance() -> None:
 def drawn(node: Any, count: int, *, held_out: bool) -> list[str]:
     """Customers of the control group, or others."""
     names = (f"user{number}" for number in range(10_000))
-    chosen = [name for name in names if (bucket(f"holdout:{node.key}", name) < node.holdout_percent) == held_out]
+    chosen = [
+        name for name in names if (hash_to_percent(f"holdout:{node.key}", name) < node.holdout_percent) == held_out
+    ]
     return chosen[:count]
 
 
-def effect() -> Effect:
-    (found,) = effects(now() - 30 * DAY, now())
+def effect() -> NodeEffect:
+    (found,) = compute_effects(now() - 30 * DAY, now())
     return found
 
 
@@ -108,16 +110,16 @@ class Stale:
 
     event_types: ClassVar[frozenset[str]] = frozenset()
 
-    def objections(self, questions: Any) -> list[str]:
+    def presence_blocks(self, questions: Any) -> list[str]:
         return ["stale"] * len(questions)
 
 
 @pytest.fixture
 def too_late(settings: Settings) -> Iterator[None]:
     settings.PRESENCE = ["tests.scheduling.core.test_effect.Stale"]
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
     yield
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
 
 
 @pytest.mark.django_db
@@ -145,7 +147,7 @@ def test_versions_of_the_content_are_told_apart(node: Any, matrix: Any, reach: A
 @pytest.mark.django_db
 def test_a_node_without_a_goal_is_not_asked(matrix: Any) -> None:
     matrix.node()
-    assert effects(now() - DAY, now()) == []
+    assert compute_effects(now() - DAY, now()) == []
 
 
 @pytest.mark.django_db

@@ -56,8 +56,8 @@ def test_the_same_failure_has_the_same_fingerprint_and_another_has_another(burie
 def test_a_retry_is_a_new_task_with_the_same_key_and_each_knows_the_other(buried: Any, receiver: Any) -> None:
     row = buried()
 
-    task_id = failed_tasks.retry(row.pk, ANN)
-    assert dispatcher.hand_over_due() == 1
+    task_id = failed_tasks.retry_failed_task(row.pk, ANN)
+    assert dispatcher.dispatch_due_touches() == 1
     (again,) = deliver_at_last(task_id)
 
     row.refresh_from_db()
@@ -73,7 +73,7 @@ def test_a_retry_is_due_now_by_the_databases_clock(buried: Any, as_new: bool, ah
     """By the clock of a node that is ahead it would wait, and its slot would count for longer."""
     row, before = buried(), now()
     with time_machine.travel(now() + ahead, tick=True):
-        task_id = failed_tasks.retry(row.pk, ANN, as_new=as_new)
+        task_id = failed_tasks.retry_failed_task(row.pk, ANN, as_new=as_new)
 
     (again,) = rows([task_id])
     row.refresh_from_db()
@@ -94,7 +94,7 @@ def test_many_begin_now_by_the_databases_clock(buried: Any) -> None:
 
 def test_a_retry_as_new_has_a_key_of_its_own(buried: Any, receiver: Any) -> None:
     row = buried()
-    task_id = failed_tasks.retry(row.pk, ANN, as_new=True)
+    task_id = failed_tasks.retry_failed_task(row.pk, ANN, as_new=True)
     deliver_at_last(task_id)
     assert receiver.keys == [str(row.task_id), str(task_id)]
 
@@ -107,7 +107,7 @@ def test_what_is_sent_as_new_is_not_held_against_itself(matrix: Any, happen: Any
     assert first.state == "unknown"
     theatre.play = lambda message: Delivered()
 
-    (again,) = deliver_at_last(failed_tasks.retry(FailedTask.objects.get().pk, ANN, as_new=True))
+    (again,) = deliver_at_last(failed_tasks.retry_failed_task(FailedTask.objects.get().pk, ANN, as_new=True))
 
     assert again.state == "delivered"
 
@@ -115,17 +115,17 @@ def test_what_is_sent_as_new_is_not_held_against_itself(matrix: Any, happen: Any
 def test_a_retry_begins_a_new_life(buried: Any) -> None:
     row = buried()
     pass_time(days=3)
-    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    (again,) = deliver_at_last(failed_tasks.retry_failed_task(row.pk, ANN))
     assert again.state == "delivered"
 
 
 def test_a_retry_that_fails_again_is_a_failed_task_again_under_the_same_key(buried: Any, receiver: Any) -> None:
     first = buried()
     receiver.script = [422]
-    deliver_at_last(failed_tasks.retry(first.pk, ANN))
+    deliver_at_last(failed_tasks.retry_failed_task(first.pk, ANN))
     second = FailedTask.objects.get(state="open")
     assert (second.root_id, second.task_id != first.task_id) == (first.root_id, True)
-    deliver_at_last(failed_tasks.retry(second.pk, ANN))
+    deliver_at_last(failed_tasks.retry_failed_task(second.pk, ANN))
     assert len(set(receiver.keys)) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_failed_touch_is_judged_anew_when_it_is_retried(buried: Any, happen: A
     row = buried()
     other = happen()
     deliver_at_last(*other.task_ids)
-    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    (again,) = deliver_at_last(failed_tasks.retry_failed_task(row.pk, ANN))
     assert (again.state, again.reason) == ("suppressed", "dedupe")
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_one_takes_its_slot_along_because_it_is_the_same_delivery(bur
     row = buried("hang_up")
     (old,) = rows([row.task_id])
 
-    task_id = failed_tasks.retry(row.pk, ANN)
+    task_id = failed_tasks.retry_failed_task(row.pk, ANN)
 
     (before, again) = rows([row.task_id, task_id])
     assert (before.reserved_at, again.reserved_at) == (None, old.reserved_at)
@@ -155,7 +155,7 @@ def test_of_two_who_click_at_once_one_publishes(buried: Any, race: Any) -> None:
 
     def click(number: int) -> Any:
         try:
-            return failed_tasks.retry(row.pk, Actor(f"person {number}"))
+            return failed_tasks.retry_failed_task(row.pk, Actor(f"person {number}"))
         except Conflict as error:
             return error
 
@@ -171,7 +171,7 @@ def test_an_unknown_one_that_is_refused_when_it_is_retried_is_still_unknown(buri
     """I8: the refusal says nothing about the first time."""
     row = buried("hang_up")
     receiver.script = [422]
-    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    (again,) = deliver_at_last(failed_tasks.retry_failed_task(row.pk, ANN))
     assert (again.state, again.reason) == ("unknown", "http_422")
     assert again.reserved_at is not None
     assert FailedTask.objects.get(state="open").failure == "unknown"
@@ -180,7 +180,7 @@ def test_an_unknown_one_that_is_refused_when_it_is_retried_is_still_unknown(buri
 @pytest.mark.parametrize("delivered", [True, False])
 def test_a_person_who_found_out_settles_an_unknown_one(buried: Any, delivered: bool) -> None:
     row = buried("hang_up")
-    failed_tasks.resolve(row.pk, ANN, delivered=delivered)
+    failed_tasks.resolve_failed_task(row.pk, ANN, delivered=delivered)
     row.refresh_from_db()
     assert row.state == ("resolved_delivered" if delivered else "resolved_not_delivered")
     assert (rows([row.task_id])[0].reserved_at is None) == (not delivered)
@@ -189,14 +189,14 @@ def test_a_person_who_found_out_settles_an_unknown_one(buried: Any, delivered: b
 def test_a_slot_that_a_person_freed_can_be_taken_by_the_next(buried: Any, happen: Any) -> None:
     HarassmentRule.objects.filter(kind="cap").update(limit=1)
     row = buried("hang_up")
-    failed_tasks.resolve(row.pk, ANN, delivered=False)
+    failed_tasks.resolve_failed_task(row.pk, ANN, delivered=False)
     assert deliver_at_last(*happen().task_ids)[0].state == "delivered"
 
 
 def test_only_an_unknown_outcome_can_be_resolved(buried: Any) -> None:
     row = buried()
     with pytest.raises(Conflict, match="unknown"):
-        failed_tasks.resolve(row.pk, ANN, delivered=True)
+        failed_tasks.resolve_failed_task(row.pk, ANN, delivered=True)
     row.refresh_from_db()
     assert row.state == "open"
 
@@ -235,24 +235,24 @@ def test_who_did_it_and_why_is_kept(buried: Any, action: str) -> None:
 
 def test_what_is_not_there_is_not_found() -> None:
     with pytest.raises(NotFound):
-        failed_tasks.retry(new_id(), ANN)
+        failed_tasks.retry_failed_task(new_id(), ANN)
 
 
 def test_a_broker_message_can_be_put_away_but_not_published_again() -> None:
-    dead_letters.bury_message("not_json", b"\xff\x00", queue="touch.high")
+    dead_letters.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
     row = FailedTask.objects.get()
     with pytest.raises(Conflict, match="ignore or archive"):
-        failed_tasks.retry(row.pk, ANN)
+        failed_tasks.retry_failed_task(row.pk, ANN)
     row.refresh_from_db()
     assert (row.state, row.retried_as) == ("open", None)
-    failed_tasks.archive(row.pk, ANN)
+    failed_tasks.archive_failed_task(row.pk, ANN)
 
 
 def test_many_are_published_again_at_a_pace_and_those_already_done_passed_over(buried: Any) -> None:
     found = [buried(user=f"user-{number}").pk for number in range(5)]
-    failed_tasks.archive(found[2], ANN)
+    failed_tasks.archive_failed_task(found[2], ANN)
 
-    assert failed_tasks.retry_all([*found, new_id()], ANN, per_second=2) == failed_tasks.Tally(done=4, conflicts=2)
+    assert failed_tasks.retry_all([*found, new_id()], ANN, per_second=2) == failed_tasks.BulkResult(done=4, conflicts=2)
 
     due = sorted(Touch.objects.exclude(retry_of=None).values_list("due_at", flat=True))
     assert [(later - due[0]).total_seconds() for later in due] == [0, 0.5, 1, 1.5]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.experiments.conversion import FROM_THE_DRAW_ON
+from scheduling.experiments.conversion import DRAWN_RULES
 from scheduling.policy import guards
-from scheduling.policy.guards import HOLD, SEND, SUPPRESS, Slot, Verdict, judge
+from scheduling.policy.guards import HOLD, SEND, SUPPRESS, CapSlot, GuardVerdict, judge_touch
 from scheduling.policy.specs import RuleSpec
 from tests.scheduling.core.cast import (
     CAP,
@@ -40,46 +40,46 @@ INSTANT = timedelta(microseconds=1)
 
 
 def test_nothing_against_it_means_send() -> None:
-    assert judge(candidate(), around(), NOON).decision == SEND
+    assert judge_touch(candidate(), around(), NOON).decision == SEND
 
 
 def test_it_expires_after_its_last_instant_and_not_at_it() -> None:
     touch = candidate(expires_at=NOON)
 
-    assert judge(touch, around(), NOON).decision == SEND
+    assert judge_touch(touch, around(), NOON).decision == SEND
 
-    late = judge(touch, around(), NOON + INSTANT)
+    late = judge_touch(touch, around(), NOON + INSTANT)
     assert (late.decision, late.rule, late.rule_version) == (SUPPRESS, "expired", touch.node.version)
 
 
 def test_a_node_that_was_switched_off_while_it_waited_suppresses_it() -> None:
-    verdict = judge(candidate(node=node(enabled=False)), around(), NOON)
+    verdict = judge_touch(candidate(node=node(enabled=False)), around(), NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "node_disabled", 5)
 
 
 @pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
 def test_a_pause_parks_it_under_the_widest_scope(scope: str) -> None:
-    verdict = judge(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
+    verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
     assert (verdict.decision, verdict.rule, verdict.parked) == (HOLD, "paused", scope)
     assert verdict.next_eligible_at is None
 
 
 def test_a_pause_of_something_else_does_not_concern_it() -> None:
     elsewhere = around(paused=frozenset({"channel:hook", "node:other", "channel:guide", "node:log"}))
-    assert judge(candidate(), elsewhere, NOON).decision == SEND
+    assert judge_touch(candidate(), elsewhere, NOON).decision == SEND
 
 
 def test_who_opted_out_gets_service_but_no_marketing() -> None:
     marketing = candidate(customer=ann(opted_out=True))
     service = candidate(customer=ann(opted_out=True), template=template(category="service"))
 
-    assert judge(marketing, around(), NOON).rule == "opted_out"
-    assert judge(service, around(), NOON).decision == SEND
+    assert judge_touch(marketing, around(), NOON).rule == "opted_out"
+    assert judge_touch(service, around(), NOON).decision == SEND
 
 
 def test_a_conversation_newer_than_the_event_speaks_against_it_and_an_older_one_does_not() -> None:
     def with_conversation_at(instant: datetime) -> Any:
-        return judge(candidate(event_at=NOON - HOUR, customer=ann(conversation_at=instant)), around(), NOON)
+        return judge_touch(candidate(event_at=NOON - HOUR, customer=ann(conversation_at=instant)), around(), NOON)
 
     newer = with_conversation_at(NOON - HOUR + INSTANT)
     assert (newer.decision, newer.rule, newer.rule_version) == (SUPPRESS, "conversation", CONVERSATION.version)
@@ -88,48 +88,48 @@ def test_a_conversation_newer_than_the_event_speaks_against_it_and_an_older_one_
 
 
 def test_a_live_conversation_counts_where_the_rule_is_on_and_the_node_obeys_it() -> None:
-    live = around(objection="conversation")
+    live = around(presence_block="conversation")
     obeys, ignores = candidate(), candidate(node=node(guard_conversation="ignore"))
 
-    assert judge(obeys, live, NOON).rule == "conversation"
-    assert judge(ignores, live, NOON).decision == SEND
-    assert judge(obeys, around(rules=(CAP,), objection="conversation"), NOON).decision == SEND
+    assert judge_touch(obeys, live, NOON).rule == "conversation"
+    assert judge_touch(ignores, live, NOON).decision == SEND
+    assert judge_touch(obeys, around(rules=(CAP,), presence_block="conversation"), NOON).decision == SEND
 
 
 def test_an_answered_silence_is_over_whatever_the_node_ignores() -> None:
     touch = candidate(node=node(guard_conversation="ignore"))
-    verdict = judge(touch, around(rules=(), objection="answered"), NOON)
+    verdict = judge_touch(touch, around(rules=(), presence_block="answered"), NOON)
     assert (verdict.decision, verdict.rule) == (SUPPRESS, "answered")
 
 
 def test_where_presence_does_not_answer_it_waits_half_a_minute() -> None:
     touch = candidate(node=node(guard_conversation="ignore"))
-    verdict = judge(touch, around(rules=(), objection="presence_unknown"), NOON)
+    verdict = judge_touch(touch, around(rules=(), presence_block="presence_unknown"), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + timedelta(seconds=30))
 
 
 def test_the_hold_out_never_gets_it() -> None:
-    verdict = judge(candidate(node=node(holdout_percent=100)), around(), NOON)
+    verdict = judge_touch(candidate(node=node(holdout_percent=100)), around(), NOON)
     assert (verdict.decision, verdict.rule) == (SUPPRESS, "holdout")
 
 
 def test_a_community_whose_turn_has_not_come_does_not_get_it() -> None:
     later = node(rollout_percent=0, rollout_communities=frozenset({"c2"}))
-    assert judge(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
-    assert judge(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
+    assert judge_touch(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
+    assert judge_touch(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
 
 
 def test_at_night_it_waits_for_the_morning_where_the_customer_lives() -> None:
     evening = NOON + 3 * HOUR  # 23:00 in Shanghai, 16:00 in Berlin
     rules = around(rules=(NIGHT,))
 
-    verdict = judge(candidate(), rules, evening)
+    verdict = judge_touch(candidate(), rules, evening)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (HOLD, "quiet_hours", NIGHT.version)
     assert verdict.next_eligible_at == NOON + 12 * HOUR  # 08:00 in Shanghai
     assert (verdict.observed, verdict.limit) == ("23:00", "22:00–08:00 Asia/Shanghai")
 
-    assert judge(candidate(customer=ann(timezone="Europe/Berlin")), rules, evening).decision == SEND
-    assert judge(candidate(node=node(guard_quiet_hours="ignore")), rules, evening).decision == SEND
+    assert judge_touch(candidate(customer=ann(timezone="Europe/Berlin")), rules, evening).decision == SEND
+    assert judge_touch(candidate(node=node(guard_quiet_hours="ignore")), rules, evening).decision == SEND
 
 
 # --- the same content ------------------------------------------------------------------------------------------------
@@ -138,34 +138,34 @@ def test_at_night_it_waits_for_the_morning_where_the_customer_lives() -> None:
 def test_the_same_content_comes_again_only_after_its_window() -> None:
     told = around(slots=[slot(72, "guide")])
 
-    early = judge(candidate(), told, NOON - INSTANT)
+    early = judge_touch(candidate(), told, NOON - INSTANT)
     assert (early.decision, early.rule, early.next_eligible_at) == (SUPPRESS, "dedupe", NOON)
-    assert judge(candidate(), told, NOON).decision == SEND
+    assert judge_touch(candidate(), told, NOON).decision == SEND
 
 
 @pytest.mark.parametrize("other", ["survey", "guide-2", "Guide", ""])
 def test_dedupe_other_content_is_sent_where_the_same_is_suppressed(other: str) -> None:
     told = around(slots=[slot(1, "guide")])
-    assert judge(candidate(), told, NOON).rule == "dedupe"
-    assert judge(candidate(template=template("guide", content_type=other)), told, NOON) == Verdict(SEND)
-    assert judge(candidate(), around(slots=[slot(1, other)]), NOON) == Verdict(SEND)
+    assert judge_touch(candidate(), told, NOON).rule == "dedupe"
+    assert judge_touch(candidate(template=template("guide", content_type=other)), told, NOON) == GuardVerdict(SEND)
+    assert judge_touch(candidate(), around(slots=[slot(1, other)]), NOON) == GuardVerdict(SEND)
 
 
 def test_dedupe_node_that_ignores_it_still_keeps_the_cap() -> None:
     ignoring = candidate(node=node(guard_dedupe="ignore"))
-    assert judge(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
-    assert judge(ignoring, around(slots=[slot(1, "guide")]), NOON) == Verdict(SEND)
-    assert judge(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
+    assert judge_touch(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
+    assert judge_touch(ignoring, around(slots=[slot(1, "guide")]), NOON) == GuardVerdict(SEND)
+    assert judge_touch(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
 
 
 def test_the_same_content_is_never_deferred_even_where_the_cap_is() -> None:
     deferring = candidate(node=node(over_cap="defer"))
-    assert judge(deferring, around(slots=[slot(1, "guide")]), NOON).decision == SUPPRESS
+    assert judge_touch(deferring, around(slots=[slot(1, "guide")]), NOON).decision == SUPPRESS
 
 
 def test_the_same_content_that_is_not_settled_holds_until_its_lease() -> None:
     lease = NOON + timedelta(seconds=45)
-    verdict = judge(candidate(), around(slots=[unsettled(lease, content_type="guide")]), NOON)
+    verdict = judge_touch(candidate(), around(slots=[unsettled(lease, content_type="guide")]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "dedupe", lease)
 
 
@@ -174,19 +174,19 @@ def test_the_same_content_that_is_not_settled_holds_until_its_lease() -> None:
 
 def test_the_fourth_within_a_day_is_suppressed_and_told_when_it_could_have_come() -> None:
     three = around(slots=[slot(1), slot(5), slot(23)])
-    verdict = judge(candidate(), three, NOON)
+    verdict = judge_touch(candidate(), three, NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
     assert (verdict.observed, verdict.limit) == ("3", "3 in 1d")
     assert verdict.next_eligible_at == NOON + HOUR
 
 
 def test_two_within_a_day_leave_room() -> None:
-    assert judge(candidate(), around(slots=[slot(1), slot(23), slot(24)]), NOON).decision == SEND
+    assert judge_touch(candidate(), around(slots=[slot(1), slot(23), slot(24)]), NOON).decision == SEND
 
 
 def test_what_does_not_count_takes_no_room() -> None:
     quiet_ones = [slot(1, counts=False) for _ in range(5)]
-    assert judge(candidate(), around(slots=quiet_ones), NOON).decision == SEND
+    assert judge_touch(candidate(), around(slots=quiet_ones), NOON).decision == SEND
 
 
 @pytest.mark.parametrize("switch", ["count_only", "ignore"])
@@ -195,15 +195,15 @@ def test_a_node_may_disregard_the_cap(switch: str) -> None:
     full = around(
         rules=(CAP, COMMUNITY_CAP), slots=[slot()] * 3, community_slots=[slot(0.1)] * 2, important=[NOON + SECOND]
     )
-    assert judge(touch, full, NOON).decision == SEND
+    assert judge_touch(touch, full, NOON).decision == SEND
 
 
 def test_over_the_cap_it_is_deferred_where_the_node_says_so_and_it_lives_long_enough() -> None:
     full = around(slots=[slot(1), slot(2), slot(20)])
     free_at = NOON + 4 * HOUR
 
-    patient = judge(candidate(node=node(over_cap="defer"), expires_at=free_at), full, NOON)
-    mortal = judge(candidate(node=node(over_cap="defer"), expires_at=free_at - INSTANT), full, NOON)
+    patient = judge_touch(candidate(node=node(over_cap="defer"), expires_at=free_at), full, NOON)
+    mortal = judge_touch(candidate(node=node(over_cap="defer"), expires_at=free_at - INSTANT), full, NOON)
 
     assert (patient.decision, patient.rule, patient.next_eligible_at) == (HOLD, "cap", free_at)
     assert (mortal.decision, mortal.rule, mortal.next_eligible_at) == (SUPPRESS, "cap", free_at)
@@ -211,38 +211,38 @@ def test_over_the_cap_it_is_deferred_where_the_node_says_so_and_it_lives_long_en
 
 def test_a_cap_that_was_lowered_waits_for_as_many_as_are_too_many() -> None:
     lowered = replace(CAP, limit=2)
-    verdict = judge(candidate(), around(rules=(lowered,), slots=[slot(1), slot(2), slot(10), slot(20)]), NOON)
+    verdict = judge_touch(candidate(), around(rules=(lowered,), slots=[slot(1), slot(2), slot(10), slot(20)]), NOON)
     assert verdict.next_eligible_at == NOON + 22 * HOUR  # 20 h and 10 h ago leave, then 2 h ago does
 
 
 def test_where_only_unsettled_slots_fill_the_cap_it_holds_until_the_first_lease_and_is_never_suppressed() -> None:
     first, second = NOON + timedelta(seconds=20), NOON + timedelta(seconds=40)
     slots = [slot(1), unsettled(second), unsettled(first)]
-    verdict = judge(candidate(), around(slots=slots), NOON)
+    verdict = judge_touch(candidate(), around(slots=slots), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "cap", first)
     assert verdict.observed == "3 (2 unsettled)"
 
 
 def test_where_settled_slots_fill_the_cap_an_unsettled_one_changes_nothing() -> None:
     slots = [slot(1), slot(2), slot(3), unsettled(NOON + SECOND)]
-    verdict = judge(candidate(), around(slots=slots), NOON)
+    verdict = judge_touch(candidate(), around(slots=slots), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (SUPPRESS, NOON + 22 * HOUR)
 
 
 def test_a_hold_for_a_lease_that_is_already_over_lasts_a_second() -> None:
-    verdict = judge(candidate(), around(slots=[unsettled(NOON - HOUR)] * 3), NOON)
+    verdict = judge_touch(candidate(), around(slots=[unsettled(NOON - HOUR)] * 3), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + SECOND)
 
 
 def test_the_community_has_a_cap_of_its_own() -> None:
     full = around(rules=(COMMUNITY_CAP,), community_slots=[slot(0.25), slot(0.5)])
 
-    verdict = judge(candidate(), full, NOON)
+    verdict = judge_touch(candidate(), full, NOON)
 
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "community_cap", 11)
     assert verdict.next_eligible_at == NOON + HOUR / 2
-    assert judge(candidate(chat_id=""), full, NOON).decision == SEND
-    assert judge(candidate(), around(rules=(COMMUNITY_CAP,), slots=[slot(0.5)] * 9), NOON).decision == SEND
+    assert judge_touch(candidate(chat_id=""), full, NOON).decision == SEND
+    assert judge_touch(candidate(), around(rules=(COMMUNITY_CAP,), slots=[slot(0.5)] * 9), NOON).decision == SEND
 
 
 def test_a_retry_keeps_its_slot_and_asks_for_no_second_one() -> None:
@@ -250,19 +250,21 @@ def test_a_retry_keeps_its_slot_and_asks_for_no_second_one() -> None:
         rules=(CAP, DEDUPE, COMMUNITY_CAP), slots=[slot(1, "guide")] * 3, community_slots=[slot(0.1)] * 2,
         important=[NOON + SECOND] * 3,
     )  # fmt: skip
-    assert judge(candidate(has_slot=True), full, NOON).decision == SEND
-    assert judge(candidate(has_slot=False), full, NOON).decision != SEND
+    assert judge_touch(candidate(has_slot=True), full, NOON).decision == SEND
+    assert judge_touch(candidate(has_slot=False), full, NOON).decision != SEND
 
 
 def test_a_retry_still_obeys_what_changed_meanwhile() -> None:
-    assert judge(candidate(has_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
-    assert judge(candidate(has_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule == "conversation"
+    assert judge_touch(candidate(has_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
+    assert (
+        judge_touch(candidate(has_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule == "conversation"
+    )
 
 
 def test_its_own_slot_is_not_counted_against_it() -> None:
     touch = candidate()
     own = slot(1, "guide", task_id=touch.task_id)
-    assert judge(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
+    assert judge_touch(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
 
 
 # --- room for the more important -------------------------------------------------------------------------------------
@@ -270,17 +272,17 @@ def test_its_own_slot_is_not_counted_against_it() -> None:
 
 def test_the_last_slot_is_left_for_a_more_important_touch_that_is_due_soon() -> None:
     due = NOON + timedelta(seconds=50)
-    verdict = judge(candidate(), around(slots=[slot(1), slot(2)], important=[due]), NOON)
+    verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[due]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "slot_hold", due + 2 * SECOND)
 
 
 def test_with_room_for_both_it_need_not_wait() -> None:
-    assert judge(candidate(), around(slots=[slot(1)], important=[NOON + SECOND]), NOON).decision == SEND
-    assert judge(candidate(), around(slots=[slot(1)], important=[NOON + SECOND] * 2), NOON).rule == "slot_hold"
+    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND]), NOON).decision == SEND
+    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND] * 2), NOON).rule == "slot_hold"
 
 
 def test_an_important_one_that_is_overdue_is_waited_for_two_seconds_at_a_time() -> None:
-    verdict = judge(candidate(), around(slots=[slot(1)] * 2, important=[NOON - HOUR]), NOON)
+    verdict = judge_touch(candidate(), around(slots=[slot(1)] * 2, important=[NOON - HOUR]), NOON)
     assert verdict.next_eligible_at == NOON + 2 * SECOND
 
 
@@ -313,11 +315,12 @@ def objected(*names: str) -> str:
         customer=ann(**{key: said[key] for key in ("opted_out", "conversation_at", "timezone") if key in said}),
         node=node(**{key: said[key] for key in ("enabled", "holdout_percent", "rollout_percent") if key in said}),
     )
-    verdict = judge(
+    verdict = judge_touch(
         touch,
         around(
             rules=RULES, paused=said.get("paused", frozenset()), slots=slots, important=said.get("important", ()),
-            community_slots=[slot(0.1)] * 2 if "community_full" in said else (), called_off=said.get("called_off", ""),
+            community_slots=[slot(0.1)] * 2 if "community_full" in said else (),
+            cancelled_by=said.get("called_off", ""),
         ),
         NOON,
     )  # fmt: skip
@@ -343,7 +346,7 @@ def test_the_documentation_lists_the_rules_in_the_order_they_are_asked() -> None
 
 def test_what_is_said_from_the_draw_on_is_what_the_effect_takes_for_a_draw() -> None:
     said = list(map(objected, OBJECTIONS))
-    assert list(FROM_THE_DRAW_ON) == said[said.index("holdout") :]
+    assert list(DRAWN_RULES) == said[said.index("holdout") :]
 
 
 # --- the next eligible time ------------------------------------------------------------------------------------------
@@ -361,8 +364,11 @@ caps = st.lists(
 )
 
 
-def eligible(rules: Sequence[RuleSpec], slots: Sequence[Slot], at: datetime) -> bool:
-    return judge(candidate(expires_at=NOON + 365 * DAY), around(rules=tuple(rules), slots=slots), at).decision == SEND
+def eligible(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], at: datetime) -> bool:
+    return (
+        judge_touch(candidate(expires_at=NOON + 365 * DAY), around(rules=tuple(rules), slots=slots), at).decision
+        == SEND
+    )
 
 
 @given(caps, histories)
@@ -370,7 +376,7 @@ def test_the_next_eligible_time_is_exact_whatever_the_windows(rules: list[RuleSp
     slots = [slot(minutes / 60) for minutes in history]
     touch = candidate(node=node(over_cap="defer"), expires_at=NOON + 365 * DAY)
 
-    verdict = judge(touch, around(rules=tuple(rules), slots=slots), NOON)
+    verdict = judge_touch(touch, around(rules=tuple(rules), slots=slots), NOON)
 
     if verdict.decision == HOLD:
         assert verdict.next_eligible_at is not None
@@ -382,7 +388,7 @@ def test_the_next_eligible_time_is_exact_whatever_the_windows(rules: list[RuleSp
 def test_unsettled_slots_alone_never_suppress(settled: list[int], leases: list[int]) -> None:
     slots = [slot(minutes / 60) for minutes in settled]
     slots += [unsettled(NOON + timedelta(seconds=seconds)) for seconds in leases]
-    verdict = judge(candidate(), around(rules=(CAP,), slots=slots), NOON)
+    verdict = judge_touch(candidate(), around(rules=(CAP,), slots=slots), NOON)
 
     full_by_itself = sum(each.settled and each.at > NOON - CAP.window for each in slots) >= CAP.limit
     assert (verdict.decision == SUPPRESS) == full_by_itself

@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments import rollout_runs
-from scheduling.experiments.rollout_stats import Rollouts, tallies
+from scheduling.experiments.rollout_stats import RolloutCollector, count_version_results
 from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove, Touch
-from scheduling.operations.commands import put_customer
+from scheduling.operations.commands import update_customer
 from scheduling.operations.failed_tasks import Actor
-from scheduling.policy.rollout import Tally
-from scheduling.policy.specs import bucket
+from scheduling.policy.rollout import VersionCounts
+from scheduling.policy.specs import hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 
 ENOUGH = 12
@@ -49,7 +49,7 @@ class House:
         ids = []
         while len(users) < times:
             name = f"u{next(self.numbers)}"
-            if (bucket(f"canary:{self.key}:guide-v2", name) < self.node.canary_percent) == canary:
+            if (hash_to_percent(f"canary:{self.key}:guide-v2", name) < self.node.canary_percent) == canary:
                 users.append(name)
                 ids += self.happen(user=name, chat_id=name).task_ids
         fall_due(*ids)
@@ -59,8 +59,8 @@ class House:
         }
         return users
 
-    def tally(self) -> tuple[Tally, Tally]:
-        return tallies(self.rollout)
+    def tally(self) -> tuple[VersionCounts, VersionCounts]:
+        return count_version_results(self.rollout)
 
     def state(self) -> tuple[str, str, float, list[str]]:
         row, node = self.rollout, self.node
@@ -76,7 +76,7 @@ def house(matrix: Any, happen: Callable[..., Any]) -> House:
 
 @pytest.fixture
 def running(house: House) -> House:
-    rollout_runs.start(house.pk, PLAN, OPS)
+    rollout_runs.start_rollout(house.pk, PLAN, OPS)
     return house
 
 
@@ -91,7 +91,7 @@ def verbs() -> list[tuple[str, str, float]]:
 def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House, django_user_model: Any) -> None:
     user = User.objects.create_user("eve")
     version = house.node.version
-    rollout_runs.start(house.pk, PLAN, Actor("eve", user))
+    rollout_runs.start_rollout(house.pk, PLAN, Actor("eve", user))
     assert house.state() == ("running", "", 30, ["vip-group"])
     node = house.node
     record = node.history.first()
@@ -104,27 +104,29 @@ def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House
 
 @pytest.mark.django_db
 def test_it_waits_for_time_and_for_figures_and_then_grows_to_its_end(running: House) -> None:
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time")
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "time")
     pass_time(hours=2)
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "canary")
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "canary")
     running.speak(canary=True)
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "stable")
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "stable")
     running.speak(canary=False)
-    assert rollout_runs.advance() == 1
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("running", "", 60, ["vip-group"])
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time"), "a step begins anew"
-    assert running.tally() == (Tally(), Tally())
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "time"), "a step begins anew"
+    assert running.tally() == (VersionCounts(), VersionCounts())
 
     pass_time(hours=2)
     running.speak(canary=True)
     running.speak(canary=False)
-    assert rollout_runs.advance() == 1
+    assert rollout_runs.advance_all_rollouts() == 1
     pass_time(hours=2)
     running.speak(canary=True)
-    assert running.tally() == (Tally(ENOUGH), Tally(2 * ENOUGH)), "at 100 % the steps before are compared with"
-    assert rollout_runs.advance() == 1
+    assert running.tally() == (VersionCounts(ENOUGH), VersionCounts(2 * ENOUGH)), (
+        "at 100 % the steps before are compared with"
+    )
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("finished", "", 100, ["vip-group"])
-    assert rollout_runs.advance() == 0
+    assert rollout_runs.advance_all_rollouts() == 0
     assert verbs() == [("started", "", 30), ("grew", "", 60), ("grew", "", 100), ("finished", "", 100)]
 
 
@@ -133,13 +135,13 @@ def test_each_step_is_a_version_of_the_node_with_the_figures_it_was_judged_by(ru
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
     node, move = running.node, RolloutMove.objects.get(verb="grew")
     record = node.history.get(version=move.node_version)
     assert (record.canary_percent, record.history_user, record.history_change_reason) == (
         60, None, f"guarded roll-out {running.rollout}: grows"
     )  # fmt: skip
-    assert move.figures == {"canary": asdict(Tally(ENOUGH)), "stable": asdict(Tally(ENOUGH))}
+    assert move.figures == {"canary": asdict(VersionCounts(ENOUGH)), "stable": asdict(VersionCounts(ENOUGH))}
     assert (move.actor, move.actor_name) == (None, "")
     (planned,) = running.happen(user="new").task_ids
     assert Touch.objects.get(pk=planned).node_version == move.node_version
@@ -154,15 +156,17 @@ def test_complaints_bring_it_back_to_nobody(running: House) -> None:
     running.speak(canary=False)
     for user in users:
         running.happen("complaint.received", user)
-    assert running.tally() == (Tally(ENOUGH, 0, ENOUGH, ENOUGH), Tally(ENOUGH)), "a complaint opts out as well"
-    assert rollout_runs.advance() == 1
+    assert running.tally() == (VersionCounts(ENOUGH, 0, ENOUGH, ENOUGH), VersionCounts(ENOUGH)), (
+        "a complaint opts out as well"
+    )
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "limit:complaints", 0, [])
     assert verbs()[-1] == ("paused", "limit:complaints", 0)
     (task_id,) = running.happen(user="late", chat_id="vip-group").task_ids
     fall_due(task_id)
     deliver([task_id])
     assert Touch.objects.select_related("template").get(pk=task_id).template == running.node.template
-    assert rollout_runs.advance() == 0, "what is paused stays paused"
+    assert rollout_runs.advance_all_rollouts() == 0, "what is paused stays paused"
 
 
 @pytest.mark.django_db
@@ -170,11 +174,11 @@ def test_opt_outs_bring_it_back_and_are_counted_for_the_touch_before_them(runnin
     users = running.speak(canary=True)
     stable = running.speak(canary=False)
     for user in users:
-        put_customer(user, {"opted_out": True})
-    put_customer(stable[0], {"opted_out": True})
-    put_customer("stranger", {"opted_out": True})
-    assert running.tally() == (Tally(ENOUGH, 0, 0, ENOUGH), Tally(ENOUGH, 0, 0, 1))
-    rollout_runs.advance()
+        update_customer(user, {"opted_out": True})
+    update_customer(stable[0], {"opted_out": True})
+    update_customer("stranger", {"opted_out": True})
+    assert running.tally() == (VersionCounts(ENOUGH, 0, 0, ENOUGH), VersionCounts(ENOUGH, 0, 0, 1))
+    rollout_runs.advance_all_rollouts()
     assert running.state() == ("paused", "limit:opt_outs", 0, [])
 
 
@@ -184,12 +188,12 @@ def test_a_text_that_wants_what_events_do_not_bring_brings_it_back(house: House,
     text = house.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "{{ event.data.order_no }}"
     text.save()
-    rollout_runs.start(house.pk, PLAN, OPS)
+    rollout_runs.start_rollout(house.pk, PLAN, OPS)
     house.speak(canary=True)
     house.speak(canary=False)
     assert not Touch.objects.filter(state="failed").exclude(reserved_at=None).exists(), "they hold no slots"
-    assert house.tally() == (Tally(ENOUGH, ENOUGH), Tally(ENOUGH))
-    rollout_runs.advance()
+    assert house.tally() == (VersionCounts(ENOUGH, ENOUGH), VersionCounts(ENOUGH))
+    rollout_runs.advance_all_rollouts()
     assert house.state() == ("paused", "limit:failures", 0, [])
 
 
@@ -199,14 +203,16 @@ def test_a_pause_is_told_where_people_look(running: House) -> None:
         running.happen("complaint.received", user)
     running.speak(canary=False)
     with capture_logs() as lines:
-        rollout_runs.advance()
+        rollout_runs.advance_all_rollouts()
     (line,) = [line for line in lines if line["event"] == "rollout_paused"]
     assert (line["log_level"], line["node"], line["percent"], line["reason"]) == (
         "warning", "guide", 0, "limit:complaints"
     )  # fmt: skip
     assert line["canary"]["complained"] == ENOUGH
     told = {
-        (each.name, *each.labels.values()): each.value for family in Rollouts().collect() for each in family.samples
+        (each.name, *each.labels.values()): each.value
+        for family in RolloutCollector().collect()
+        for each in family.samples
     }
     assert told == {
         ("aftertouch_rollouts", "running"): 0,
@@ -219,11 +225,11 @@ def test_a_pause_is_told_where_people_look(running: House) -> None:
 def test_what_was_decided_before_the_step_says_nothing_about_it(running: House) -> None:
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
-    rollout_runs.pause(running.rollout.pk, OPS)
+    rollout_runs.pause_rollout(running.rollout.pk, OPS)
     assert running.state() == ("paused", "person", 0, [])
-    rollout_runs.resume(running.rollout.pk, OPS)
+    rollout_runs.resume_rollout(running.rollout.pk, OPS)
     assert running.state() == ("running", "", 30, ["vip-group"])
-    assert running.tally() == (Tally(), Tally())
+    assert running.tally() == (VersionCounts(), VersionCounts())
 
 
 # --- people and their node ------------------------------------------------------------------------------------------
@@ -237,12 +243,12 @@ def test_an_edit_by_somebody_else_stands_and_pauses_it(running: House, edit: dic
         setattr(node, name, value)
     node.save()
     for user in running.speak(canary=False):
-        put_customer(user, {"opted_out": True})
-    assert rollout_runs.advance() == 1
+        update_customer(user, {"opted_out": True})
+    assert rollout_runs.advance_all_rollouts() == 1
     after = running.node
     assert (running.rollout.state, running.rollout.reason, after.version) == ("paused", "edited", node.version)
     assert [getattr(after, name) for name in edit] == list(edit.values())
-    rollout_runs.stop(running.rollout.pk, OPS)
+    rollout_runs.stop_rollout(running.rollout.pk, OPS)
     assert running.node.version == node.version, "nor does stopping it undo what somebody wrote"
 
 
@@ -251,7 +257,7 @@ def test_an_edit_of_something_else_does_not_disturb_it(running: House) -> None:
     node = running.node
     node.over_cap = "defer"
     node.save()
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time")
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "time")
 
 
 @pytest.mark.django_db
@@ -259,10 +265,12 @@ def test_another_text_was_not_judged_so_it_goes_back(running: House) -> None:
     text = running.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "another"
     text.save()
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
     assert running.state() == ("paused", "content", 0, [])
-    rollout_runs.resume(running.rollout.pk, OPS)
-    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time"), "whoever resumes stands for the new text"
+    rollout_runs.resume_rollout(running.rollout.pk, OPS)
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "time"), (
+        "whoever resumes stands for the new text"
+    )
 
 
 @each_race
@@ -273,10 +281,10 @@ def test_an_edit_while_it_is_being_judged_stands(running: House, elsewhere: Any,
 
     def edited_meanwhile(rollout: GuardedRollout) -> Any:
         elsewhere(lambda: _edit(running.pk, 45))
-        return tallies(rollout)
+        return count_version_results(rollout)
 
-    monkeypatch.setattr(rollout_runs, "tallies", edited_meanwhile)
-    assert rollout_runs.advance() == 1
+    monkeypatch.setattr(rollout_runs, "count_version_results", edited_meanwhile)
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "edited", 45, ["vip-group"])
 
 
@@ -294,7 +302,7 @@ def test_passes_at_once_step_once(running: House, race: Any) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
-    assert sum(race(4, lambda number: rollout_runs.advance())) == 1
+    assert sum(race(4, lambda number: rollout_runs.advance_all_rollouts())) == 1
     assert running.state() == ("running", running.rollout.reason, 60, ["vip-group"])
     assert verbs() == [("started", "", 30), ("grew", "", 60)]
 
@@ -307,12 +315,12 @@ def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere
     running.speak(canary=False)
 
     def paused_meanwhile(rollout: GuardedRollout) -> Any:
-        elsewhere(lambda: rollout_runs.pause(rollout.pk, OPS))
-        elsewhere(lambda: rollout_runs.resume(rollout.pk, OPS))
-        return tallies(rollout)
+        elsewhere(lambda: rollout_runs.pause_rollout(rollout.pk, OPS))
+        elsewhere(lambda: rollout_runs.resume_rollout(rollout.pk, OPS))
+        return count_version_results(rollout)
 
-    monkeypatch.setattr(rollout_runs, "tallies", paused_meanwhile)
-    assert rollout_runs.advance() == 0
+    monkeypatch.setattr(rollout_runs, "count_version_results", paused_meanwhile)
+    assert rollout_runs.advance_all_rollouts() == 0
     assert running.state() == ("running", "", 30, ["vip-group"])
     assert [verb for verb, _, _ in verbs()] == ["started", "paused", "resumed"]
 
@@ -321,7 +329,7 @@ def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere
 def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> None:
     with transaction.atomic():
         GuardedRollout.objects.select_for_update().get()
-        assert elsewhere(rollout_runs.advance) == 0
+        assert elsewhere(rollout_runs.advance_all_rollouts) == 0
     assert running.rollout.judged_at is None
 
 
@@ -330,7 +338,7 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
     running: House, elsewhere: Any, monkeypatch: Any
 ) -> None:
     """Between them each would wait for the other."""
-    edit, found = rollout_runs._edit, []
+    edit, found = rollout_runs._edit_node, []
 
     def lock(patience: str = "100ms") -> bool:
         try:
@@ -345,8 +353,8 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
         found.append(elsewhere(lock))
         edit(*given, **others)
 
-    monkeypatch.setattr(rollout_runs, "_edit", entered_meanwhile)
-    rollout_runs.pause(running.rollout.pk, OPS)
+    monkeypatch.setattr(rollout_runs, "_edit_node", entered_meanwhile)
+    rollout_runs.pause_rollout(running.rollout.pk, OPS)
     assert found == [False]
     assert elsewhere(lambda: lock("15s"))
 
@@ -355,7 +363,7 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
 def test_of_two_who_start_one_does(house: House, race: Any) -> None:
     def start(number: int) -> str:
         try:
-            return str(rollout_runs.start(house.pk, PLAN, Actor(f"p{number}")).pk)
+            return str(rollout_runs.start_rollout(house.pk, PLAN, Actor(f"p{number}")).pk)
         except Conflict:
             return ""
 
@@ -372,11 +380,11 @@ def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) 
     version = running.node.version
     with monkeypatch.context() as patch:
         patch.setattr(RolloutMove.objects, "create", _die)
-        assert rollout_runs.advance() == 0
+        assert rollout_runs.advance_all_rollouts() == 0
     assert (running.node.version, running.state(), verbs()) == (
         version, ("running", "", 30, ["vip-group"]), [("started", "", 30)]
     )  # fmt: skip
-    assert rollout_runs.advance() == 1
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("running", "", 60, ["vip-group"])
 
 
@@ -389,24 +397,26 @@ def test_what_cannot_be_judged_goes_back_after_a_while(running: House, monkeypat
             cursor.execute("SET LOCAL statement_timeout = '50ms'")
             cursor.execute("SELECT pg_sleep(20)")
 
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
     judged = running.rollout.figures
-    monkeypatch.setattr(rollout_runs, "tallies", too_slow)
+    monkeypatch.setattr(rollout_runs, "count_version_results", too_slow)
     pass_time(minutes=4)
-    assert (rollout_runs.advance(), running.rollout.state) == (0, "running"), "that passes by itself, perhaps"
+    assert (rollout_runs.advance_all_rollouts(), running.rollout.state) == (0, "running"), (
+        "that passes by itself, perhaps"
+    )
     pass_time(minutes=1)
-    assert rollout_runs.advance() == 1
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "unseen", 0, [])
     assert (verbs()[-1], running.rollout.figures) == (("paused", "unseen", 0), judged)
-    assert rollout_runs.advance() == 0
+    assert rollout_runs.advance_all_rollouts() == 0
 
 
 @each_race
 def test_what_somebody_edited_and_nobody_can_judge_stands(running: House, monkeypatch: Any) -> None:
     _edit(running.pk, 45)
     pass_time(minutes=10)
-    monkeypatch.setattr(rollout_runs, "tallies", _die)
-    assert rollout_runs.advance() == 1
+    monkeypatch.setattr(rollout_runs, "count_version_results", _die)
+    assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "edited", 45, ["vip-group"])
 
 
@@ -417,7 +427,7 @@ def _die(*_: Any, **__: Any) -> None:
 @each_race
 def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matrix: Any, monkeypatch: Any) -> None:
     other = matrix.node("other", canary_template=matrix.template("guide-v2"))
-    rollout_runs.start(other.pk, PLAN, OPS)
+    rollout_runs.start_rollout(other.pk, PLAN, OPS)
     node = Node.objects.get(pk=other.pk)
     node.canary_percent = 1
     node.save()
@@ -425,10 +435,10 @@ def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matr
     def broken(rollout: GuardedRollout) -> Any:
         if rollout.node_id == running.pk:
             raise ZeroDivisionError
-        return tallies(rollout)
+        return count_version_results(rollout)
 
-    monkeypatch.setattr(rollout_runs, "tallies", broken)
-    assert rollout_runs.advance() == 1
+    monkeypatch.setattr(rollout_runs, "count_version_results", broken)
+    assert rollout_runs.advance_all_rollouts() == 1
     assert GuardedRollout.objects.get(node=other).reason == "edited"
 
 
@@ -438,40 +448,40 @@ def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matr
 @pytest.mark.django_db
 def test_only_what_can_be_tried_is_started(house: House, matrix: Any) -> None:
     with pytest.raises(InvalidInput, match="steps"):
-        rollout_runs.start(house.pk, PLAN | {"steps": []}, OPS)
+        rollout_runs.start_rollout(house.pk, PLAN | {"steps": []}, OPS)
     bare = matrix.node("bare")
     with pytest.raises(InvalidInput, match="canary_template"):
-        rollout_runs.start(bare.pk, PLAN, OPS)
-    rollout_runs.start(house.pk, PLAN, OPS)
+        rollout_runs.start_rollout(bare.pk, PLAN, OPS)
+    rollout_runs.start_rollout(house.pk, PLAN, OPS)
     with pytest.raises(Conflict):
-        rollout_runs.start(house.pk, PLAN, OPS)
+        rollout_runs.start_rollout(house.pk, PLAN, OPS)
 
 
 @pytest.mark.django_db
 def test_a_person_decides_once(running: House) -> None:
     pk = running.rollout.pk
     with pytest.raises(Conflict):
-        rollout_runs.resume(pk, OPS)
-    rollout_runs.pause(pk, OPS)
+        rollout_runs.resume_rollout(pk, OPS)
+    rollout_runs.pause_rollout(pk, OPS)
     with pytest.raises(Conflict):
-        rollout_runs.pause(pk, OPS)
-    rollout_runs.stop(pk, OPS)
+        rollout_runs.pause_rollout(pk, OPS)
+    rollout_runs.stop_rollout(pk, OPS)
     assert running.state() == ("stopped", "", 0, [])
-    for act in (rollout_runs.pause, rollout_runs.resume, rollout_runs.stop):
+    for act in (rollout_runs.pause_rollout, rollout_runs.resume_rollout, rollout_runs.stop_rollout):
         with pytest.raises(Conflict):
             act(pk, OPS)
     assert [(move.verb, move.actor_name) for move in RolloutMove.objects.all()] == [
         ("started", "ops"), ("paused", "ops"), ("stopped", "ops")
     ]  # fmt: skip
-    rollout_runs.start(running.pk, PLAN, OPS)
+    rollout_runs.start_rollout(running.pk, PLAN, OPS)
 
 
 @pytest.mark.django_db
 def test_it_is_not_resumed_for_another_canary(running: House, matrix: Any) -> None:
-    rollout_runs.pause(running.rollout.pk, OPS)
+    rollout_runs.pause_rollout(running.rollout.pk, OPS)
     node = running.node
     node.canary_template = matrix.template("guide-v3")
     node.save()
     with pytest.raises(Conflict):
-        rollout_runs.resume(running.rollout.pk, OPS)
+        rollout_runs.resume_rollout(running.rollout.pk, OPS)
     assert running.node.canary_percent == 0

@@ -15,39 +15,41 @@ from scheduling.errors import InvalidInput
 from scheduling.policy.rollout import (
     GROW,
     PAUSE,
+    PLAN_DEFAULTS,
     RATES,
-    USUAL,
     WAIT,
-    Finding,
     Judgement,
     Limit,
-    Plan,
+    RateComparison,
+    RolloutPlan,
     Share,
-    Tally,
-    judge,
+    VersionCounts,
+    judge_step,
     read_plan,
 )
 
 DAY = timedelta(days=1)
-PLAN = read_plan(USUAL)
-CALM = Tally(ended=4000, failed=40, complained=12, opted_out=20)
+PLAN = read_plan(PLAN_DEFAULTS)
+CALM = VersionCounts(ended=4000, failed=40, complained=12, opted_out=20)
 COUNTS = st.integers(0, 5000)
 
 
-def judged(canary: Tally, stable: Tally = CALM, since: timedelta = 2 * DAY, plan: Plan = PLAN) -> Judgement:
-    return judge(plan, canary, stable, since)
+def judged(
+    canary: VersionCounts, stable: VersionCounts = CALM, since: timedelta = 2 * DAY, plan: RolloutPlan = PLAN
+) -> Judgement:
+    return judge_step(plan, canary, stable, since)
 
 
-def alike(ended: int, of: Tally = CALM) -> Tally:
+def alike(ended: int, of: VersionCounts = CALM) -> VersionCounts:
     part = ended / of.ended
-    return Tally(ended, round(of.failed * part), round(of.complained * part), round(of.opted_out * part))
+    return VersionCounts(ended, round(of.failed * part), round(of.complained * part), round(of.opted_out * part))
 
 
 def test_few_data_wait() -> None:
     assert judged(alike(20)) == Judgement(WAIT, "canary")
-    assert judged(Tally(49, 0, 49, 49)) == Judgement(WAIT, "canary"), "not even the worst is judged by so few"
-    assert judged(alike(400), stable=Tally(30)) == Judgement(WAIT, "stable")
-    assert judged(Tally()) == judged(Tally(), Tally()) == Judgement(WAIT, "canary")
+    assert judged(VersionCounts(49, 0, 49, 49)) == Judgement(WAIT, "canary"), "not even the worst is judged by so few"
+    assert judged(alike(400), stable=VersionCounts(30)) == Judgement(WAIT, "stable")
+    assert judged(VersionCounts()) == judged(VersionCounts(), VersionCounts()) == Judgement(WAIT, "canary")
 
 
 def test_a_step_lasts_its_time_however_many_there_were() -> None:
@@ -57,60 +59,68 @@ def test_a_step_lasts_its_time_however_many_there_were() -> None:
 
 def test_equal_ones_step() -> None:
     assert judged(alike(200)) == judged(alike(4000)) == judged(alike(40_000)) == Judgement(GROW)
-    assert judged(Tally(ended=200), Tally(ended=4000)) == Judgement(GROW), "nothing went wrong on either side"
+    assert judged(VersionCounts(ended=200), VersionCounts(ended=4000)) == Judgement(GROW), (
+        "nothing went wrong on either side"
+    )
 
 
 @pytest.mark.parametrize(
     ("worse", "rate"),
-    [(Tally(500, 60, 1, 2), "failures"), (Tally(500, 5, 25, 2), "complaints"), (Tally(500, 5, 1, 40), "opt_outs")],
+    [
+        (VersionCounts(500, 60, 1, 2), "failures"),
+        (VersionCounts(500, 5, 25, 2), "complaints"),
+        (VersionCounts(500, 5, 1, 40), "opt_outs"),
+    ],
 )
-def test_clearly_worse_ones_pause_before_the_step_is_over(worse: Tally, rate: str) -> None:
+def test_clearly_worse_ones_pause_before_the_step_is_over(worse: VersionCounts, rate: str) -> None:
     assert judged(worse, since=timedelta(0)) == Judgement(PAUSE, f"limit:{rate}")
 
 
 def test_a_broken_text_is_seen_as_soon_as_anything_is_judged() -> None:
-    assert judged(Tally(50, 50), since=timedelta(minutes=1)) == Judgement(PAUSE, "limit:failures")
+    assert judged(VersionCounts(50, 50), since=timedelta(minutes=1)) == Judgement(PAUSE, "limit:failures")
 
 
 def test_what_looks_worse_but_may_be_chance_stays_where_it_is() -> None:
-    three_of_300 = Tally(300, 3, 3, 1)  # 1 %, where 0.8 % would be the limit
+    three_of_300 = VersionCounts(300, 3, 3, 1)  # 1 %, where 0.8 % would be the limit
     assert judged(three_of_300) == Judgement(WAIT, "doubt:complaints")
 
 
 def test_a_stable_rate_of_zero_is_no_certainty_that_the_true_one_is() -> None:
-    spotless = Tally(ended=300)
+    spotless = VersionCounts(ended=300)
     twice = read_plan({"complaints": "x2", "failures": "", "opt_outs": ""})
-    assert judged(Tally(300, 0, 1), spotless, plan=twice) == Judgement(WAIT, "doubt:complaints")
-    assert judged(Tally(300, 0, 30), spotless, plan=twice) == Judgement(PAUSE, "limit:complaints")
+    assert judged(VersionCounts(300, 0, 1), spotless, plan=twice) == Judgement(WAIT, "doubt:complaints")
+    assert judged(VersionCounts(300, 0, 30), spotless, plan=twice) == Judgement(PAUSE, "limit:complaints")
 
 
 def test_times_are_of_the_stable_rate_and_points_on_top_of_it() -> None:
     canary, stable = Share(300, 10_000), Share(100, 10_000)
-    times = Finding("complaints", Limit.read("x2.5"), canary, stable)
-    points = Finding("complaints", Limit.read("+1.5"), canary, stable)
+    times = RateComparison("complaints", Limit.read("x2.5"), canary, stable)
+    points = RateComparison("complaints", Limit.read("+1.5"), canary, stable)
     assert [round(each.excess, 6) for each in (times, points)] == [0.005, 0.005]
-    assert times.at_least < points.at_least < points.excess, "the doubt about the stable rate counts 2.5 times"
+    assert times.excess_lower_bound < points.excess_lower_bound < points.excess, (
+        "the doubt about the stable rate counts 2.5 times"
+    )
 
 
 def test_the_bound_is_newcombes() -> None:
-    found = Finding("failures", Limit(points=0), Share(56, 70), Share(48, 80))
+    found = RateComparison("failures", Limit(points=0), Share(56, 70), Share(48, 80))
     assert round(found.bound(1.96), 4) == 0.0524  # Newcombe 1998, method 10
-    assert found.at_least < 0.0524
+    assert found.excess_lower_bound < 0.0524
 
 
 @given(st.tuples(COUNTS, COUNTS, COUNTS), st.tuples(COUNTS, COUNTS, COUNTS), st.sampled_from(RATES))
 def test_a_worse_canary_is_never_judged_better(one: Any, other: Any, rate: str) -> None:
     canary, stable = (
-        Tally(each[0], min(each[1], each[0]), *(2 * [min(each[2], each[0] - min(each[1], each[0]))]))
+        VersionCounts(each[0], min(each[1], each[0]), *(2 * [min(each[2], each[0] - min(each[1], each[0]))]))
         for each in (one, other)
     )
     share = canary.share(rate)
     if share.hits < share.of:
         limit = Limit.read("+0.5")
-        better = Finding(rate, limit, share, stable.share(rate))
+        better = RateComparison(rate, limit, share, stable.share(rate))
         worse = replace(better, canary=Share(share.hits + 1, share.of))
-        assert worse.at_least >= better.at_least
-        assert better.at_least <= better.excess + 1e-12
+        assert worse.excess_lower_bound >= better.excess_lower_bound
+        assert better.excess_lower_bound <= better.excess + 1e-12
 
 
 def test_equal_versions_are_seldom_paused_however_often_one_looks() -> None:
@@ -123,7 +133,7 @@ def test_equal_versions_are_seldom_paused_however_often_one_looks() -> None:
             for arm, size in ((canary, 25), (stable, 100)):
                 arm[0] += size
                 arm[1] += sum(dice.random() < 0.01 for _ in range(size))
-            if judged(Tally(canary[0], 0, canary[1]), Tally(stable[0], 0, stable[1])).decision == PAUSE:
+            if judged(VersionCounts(canary[0], 0, canary[1]), VersionCounts(stable[0], 0, stable[1])).decision == PAUSE:
                 paused += 1
                 break
     assert paused <= 6  # 1 of 2,400 was seen

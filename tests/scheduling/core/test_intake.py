@@ -106,13 +106,13 @@ def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
 ) -> None:
     """I1: the touches come in one transaction with their events."""
     matrix.node()
-    whole = getattr(ingest._Batch, step)
+    whole = getattr(ingest._EventBatch, step)
 
     def break_after(batch: Any) -> None:
         whole(batch)
         raise RuntimeError(step)
 
-    monkeypatch.setattr(ingest._Batch, step, break_after)
+    monkeypatch.setattr(ingest._EventBatch, step, break_after)
     with pytest.raises(RuntimeError):
         record_events([new(), new(user="bob"), new("unheard.of")])
 
@@ -189,7 +189,7 @@ def test_what_is_due_soon_is_announced_after_the_commit_and_the_rest_waits_in_th
         seen = elsewhere(lambda: dict(Touch.objects.values_list("pk", "state")))
         announced.extend((hint.task_id, connection.in_atomic_block, seen[hint.task_id]) for hint in hints)
 
-    (receipt,) = record_events([new()], announce=announce)
+    (receipt,) = record_events([new()], publish_wakeups=announce)
 
     by_node = {row.node.key: row for row in rows(receipt.task_ids)}
     assert announced == [(by_node["soon"].pk, False, "queued")]
@@ -202,7 +202,7 @@ def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix:
     matrix.node(delay=timedelta(0))
     announced: list[Any] = []
     with transaction.atomic():
-        record_events([new()], announce=announced.append)
+        record_events([new()], publish_wakeups=announced.append)
         assert announced == []
         transaction.set_rollback(True)
     assert announced == []
@@ -224,11 +224,11 @@ def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.
         raise OSError("the broker is away")
 
     monkeypatch.setattr(dispatcher, "publish_touches", publish)
-    bell = dispatcher.Doorbell(dispatcher.announce)
-    record_events([new()], announce=bell.ring)
+    bell = dispatcher.BackgroundPublisher(dispatcher.publish_wakeups)
+    record_events([new()], publish_wakeups=bell.submit)
     while not published_by:
         both.wait(0.01)
-    record_events([new()], announce=bell.ring)
+    record_events([new()], publish_wakeups=bell.submit)
 
     assert both.wait(10), "the bell went dumb after a failure"
     assert set(published_by) == {"doorbell"}

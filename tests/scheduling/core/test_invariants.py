@@ -16,7 +16,7 @@ from config.environment import ROOT
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline, presence, sender
 from scheduling.dispatch import dispatcher, publisher
-from scheduling.ledger.transitions import HINT_LEASE
+from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import ChannelConfig, Touch
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse
 from tests.scheduling.core.puppets import Theatre
@@ -56,7 +56,7 @@ def test_a_lease_that_is_not_renewed_outlasts_what_it_covers() -> None:
     assert sender.BATCH_DEADLINE.total_seconds() + longest + 1 < sender.LEASE.total_seconds()
     assert sender.BATCH_DEADLINE.total_seconds() == 20
     assert sender.LEASE.total_seconds() == 45
-    assert HINT_LEASE.total_seconds() == 10
+    assert WAKEUP_LEASE.total_seconds() == 10
 
 
 # --- I1: a message is a hint -----------------------------------------------------------------------------------------
@@ -81,17 +81,17 @@ def test_where_the_broker_is_away_publishing_gives_up_soon_and_nothing_is_lost(
         current_app.amqp._producer_pool = None
         current_app._pool = None
         lapse(task_id)
-        assert dispatcher.rescue() == (0, 0), "it is not known how long the queue is"
+        assert dispatcher.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
-        hints = [publisher.Hint(task_id, Touch.objects.get().due_at, 1, 0)]
+        hints = [publisher.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
         assert publisher.publish_touches(hints, {}) == 0
         assert time.monotonic() - began < 15  # a busy machine; what waits for ever is what must not be
     pools.reset()
     current_app.amqp._producer_pool = None
     current_app._pool = None
 
-    assert dispatcher.rescue() == (1, 0)
-    assert dispatcher.hand_over_due() == 1
+    assert dispatcher.rescue_lost_work() == (1, 0)
+    assert dispatcher.dispatch_due_touches() == 1
     assert deliver_at_last(task_id)[0].state == "delivered"
 
 
@@ -117,7 +117,7 @@ class Silent:
 
     event_types: ClassVar[frozenset[str]] = frozenset()
 
-    def objections(self, questions: Any) -> list[str]:
+    def presence_blocks(self, questions: Any) -> list[str]:
         return [""] * len(questions)
 
 
@@ -133,7 +133,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.puppets.Limited"}
     settings.PRESENCE = ["tests.scheduling.core.test_invariants.Silent"]
     channel_kinds.cache_clear()
-    presence.providers.cache_clear()
+    presence.presence_providers.cache_clear()
     witness = Witness()
     for module, name in [
         (dispatcher, "publish_touches"),
@@ -143,7 +143,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
         monkeypatch.setattr(module, name, witness.watch(name, getattr(module, name)))
     monkeypatch.setattr(QuotaGate, "acquire", witness.watch("quota", QuotaGate.acquire))
     monkeypatch.setattr(Log, "send_now", witness.watch("send_now", Log.send_now))
-    monkeypatch.setattr(Silent, "objections", witness.watch("presence", Silent.objections))
+    monkeypatch.setattr(Silent, "presence_blocks", witness.watch("presence", Silent.presence_blocks))
 
     matrix.node("sent", channel=puppet("i4"))
     matrix.node("limited", channel=puppet("i4-limited", kind="limited"))
@@ -156,9 +156,9 @@ def test_nothing_outside_is_called_inside_a_transaction(
     deliver_at_last(*receipt.task_ids)
     fall_due()
     lapse(*later.task_ids)
-    dispatcher.rescue()
-    dispatcher.hand_over_due()
-    presence.providers.cache_clear()
+    dispatcher.rescue_lost_work()
+    dispatcher.dispatch_due_touches()
+    presence.presence_providers.cache_clear()
 
     assert theatre.in_transaction == [False, False]
     assert set(witness.seen) == {"publish_touches", "oldest_message_at", "quota", "send_now", "presence"}
@@ -174,6 +174,6 @@ def test_an_announcement_of_a_batch_is_made_outside_of_its_transaction(matrix: A
     inside: list[bool] = []
     record_events(
         [NewEvent("shop", "e1", "material.downloaded", "ann")],
-        announce=lambda hints: inside.append(connection.in_atomic_block),
+        publish_wakeups=lambda hints: inside.append(connection.in_atomic_block),
     )
     assert inside == [False]

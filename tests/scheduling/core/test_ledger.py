@@ -16,7 +16,7 @@ from django.utils.timezone import now
 
 from scheduling import sql
 from scheduling.ledger.touches import touches
-from scheduling.ledger.transitions import UNSEEN, Claim, Settlement
+from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import held_elsewhere, sendings
 
@@ -72,7 +72,7 @@ def test_many_dispatchers_hand_each_row_over_once(waiting: Any) -> None:
         start.wait()
         taken: list[UUID] = []
         try:
-            while hints := touches.hand_over(horizon=timedelta(seconds=30), limit=7):
+            while hints := touches.dispatch_due(horizon=timedelta(seconds=30), limit=7):
                 taken += [hint.task_id for hint in hints]
         finally:
             connection.close()
@@ -88,9 +88,9 @@ def test_hand_over_row_locked_elsewhere_hands_over_the_others(waiting: Any) -> N
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
-    with held_elsewhere(lock, commit=True), sql.within("5s"):
-        assert [hint.task_id for hint in touches.hand_over(horizon=timedelta(seconds=30))] == [free]
-    assert [hint.task_id for hint in touches.hand_over(horizon=timedelta(seconds=30))] == [locked]
+    with held_elsewhere(lock, commit=True), sql.limit_statement_time("5s"):
+        assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [free]
+    assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [locked]
 
 
 def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
     stale = claim_one(task_id)
     lapse(task_id)
     with transaction.atomic():
-        ((lapsed, _),) = touches.lapsed_runs()
+        ((lapsed, _),) = touches.expired_runs()
         touches.settle({lapsed: Settlement("scheduled", due_at=now())})
     fresh = claim_one(task_id)
 
@@ -111,10 +111,10 @@ def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
 
 def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: Any) -> None:
     (task_id,) = waiting(1, seconds=20)
-    touches.hand_over(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=timedelta(seconds=30))
 
     assert touches.claim([task_id], lease=LEASE) == []
-    (hint,) = touches.early([task_id])
+    (hint,) = touches.premature_wakeups([task_id])
     assert hint.task_id == task_id
     assert hint.due_at > now()
 
@@ -122,40 +122,40 @@ def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: An
 def test_what_fell_due_between_the_claim_and_the_question_is_owed_a_hint_too(waiting: Any) -> None:
     """A hint that is a few milliseconds early finds nothing to claim; as it asks what was early, it is due."""
     (task_id,) = waiting(1, seconds=20)
-    touches.hand_over(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=timedelta(seconds=30))
     assert touches.claim([task_id], lease=LEASE) == []
     Touch.objects.update(due_at=Now())
 
-    (hint,) = touches.early([task_id])
+    (hint,) = touches.premature_wakeups([task_id])
     assert hint.due_at > now()
 
 
 def test_what_is_not_due_within_the_horizon_stays_in_the_table(waiting: Any) -> None:
     waiting(1, seconds=90)
-    assert touches.hand_over(horizon=timedelta(seconds=30)) == []
+    assert touches.dispatch_due(horizon=timedelta(seconds=30)) == []
 
 
 def test_a_lost_hint_comes_back_and_each_one_is_trusted_longer(waiting: Any) -> None:
     (task_id,) = waiting(1)
     waits = []
     for _ in range(3):
-        touches.hand_over(horizon=timedelta(seconds=30))
+        touches.dispatch_due(horizon=timedelta(seconds=30))
         row = Touch.objects.get()
         assert row.lease_until is not None
         assert row.queued_at is not None
         waits.append(round((row.lease_until - row.queued_at).total_seconds()))
         lapse(task_id)
-        assert touches.rescue_hints(trusted_since={}) == 1
+        assert touches.requeue_expired(trusted_since={}) == 1
         assert Touch.objects.get().state == "scheduled"
     assert waits == [10, 20, 40]
 
 
 def test_a_hint_that_waits_behind_a_backlog_is_not_published_again(waiting: Any) -> None:
     (task_id,) = waiting(1)
-    touches.hand_over(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=timedelta(seconds=30))
     lapse(task_id)
 
-    touches.rescue_hints(trusted_since={1: now() - timedelta(minutes=5)})
+    touches.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)})
 
     row = Touch.objects.get()
     assert row.state == "queued"
@@ -175,22 +175,22 @@ def age(seconds: int) -> None:
 def test_a_hint_in_a_queue_that_shows_nothing_is_trusted_for_minutes(waiting: Any) -> None:
     """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
     waiting(1, seconds=25)
-    touches.hand_over(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=timedelta(seconds=30))
     for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
         age(seconds)
-        assert touches.rescue_hints(trusted_since={1: UNSEEN}) == 1
+        assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == 1
         assert Touch.objects.get().state == state
 
 
 @pytest.mark.parametrize(("hours", "times"), [(1, 4), (3, 8)])
 def test_an_hours_backlog_is_published_a_few_times_more_not_at_each_pass(waiting: Any, hours: int, times: int) -> None:
     waiting(1)
-    assert len(touches.hand_over(horizon=timedelta(seconds=30))) == 1
+    assert len(touches.dispatch_due(horizon=timedelta(seconds=30))) == 1
     repeated = 0
     for _ in range(hours * 120):
         age(30)
-        touches.rescue_hints(trusted_since={1: UNSEEN})
-        repeated += len(touches.hand_over(horizon=timedelta(seconds=30)))
+        touches.requeue_expired(trusted_since={1: AGE_UNKNOWN})
+        repeated += len(touches.dispatch_due(horizon=timedelta(seconds=30)))
     assert repeated == times
 
 
@@ -235,15 +235,15 @@ def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
     task_ids = waiting(40)
     for claim in touches.claim(task_ids, lease=LEASE):
         touches.settle({claim: Settlement("scheduled", "paused", parked="all")})
-    assert touches.hand_over(horizon=timedelta(days=1)) == []
-    assert touches.parked_scopes() == ["all"]
+    assert touches.dispatch_due(horizon=timedelta(days=1)) == []
+    assert touches.paused_scopes() == ["all"]
 
-    assert touches.unpark("all", spread=timedelta(minutes=2)) == 40
+    assert touches.resume_paused("all", spread=timedelta(minutes=2)) == 40
 
     due = sorted(Touch.objects.values_list("due_at", flat=True))
     assert due[-1] - due[0] > timedelta(seconds=30)
     assert due[-1] < now() + timedelta(minutes=2)
-    assert touches.parked_scopes() == []
+    assert touches.paused_scopes() == []
 
 
 def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
@@ -251,7 +251,7 @@ def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
     claim, later = claim_one(task_id), now() + timedelta(days=1)
     touches.settle({claim: Settlement("scheduled", "paused", due_at=later, parked="all")})
 
-    assert touches.unpark("all", spread=timedelta(minutes=2)) == 1
+    assert touches.resume_paused("all", spread=timedelta(minutes=2)) == 1
 
     row = Touch.objects.get()
     assert (row.parked, row.due_at) == ("", later)

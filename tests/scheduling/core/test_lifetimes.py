@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.registry import channel_kinds
 from scheduling.delivery import pipeline
-from scheduling.delivery.outgoing import Parcel, Result
+from scheduling.delivery.outgoing import Delivery, DeliveryResult
 from scheduling.delivery.settlement import settle_results
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
@@ -87,9 +87,9 @@ class Model:
 class PromptSender:
     """Does what the sender does in the thread of whoever delivers, so that a life has one possible course."""
 
-    def submit(self, parcels: list[Parcel]) -> None:
+    def submit(self, parcels: list[Delivery]) -> None:
         stood = touches.mark_sending([parcel.sending for parcel in parcels])
-        results: list[Result] = []
+        results: list[DeliveryResult] = []
         for parcel in parcels:
             if parcel.claim.task_id in stood:
                 parcel.sent_at = parcel.ended_at = time.monotonic()
@@ -212,10 +212,10 @@ class Lives(RuleBasedStateMachine):
 
     def tick(self, coming: list[str]) -> None:
         self.coming, self.unsettled = coming, []
-        dispatcher.hand_over_due()
+        dispatcher.dispatch_due_touches()
         due = Touch.objects.filter(state__in=WAITING, parked="", due_at__lte=now()).order_by("pk")
         try:
-            pipeline.deliver(list(due.values_list("pk", flat=True)))
+            pipeline.deliver_touches(list(due.values_list("pk", flat=True)))
         except Died:
             pass
         finally:
@@ -224,7 +224,7 @@ class Lives(RuleBasedStateMachine):
     def time_passes(self, span: timedelta) -> None:
         pass_time(seconds=span.total_seconds())
         self.passed += span
-        dispatcher.rescue()
+        dispatcher.rescue_lost_work()
 
     def _duplicate(self, user: str, place: int) -> None:
         if self.model.receipts:
@@ -249,7 +249,7 @@ class Lives(RuleBasedStateMachine):
         self.model.opted_out.add(user)
 
     def _opt_in_again(self, user: str, place: int) -> None:
-        commands.put_customer(user, {"opted_out": False})
+        commands.update_customer(user, {"opted_out": False})
         self.model.opted_out.discard(user)
 
     def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
@@ -258,7 +258,7 @@ class Lives(RuleBasedStateMachine):
             touches.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
 
     def _a_message_comes_twice(self, user: str, place: int) -> None:
-        pipeline.deliver(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
+        pipeline.deliver_touches(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
 
     def _switch(self, user: str, place: int) -> None:
         key = ("guide", "ask", "offer")[place % 3]
@@ -275,36 +275,36 @@ class Lives(RuleBasedStateMachine):
 
     def _pause(self, user: str, place: int) -> None:
         scope = ("all", "node:guide", "node:parcel")[place % 3]
-        commands.pause(scope)
+        commands.pause_scope(scope)
         self.model.paused.add(scope)
 
     def _resume(self, user: str, place: int) -> None:
         if self.model.paused:
             scope = sorted(self.model.paused)[place % len(self.model.paused)]
-            commands.resume(scope)
+            commands.resume_scope(scope)
             self.model.paused.remove(scope)
 
     def _cancel(self, user: str, place: int) -> None:
         waiting = self.waiting()
         if waiting:
-            commands.cancel_touch(waiting[place % len(waiting)], actor="ann")
+            commands.cancel_one_touch(waiting[place % len(waiting)], actor="ann")
 
     def _a_person_retries(self, user: str, place: int) -> None:
         if row := self.failed(place):
-            self.model.planned.add(failed_tasks.retry(row.pk, ANN))
+            self.model.planned.add(failed_tasks.retry_failed_task(row.pk, ANN))
 
     def _a_person_sends_it_as_new(self, user: str, place: int) -> None:
         if row := self.failed(place):
-            task_id = failed_tasks.retry(row.pk, ANN, as_new=True)
+            task_id = failed_tasks.retry_failed_task(row.pk, ANN, as_new=True)
             self.model.planned.add(task_id)
             self.model.by_hand.add(task_id)
 
     def _a_person_looks_and_finds_out(self, user: str, place: int) -> None:
         row = self.failed(place)
         if row and row.failure == "failed":
-            failed_tasks.ignore(row.pk, ANN)
+            failed_tasks.ignore_failed_task(row.pk, ANN)
         elif row and row.root_id:
-            failed_tasks.resolve(row.pk, ANN, delivered=place % 2 == 0)
+            failed_tasks.resolve_failed_task(row.pk, ANN, delivered=place % 2 == 0)
             if place % 2:
                 self.model.heard.pop(row.root_id, None)
 
@@ -359,7 +359,7 @@ class Lives(RuleBasedStateMachine):
     def drain(self) -> None:
         """I9: once everything may go on, each touch ends in exactly one way."""
         for scope in list(self.model.paused):
-            commands.resume(scope)
+            commands.resume_scope(scope)
         self.model.paused.clear()
         for _ in range(80):
             if not Touch.objects.exclude(state__in=ENDED).exists():

@@ -65,21 +65,21 @@ def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
 
     def hand_in(dice: random.Random) -> None:
         waiting = list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)[:200])
-        pipeline.deliver(dice.sample(waiting, min(len(waiting), 30)))
+        pipeline.deliver_touches(dice.sample(waiting, min(len(waiting), 30)))
 
     def interfere(dice: random.Random) -> None:
-        commands.put_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
+        commands.update_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
         for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
-            commands.cancel_touch(task_id, actor="ann")
+            commands.cancel_one_touch(task_id, actor="ann")
 
     def call_off_many(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
-        bulk_actions.advance(bulk_actions.begin("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
+        bulk_actions.run_batch(bulk_actions.start_bulk_action("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
 
     def keep_moving(dice: random.Random) -> None:
-        dispatcher.hand_over_due()
-        dispatcher.rescue()
-        inactivity.scan()
+        dispatcher.dispatch_due_touches()
+        dispatcher.rescue_lost_work()
+        inactivity.scan_inactive_customers()
 
     def act(number: int, work: Callable[[random.Random], None], rounds: int | None) -> None:
         dice = random.Random(SEED + number)
@@ -131,7 +131,7 @@ def _drain() -> None:
     while waiting := list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)):
         assert time.monotonic() < ends_at, f"{len(waiting)} never end"
         fall_due()
-        pipeline.deliver(waiting)
+        pipeline.deliver_touches(waiting)
 
 
 def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
@@ -157,7 +157,7 @@ def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
 
 def _deliver_and_close(task_id: Any) -> None:
     try:
-        pipeline.deliver([task_id])
+        pipeline.deliver_touches([task_id])
     finally:
         connection.close()
 
@@ -180,7 +180,7 @@ def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(ma
     matrix.node(delay=timedelta(hours=1))
     first, second = sorted(happen().task_ids[0] for _ in range(2))
     Node.objects.update(delay=timedelta(hours=3))
-    config = snapshot.load(())
+    config = snapshot.load_snapshot(())
 
     errors = _while_events_call_off(
         second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules)
@@ -194,9 +194,9 @@ def test_calling_many_off_waits_for_the_customer_and_not_among_their_touches(mat
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(happen().task_ids[0] for _ in range(3))
-    row = bulk_actions.begin("call_off", {}, Actor("ann"))
+    row = bulk_actions.start_bulk_action("call_off", {}, Actor("ann"))
 
-    errors = _while_events_call_off(second, first, lambda: bulk_actions.advance(row.pk))
+    errors = _while_events_call_off(second, first, lambda: bulk_actions.run_batch(row.pk))
 
     assert errors == []
     ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")

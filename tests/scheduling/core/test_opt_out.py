@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, Touch
 from scheduling.operations import commands
 
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.django_db
 @pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
 def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[..., Any], type: str) -> None:
     matrix.node("guide", trigger=type)
-    commands.put_customer("ann", {"opted_out": True})
+    commands.update_customer("ann", {"opted_out": True})
     since = Customer.objects.get().opted_out_at
     receipt = happen(type, "ann")
     customer = Customer.objects.get()
     assert (customer.opted_out, customer.opted_out_at) == (True, since)
-    deliver(receipt.task_ids)
+    deliver_touches(receipt.task_ids)
     touch = Touch.objects.get(pk__in=receipt.task_ids)
     assert (touch.state, touch.reason) == ("suppressed", "opted_out")
 
 
 def test_change_of_another_field_does_not_undo_an_opt_out(db: None) -> None:
-    commands.put_customer("ann", {"opted_out": True})
-    commands.put_customer("ann", {"name": "Ann", "level": "vip"})
+    commands.update_customer("ann", {"opted_out": True})
+    commands.update_customer("ann", {"name": "Ann", "level": "vip"})
     assert Customer.objects.get().opted_out
 
 

@@ -92,6 +92,6 @@ def test_what_is_wrong_with_the_work_itself_is_not_tried_again(
     def broken(_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr("scheduling.delivery.pipeline.deliver", broken)
+    monkeypatch.setattr("scheduling.delivery.pipeline.deliver_touches", broken)
     assert not tasks.deliver.apply([[str(touch.task_id)]]).successful()
     assert outage.put_off == {}

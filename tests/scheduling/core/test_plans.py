@@ -29,7 +29,7 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.ledger import locks
 from scheduling.ledger.touches import Sending, touches
-from scheduling.ledger.transitions import UNSEEN, Claim, Content, Ledger, Settlement
+from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.planning import cancellation
 from tests.rpa_tasks.core.conftest import Market
 
@@ -58,7 +58,7 @@ def _column(statement: str) -> list[Any]:
 def of_ledger(ledger: Ledger, ids: Ids) -> dict[str, Callable[[], Any]]:
     """Statements that both ledgers share and that are given ids."""
     return {
-        "early": lambda: ledger.early(ids.waiting),
+        "early": lambda: ledger.premature_wakeups(ids.waiting),
         "settle": lambda: ledger.settle(ids.ended),
         "renew": lambda: ledger.renew(ids.claims[0], lease=LEASE),
         "cancel": lambda: ledger.cancel(ids.waiting, reason="by:ann"),
@@ -70,11 +70,11 @@ def by_own_index(ledger: Ledger, table: str) -> dict[str, tuple[Callable[[], Any
     """Statements of both ledgers that look for rows, with the index that finds them."""
     key = {KEY, JOB_KEY}
     return {
-        "hand_over": (lambda: ledger.hand_over(horizon=timedelta(seconds=30)), {f"{table}_due"} | key),
-        "has_lapsed_hints": (ledger.has_lapsed_hints, {f"{table}_leased"}),
-        "rescue_hints": (lambda: ledger.rescue_hints(trusted_since={1: UNSEEN}), {f"{table}_leased"} | key),
-        "lapsed_runs": (ledger.lapsed_runs, {f"{table}_leased"}),
-        "unpark": (lambda: ledger.unpark("all", spread=LEASE), {f"{table}_parked", "touch_paused"} | key),
+        "hand_over": (lambda: ledger.dispatch_due(horizon=timedelta(seconds=30)), {f"{table}_due"} | key),
+        "has_lapsed_hints": (ledger.has_expired_wakeups, {f"{table}_leased"}),
+        "rescue_hints": (lambda: ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN}), {f"{table}_leased"} | key),
+        "lapsed_runs": (ledger.expired_runs, {f"{table}_leased"}),
+        "unpark": (lambda: ledger.resume_paused("all", spread=LEASE), {f"{table}_parked", "touch_paused"} | key),
     }
 
 
@@ -94,10 +94,10 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "mark_sending": lambda: touches.mark_sending(sendings),
         "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
         "settle_batch": lambda: touches.settle_batch(settlements, at=now(), lease=LEASE),
-        "in_doubt": lambda: touches.in_doubt(ids.waiting),
+        "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
         "lock_due": lambda: touches.lock_due(ids.waiting, most_bytes=10_000),
         "lock_customers": lambda: locks.lock_customers(ids.waiting),
-        "questions": lambda: due_batch.questions(ids.waiting, snapshot.current()),
+        "questions": lambda: due_batch.presence_questions(ids.waiting, snapshot.current()),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
         "slots": (read(due_batch._SLOTS, customers=customers, **window), {"touch_history"}),

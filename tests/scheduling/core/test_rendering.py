@@ -8,12 +8,12 @@ import pytest
 
 from scheduling.errors import InvalidInput
 from scheduling.policy.specs import TextSpec
-from scheduling.rendering import CannotRender, check_text, render
+from scheduling.rendering import CannotRender, check_text, render_message
 from tests.scheduling.core.cast import ann, event, template
 
 
 def said(body: str, customer: Any = None, **data: Any) -> str:
-    return render(template(body=body), customer or ann(), event(data=data))[1]
+    return render_message(template(body=body), customer or ann(), event(data=data))[1]
 
 
 def test_a_text_speaks_of_the_customer_the_event_and_the_chat() -> None:
@@ -29,7 +29,7 @@ def test_who_has_no_name_is_called_by_their_id() -> None:
 
 def test_the_subject_is_a_text_as_well() -> None:
     spec = template(texts=(TextSpec("en", "For {{ user.name }}", "hi"),))
-    assert render(spec, ann(), event()) == ("For Ann", "hi", "en")
+    assert render_message(spec, ann(), event()) == ("For Ann", "hi", "en")
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,9 @@ def test_what_can_be_said_is_accepted(body: str) -> None:
 )
 def test_the_customer_hears_their_language_else_its_other_region_else_the_first(locale: str, heard: str) -> None:
     texts = tuple(TextSpec(each, "", each) for each in ("de", "en", "zh-hans"))
-    assert render(template(texts=texts), ann(locale=locale), event()) == ("", heard, heard)
+    assert render_message(template(texts=texts), ann(locale=locale), event()) == ("", heard, heard)
 
 
 def test_a_template_without_any_text_says_nothing() -> None:
     with pytest.raises(CannotRender, match="no text"):
-        render(template(texts=()), ann(), event())
+        render_message(template(texts=()), ann(), event())

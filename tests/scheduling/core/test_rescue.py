@@ -25,12 +25,12 @@ def test_one_pass_brings_back_all_that_a_flushed_broker_lost(
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(7)]
     Touch.objects.update(state="queued", queued_at=now(), lease_until=now())
     lapse(*waiting)
-    assert dispatcher.rescue() == (7, 0)
+    assert dispatcher.rescue_lost_work() == (7, 0)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     lapse(*waiting)
-    assert dispatcher.rescue() == (0, 7)
+    assert dispatcher.rescue_lost_work() == (0, 7)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
@@ -43,5 +43,5 @@ def test_a_lost_run_goes_back_at_once_whatever_the_clock_of_the_node_says(
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     lapse(task_id)
     with time_machine.travel(now() + timedelta(hours=1), tick=True):
-        assert dispatcher.rescue() == (0, 1)
+        assert dispatcher.rescue_lost_work() == (0, 1)
     assert Touch.objects.get().due_at <= now()

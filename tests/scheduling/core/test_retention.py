@@ -51,7 +51,7 @@ def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_eve
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (1, 1, 1)
     pass_time(days=OLD)
 
-    assert retention.forget() == {
+    assert retention.delete_expired_rows() == {
         "scheduling_failedtask": 0, "scheduling_touch": 1, "scheduling_event": 1, "scheduling_bulkaction": 0,
         "rpa_tasks_job": 0, "rpa_tasks_scheduledround": 0, "scheduling_disabledtarget": 0,
     }  # fmt: skip
@@ -63,7 +63,7 @@ def test_what_is_younger_stays(matrix: Any, once: Any) -> None:
     deliver_at_last(*once().task_ids)
     pass_time(days=89)
 
-    assert not any(retention.forget().values())
+    assert not any(retention.delete_expired_rows().values())
 
 
 def test_a_touch_that_waits_stays_and_its_event_with_it(matrix: Any, once: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_touch_that_waits_stays_and_its_event_with_it(matrix: Any, once: Any) 
     (task_id,) = once().task_ids
     pass_time(days=OLD)
 
-    assert not any(retention.forget().values())
+    assert not any(retention.delete_expired_rows().values())
     (row,) = deliver_at_last(task_id)
     assert row.state == "delivered"
 
@@ -82,7 +82,7 @@ def test_a_touch_is_kept_from_its_end_not_from_its_beginning(matrix: Any, once: 
     pass_time(days=OLD)
     deliver_at_last(task_id)
 
-    assert not any(retention.forget().values())
+    assert not any(retention.delete_expired_rows().values())
 
 
 def test_what_a_rule_still_counts_stays(matrix: Any, once: Any) -> None:
@@ -91,7 +91,7 @@ def test_what_a_rule_still_counts_stays(matrix: Any, once: Any) -> None:
     deliver_at_last(*once().task_ids)
     pass_time(days=OLD)
 
-    assert not any(retention.forget().values())
+    assert not any(retention.delete_expired_rows().values())
 
 
 def test_what_may_still_reach_the_goal_of_its_node_stays(matrix: Any, once: Any) -> None:
@@ -99,7 +99,7 @@ def test_what_may_still_reach_the_goal_of_its_node_stays(matrix: Any, once: Any)
     deliver_at_last(*once().task_ids)
     pass_time(days=OLD)
 
-    assert not any(retention.forget().values())
+    assert not any(retention.delete_expired_rows().values())
 
 
 # --- idempotency ------------------------------------------------------------------------------------------------------
@@ -112,13 +112,13 @@ def test_an_event_is_known_for_ninety_days_however_soon_its_touches_go(
     matrix.node()
     deliver_at_last(*once(event_id="paid-1").task_ids)
     pass_time(days=80)
-    assert retention.forget()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch"] == 1
 
     again = happen(event_id="paid-1")
 
     assert (again.duplicate, again.task_ids) == (True, ())
     pass_time(days=11)
-    assert retention.forget()["scheduling_event"] == 1
+    assert retention.delete_expired_rows()["scheduling_event"] == 1
     assert not happen(event_id="paid-1").duplicate
 
 
@@ -133,7 +133,7 @@ def test_an_event_that_is_forgotten_while_it_is_told_again_is_a_duplicate(
     def forget_first(statement: str, parameters: Any) -> Any:
         if "array_agg" in statement:
             monkeypatch.setattr(sql, "rows", ask)
-            assert elsewhere(retention.forget)["scheduling_event"] == 1
+            assert elsewhere(retention.delete_expired_rows)["scheduling_event"] == 1
         return ask(statement, parameters)
 
     monkeypatch.setattr(sql, "rows", forget_first)
@@ -160,15 +160,15 @@ def failed(matrix: Any, hook: Any, once: Any, receiver: Any) -> FailedTask:
 def test_an_open_failed_task_stays_with_its_touch(failed: FailedTask) -> None:
     pass_time(days=OLD)
 
-    assert not any(retention.forget().values())
-    assert failed_tasks.retry(failed.pk, ANN)
+    assert not any(retention.delete_expired_rows().values())
+    assert failed_tasks.retry_failed_task(failed.pk, ANN)
 
 
 def test_one_that_was_archived_goes_and_in_the_same_pass_its_touch_and_its_event(failed: FailedTask) -> None:
-    failed_tasks.archive(failed.pk, ANN)
+    failed_tasks.archive_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
-    assert list(retention.forget().values())[:3] == [1, 1, 1]
+    assert list(retention.delete_expired_rows().values())[:3] == [1, 1, 1]
 
 
 def test_a_predecessor_stays_as_long_as_the_touch_that_it_was_published_again_as(
@@ -176,24 +176,24 @@ def test_a_predecessor_stays_as_long_as_the_touch_that_it_was_published_again_as
 ) -> None:
     """That one asks whether it is in doubt, and a job of RPA hangs on the first of them."""
     monkeypatch.setattr(failed_tasks, "new_id", _old_id)
-    again = failed_tasks.retry(failed.pk, ANN)
+    again = failed_tasks.retry_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
-    assert list(retention.forget().values())[:3] == [1, 0, 0]
+    assert list(retention.delete_expired_rows().values())[:3] == [1, 0, 0]
     deliver_at_last(again)
     pass_time(days=OLD)
-    assert retention.forget()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch"] == 1
     assert Touch.objects.get().pk == failed.task_id
-    assert list(retention.forget().values())[1:3] == [1, 1]
+    assert list(retention.delete_expired_rows().values())[1:3] == [1, 1]
 
 
 def test_of_publishing_again_and_forgetting_an_ignored_one_only_one_happens(failed: FailedTask, elsewhere: Any) -> None:
-    failed_tasks.ignore(failed.pk, ANN)
+    failed_tasks.ignore_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
     with transaction.atomic():
-        again = failed_tasks.retry(failed.pk, ANN)
-        assert not any(elsewhere(retention.forget).values())  # it waits for nobody
+        again = failed_tasks.retry_failed_task(failed.pk, ANN)
+        assert not any(elsewhere(retention.delete_expired_rows).values())  # it waits for nobody
     assert Touch.objects.get(pk=str(again)).retry_of == failed.task_id
 
 
@@ -207,10 +207,10 @@ def test_what_somebody_has_locked_is_left_for_the_next_pass(matrix: Any, once: A
 
     with transaction.atomic():
         Touch.objects.select_for_update().get(pk=str(mine.pk))
-        assert elsewhere(retention.forget)["scheduling_touch"] == 1
+        assert elsewhere(retention.delete_expired_rows)["scheduling_touch"] == 1
     assert [row.pk for row in rows([mine.pk])] == [mine.pk]
     assert not Touch.objects.filter(pk=str(other.pk)).exists()
-    assert retention.forget()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch"] == 1
 
 
 def test_passes_that_race_with_each_other_and_with_deliveries_delete_what_is_over_and_nothing_else(
@@ -224,7 +224,7 @@ def test_passes_that_race_with_each_other_and_with_deliveries_delete_what_is_ove
     Touch.objects.filter(pk__in=waiting).update(expires_at=datetime.now(UTC) + timedelta(days=1))
     fall_due(*waiting)
 
-    race(4, lambda number: deliver(waiting) if number % 2 else retention.forget())
+    race(4, lambda number: deliver(waiting) if number % 2 else retention.delete_expired_rows())
 
     assert sorted(Touch.objects.values_list("pk", "state")) == sorted((each, "delivered") for each in waiting)
     assert set(Verdict.objects.values_list("touch_id", flat=True)) == set(waiting)
@@ -241,9 +241,9 @@ def test_a_complaint_about_a_touch_that_is_being_forgotten_names_none(
 
     with transaction.atomic():
         happen("complaint.received", data={"task_id": str(row.pk)})
-        assert elsewhere(retention.forget)["scheduling_touch"] == 0  # the complaint holds it
+        assert elsewhere(retention.delete_expired_rows)["scheduling_touch"] == 0  # the complaint holds it
     assert Complaint.objects.get().touch_id == row.pk
-    assert retention.forget()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch"] == 1
     assert Complaint.objects.get().touch_id is None
 
 
@@ -251,7 +251,7 @@ def test_a_complaint_goes_with_its_event(once: Any) -> None:
     once("complaint.received")
     pass_time(days=OLD)
 
-    assert retention.forget()["scheduling_event"] == 1
+    assert retention.delete_expired_rows()["scheduling_event"] == 1
     assert not Complaint.objects.exists()
 
 
@@ -271,7 +271,7 @@ def test_a_pass_that_is_killed_in_the_middle_of_a_batch_has_deleted_all_of_it_or
     assert wait_until(lambda: not elsewhere(lambda: is_connected("forgetting")), 120)
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (2, 2, 2)
 
-    assert retention.forget()["scheduling_touch"] == 2
+    assert retention.delete_expired_rows()["scheduling_touch"] == 2
     assert (Verdict.objects.count(), Attempt.objects.count()) == (0, 0)
 
 
@@ -281,7 +281,7 @@ django.setup()
 from django.db import connection
 from scheduling.operations import retention
 connection.settings_dict["OPTIONS"]["application_name"] = "forgetting"
-retention.forget()
+retention.delete_expired_rows()
 """
 
 
@@ -295,8 +295,8 @@ def test_a_pass_ends_in_time_and_the_next_goes_on(matrix: Any, once: Any, monkey
     pass_time(days=OLD)
     late = datetime.now(UTC)
 
-    assert retention.forget_kind(retention.EVENTS, ends_at=late) == 2
-    assert retention.forget_kind(retention.EVENTS, ends_at=late + timedelta(minutes=5)) == 3
+    assert retention.delete_expired_in_table(retention.EVENTS, ends_at=late) == 2
+    assert retention.delete_expired_in_table(retention.EVENTS, ends_at=late + timedelta(minutes=5)) == 3
 
 
 def test_rows_that_stay_do_not_hide_those_behind_them(matrix: Any, once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,9 +310,9 @@ def test_rows_that_stay_do_not_hide_those_behind_them(matrix: Any, once: Any, mo
     pass_time(days=OLD)
     late = datetime.now(UTC)
 
-    assert [retention.forget_kind(retention.EVENTS, ends_at=late) for _ in range(3)] == [0, 2, 1]
+    assert [retention.delete_expired_in_table(retention.EVENTS, ends_at=late) for _ in range(3)] == [0, 2, 1]
     Touch.objects.all().delete()
-    assert retention.forget_kind(retention.EVENTS, ends_at=late) == 2, "not round the end"
+    assert retention.delete_expired_in_table(retention.EVENTS, ends_at=late) == 2, "not round the end"
     assert not Event.objects.exists()
 
 
@@ -327,8 +327,8 @@ def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
         cursor.execute("ANALYZE scheduling_touch, scheduling_event, scheduling_verdict, scheduling_attempt")
     before = datetime.now(UTC)
     end = first_id_at(before)
-    batch = retention._made_between(retention.TOUCHES, retention.START, end)
-    events = retention._made_between(retention.EVENTS, retention.START, end)
+    batch = retention._created_between(retention.TOUCHES, retention.START, end)
+    events = retention._created_between(retention.EVENTS, retention.START, end)
     assert len(batch) == len(events) == retention.BATCH
 
     plans = {
@@ -349,7 +349,7 @@ def _many_open(count: int, customer: int, node: Any) -> None:
     """Touches that wait, each with its event, as old as the ids of `once`."""
     since = int((datetime.now(UTC) - timedelta(days=OLD)).timestamp() * 1000)
     ids = [UUID(int=((since + number) << 80) + number) for number in range(count)]
-    sql.copy(
+    sql.copy_rows(
         "COPY scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id,"
         " data) FROM STDIN",
         [
@@ -412,6 +412,6 @@ def test_sessions_of_the_back_office_and_replays_go_when_they_are_over(db: None)
         Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
     for days in (OLD, 1):
         WhatIfRun.objects.create(created_at=datetime.now(UTC) - timedelta(days=days), draft="", days=7)
-    tasks.forget()
+    tasks.delete_expired_data()
     assert [each.session_key for each in Session.objects.all()] == ["s1"]
     assert WhatIfRun.objects.count() == 1

@@ -152,7 +152,7 @@ def test_no_answer_is_a_question_for_a_person_where_a_repeat_would_be_a_second_m
     assert row.reserved_at is not None
     assert FailedTask.objects.get().failure == "unknown"
     deliver_at_last(one)
-    dispatcher.rescue()
+    dispatcher.rescue_lost_work()
     assert len(receiver.calls) == 1
 
 
@@ -173,9 +173,9 @@ def vanish(task_id: UUID, *, sending: bool) -> None:
     (claim,) = touches.claim([task_id], lease=LEASE)
     if sending:
         assert touches.mark_sending(sendings(claim)) == {task_id: None}
-    assert dispatcher.rescue() == (0, 0), "its lease still runs"
+    assert dispatcher.rescue_lost_work() == (0, 0), "its lease still runs"
     lapse(task_id)
-    assert dispatcher.rescue() == (0, 1)
+    assert dispatcher.rescue_lost_work() == (0, 1)
 
 
 def test_a_worker_that_vanished_before_it_sent_costs_nothing(one: UUID, receiver: Any) -> None:
@@ -217,11 +217,11 @@ def test_workers_that_vanish_again_and_again_are_not_fed_for_ever(one: UUID) -> 
 
 def test_a_hint_that_was_lost_comes_back(one: UUID, valkey: Any) -> None:
     fall_due(one)
-    dispatcher.hand_over_due()
+    dispatcher.dispatch_due_touches()
     valkey.flushall()
     lapse(one)
-    assert dispatcher.rescue() == (1, 0)
-    assert dispatcher.hand_over_due() == 1
+    assert dispatcher.rescue_lost_work() == (1, 0)
+    assert dispatcher.dispatch_due_touches() == 1
 
 
 def test_two_rescues_at_once_decide_once(one: UUID, hook: Any, race: Any) -> None:
@@ -230,7 +230,7 @@ def test_two_rescues_at_once_decide_once(one: UUID, hook: Any, race: Any) -> Non
     fall_due(one)
     touches.mark_sending(sendings(*touches.claim([one], lease=LEASE)))
     lapse(one)
-    assert sum(runs for _, runs in race(4, lambda number: dispatcher.rescue())) == 1
+    assert sum(runs for _, runs in race(4, lambda number: dispatcher.rescue_lost_work())) == 1
     assert FailedTask.objects.count() == 1
 
 
@@ -275,18 +275,18 @@ def lose_a_sending_worker(task_id: UUID, theatre: Theatre) -> None:
     theatre.blocks = True
     theatre.on_stage.clear()
     fall_due(task_id)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     theatre.blocks = False
     lapse(task_id)
-    assert dispatcher.rescue() == (0, 1)
+    assert dispatcher.rescue_lost_work() == (0, 1)
 
 
 def deliver_until(state: str, task_id: UUID) -> Touch:
     """While another attempt still hangs, which keeps the sender from being drained."""
     attempts = Attempt.objects.count()
     fall_due(task_id)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     ends_at = now() + timedelta(seconds=PATIENCE)
     while Attempt.objects.count() == attempts:
         assert now() < ends_at, "never settled"
@@ -333,9 +333,9 @@ def test_publish_again_under_the_same_key_repeats_the_first_body(one: UUID, rece
     edit("edited {{ user.name }}")
     Node.objects.update(template=matrix.template("another", body="another"))
 
-    again = failed_tasks.retry(FailedTask.objects.get(state="open").pk, ANN)
+    again = failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN)
     deliver_at_last(again)
-    (last,) = deliver_at_last(failed_tasks.retry(FailedTask.objects.get(state="open").pk, ANN))
+    (last,) = deliver_at_last(failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN))
 
     assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(one)] * 3, ["hi ann"] * 3)
 
@@ -345,7 +345,7 @@ def test_publish_again_as_new_sends_the_present_text(one: UUID, receiver: Any) -
     deliver_at_last(one)
     edit("edited {{ user.name }}")
 
-    again = failed_tasks.retry(FailedTask.objects.get().pk, ANN, as_new=True)
+    again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, ANN, as_new=True)
     (row,) = deliver_at_last(again)
 
     assert (row.state, receiver.keys, bodies(receiver)) == (
@@ -367,13 +367,13 @@ def test_a_result_that_comes_after_its_lease_was_taken_is_dropped(
     theatre.play = lambda message: answers.pop(0)
 
     theatre.blocks = True
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     lapse(task_id)
-    dispatcher.rescue()
+    dispatcher.rescue_lost_work()
     theatre.blocks = False
     fall_due(task_id)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
     wait_for("delivered", task_id)
     theatre.let_go.set()
     deliver([])
@@ -395,7 +395,7 @@ def test_what_was_taken_away_before_it_was_sent_is_not_sent(
     mark_sending = touches.mark_sending
 
     def stolen_first(*claims: Any, **margin: Any) -> Any:
-        elsewhere(lambda: (lapse(task_id), dispatcher.rescue()))
+        elsewhere(lambda: (lapse(task_id), dispatcher.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
     monkeypatch.setattr(touches, "mark_sending", stolen_first)

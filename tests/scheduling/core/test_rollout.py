@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.policy.specs import bucket, held_out, rolled_out, template_for
+from scheduling.policy.specs import hash_to_percent, in_holdout, in_rollout, template_for
 from tests.scheduling.core.cast import node, template
 
 CHATS = [f"chat-{number}" for number in range(4000)]
@@ -16,24 +16,24 @@ GOLD = node(canary_template=template("guide-v2"), canary_percent=10, canary_comm
 
 def test_a_place_is_the_same_for_ever() -> None:
     # Written down: a change of the hash would deal everybody anew in the middle of a rollout.
-    places = {key: round(bucket("rollout:guide", key), 6) for key in ("ann", "bob", "群一")}
+    places = {key: round(hash_to_percent("rollout:guide", key), 6) for key in ("ann", "bob", "群一")}
     assert places == {"ann": 34.861269, "bob": 77.2938, "群一": 61.384884}
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_a_place_lies_between_0_and_100(salt: str, key: str) -> None:
-    assert 0 <= bucket(salt, key) < 100
+    assert 0 <= hash_to_percent(salt, key) < 100
 
 
 def test_places_are_dealt_evenly() -> None:
-    tenths = Counter(int(bucket("rollout:guide", chat) // 10) for chat in CHATS)
+    tenths = Counter(int(hash_to_percent("rollout:guide", chat) // 10) for chat in CHATS)
     # 400 each are expected; six standard deviations (19 each) never happen by chance.
     assert all(abs(tenths[tenth] - 400) < 6 * 19 for tenth in range(10))
 
 
 def test_a_place_at_one_node_says_nothing_about_the_place_at_another() -> None:
     corners = Counter(
-        (bucket("rollout:a", chat) < 50, bucket(salt, chat) < 50)
+        (hash_to_percent("rollout:a", chat) < 50, hash_to_percent(salt, chat) < 50)
         for chat in CHATS
         for salt in ("rollout:b", "holdout:a")
     )
@@ -43,15 +43,15 @@ def test_a_place_at_one_node_says_nothing_about_the_place_at_another() -> None:
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20), st.tuples(st.floats(0, 100), st.floats(0, 100)))
 def test_whoever_is_in_stays_in_when_the_percentage_grows(chat: str, user: str, percents: tuple[float, float]) -> None:
     small, large = sorted(percents)
-    if rolled_out(node(rollout_percent=small), chat, user):
-        assert rolled_out(node(rollout_percent=large), chat, user)
-    if held_out(node(holdout_percent=small), user):
-        assert held_out(node(holdout_percent=large), user)
+    if in_rollout(node(rollout_percent=small), chat, user):
+        assert in_rollout(node(rollout_percent=large), chat, user)
+    if in_holdout(node(holdout_percent=small), user):
+        assert in_holdout(node(holdout_percent=large), user)
 
 
 def test_at_ten_percent_about_a_tenth_is_in_and_all_of_it_stays_at_fifty() -> None:
-    tenth = {chat for chat in CHATS if rolled_out(node(rollout_percent=10), chat, "ann")}
-    half = {chat for chat in CHATS if rolled_out(node(rollout_percent=50), chat, "ann")}
+    tenth = {chat for chat in CHATS if in_rollout(node(rollout_percent=10), chat, "ann")}
+    half = {chat for chat in CHATS if in_rollout(node(rollout_percent=50), chat, "ann")}
 
     assert abs(len(tenth) - 400) < 6 * 19
     assert tenth < half
@@ -59,20 +59,20 @@ def test_at_ten_percent_about_a_tenth_is_in_and_all_of_it_stays_at_fifty() -> No
 
 def test_named_communities_come_first_and_everybody_comes_at_a_hundred() -> None:
     named = node(rollout_percent=0, rollout_communities=frozenset({"c1"}))
-    assert rolled_out(named, "c1", "ann")
-    assert not any(rolled_out(named, chat, "ann") for chat in CHATS)
-    assert all(rolled_out(node(rollout_percent=100), chat, "ann") for chat in CHATS)
+    assert in_rollout(named, "c1", "ann")
+    assert not any(in_rollout(named, chat, "ann") for chat in CHATS)
+    assert all(in_rollout(node(rollout_percent=100), chat, "ann") for chat in CHATS)
 
 
 def test_a_community_goes_together_and_a_customer_without_one_goes_alone() -> None:
     half = node(rollout_percent=50)
-    assert all(len({rolled_out(half, chat, user) for user in ("ann", "bob", "cid")}) == 1 for chat in CHATS[:50])
-    assert {rolled_out(half, "", f"user-{number}") for number in range(50)} == {True, False}
+    assert all(len({in_rollout(half, chat, user) for user in ("ann", "bob", "cid")}) == 1 for chat in CHATS[:50])
+    assert {in_rollout(half, "", f"user-{number}") for number in range(50)} == {True, False}
 
 
 def test_without_a_hold_out_nobody_is_held_out() -> None:
-    assert not any(held_out(node(holdout_percent=0), user) for user in CHATS)
-    assert all(held_out(node(holdout_percent=100), user) for user in CHATS)
+    assert not any(in_holdout(node(holdout_percent=0), user) for user in CHATS)
+    assert all(in_holdout(node(holdout_percent=100), user) for user in CHATS)
 
 
 def test_the_canary_text_goes_to_its_share_and_to_the_named_communities() -> None:

@@ -11,10 +11,10 @@ from django.db import connection
 
 from scheduling import sql
 from scheduling.experiments import rollout_runs, rollout_stats
-from scheduling.experiments.rollout_stats import count_for_good, tallies
+from scheduling.experiments.rollout_stats import count_next_part, count_version_results
 from scheduling.models import Configuration, GuardedRollout, Node
 from scheduling.operations.failed_tasks import Actor
-from scheduling.policy.rollout import Tally
+from scheduling.policy.rollout import VersionCounts
 from tests.scheduling.core.conftest import pass_time
 
 TOUCHES = 600
@@ -31,7 +31,7 @@ def rollout(matrix: Any) -> GuardedRollout:
     node = matrix.node(canary_template=matrix.template("guide-v2", content_type="guide"))
     other = matrix.node("other", template=matrix.template("guide"))
     _fill(node, other)
-    row = rollout_runs.start(node.pk, PLAN, Actor("ops"))
+    row = rollout_runs.start_rollout(node.pk, PLAN, Actor("ops"))
     at = sql.now()
     row.step, row.started_at, row.step_at, row.judged_at = 1, at - 3 * HOUR, at - HOUR, at
     row.save()
@@ -41,7 +41,7 @@ def rollout(matrix: Any) -> GuardedRollout:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_stats, "STRETCH", 40)
+    monkeypatch.setattr(rollout_stats, "PART_SIZE", 40)
 
 
 def _fill(node: Node, other: Node) -> None:
@@ -49,18 +49,18 @@ def _fill(node: Node, other: Node) -> None:
     given = {"count": TOUCHES, "node": node.pk, "other": other.pk}
     given |= {"stable": node.template_id, "canary": node.canary_template_id}
     for statement in _FILL.split(";"):
-        sql.count(statement, given)
+        sql.execute(statement, given)
 
 
-def in_one(rollout: GuardedRollout) -> tuple[Tally, Tally]:
+def in_one(rollout: GuardedRollout) -> tuple[VersionCounts, VersionCounts]:
     """As the figures are meant, over all there is."""
     stable_since = rollout.started_at if rollout.percent >= 100 else rollout.step_at
     given = {
         "node": rollout.node_id, "canary": rollout.canary_id, "stable": rollout.stable_id, "since": rollout.step_at,
         "stable_since": stable_since,
     }  # fmt: skip
-    found = {canary: Tally(*counts) for canary, *counts in sql.rows(_IN_ONE, given)}
-    return found.get(True, Tally()), found.get(False, Tally())
+    found = {canary: VersionCounts(*counts) for canary, *counts in sql.rows(_IN_ONE, given)}
+    return found.get(True, VersionCounts()), found.get(False, VersionCounts())
 
 
 def until(rollout: GuardedRollout) -> datetime:
@@ -75,46 +75,46 @@ def test_there_is_something_of_everything(rollout: GuardedRollout) -> None:
 def test_stretch_by_stretch_comes_to_the_same(rollout: GuardedRollout, step: int) -> None:
     rollout.step = step
     expected, stretches = in_one(rollout), 0
-    assert tallies(rollout) == expected, "nothing is counted for good yet"
-    while count_for_good(rollout):
+    assert count_version_results(rollout) == expected, "nothing is counted for good yet"
+    while count_next_part(rollout):
         stretches += 1
-        assert tallies(rollout) == expected
+        assert count_version_results(rollout) == expected
     assert stretches > 5
-    assert tallies(rollout) == expected
-    assert sql.now() - until(rollout) >= rollout_stats.LATELY
+    assert count_version_results(rollout) == expected
+    assert sql.now() - until(rollout) >= rollout_stats.MIN_STORED_AGE
 
 
 def test_another_step_begins_anew_and_the_last_one_compares_with_all(
     rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_stats, "LATELY", 40 * MINUTE)
-    while count_for_good(rollout):
+    monkeypatch.setattr(rollout_stats, "MIN_STORED_AGE", 40 * MINUTE)
+    while count_next_part(rollout):
         pass
     kept, before = until(rollout), in_one(rollout)
     rollout.step, rollout.step_at = 2, sql.now() - 30 * MINUTE
-    assert tallies(rollout) == in_one(rollout) != before
-    assert tallies(rollout)[1].ended > 100, "those of the steps before"
-    monkeypatch.setattr(rollout_stats, "LATELY", 20 * MINUTE)
-    count_for_good(rollout)
+    assert count_version_results(rollout) == in_one(rollout) != before
+    assert count_version_results(rollout)[1].ended > 100, "those of the steps before"
+    monkeypatch.setattr(rollout_stats, "MIN_STORED_AGE", 20 * MINUTE)
+    count_next_part(rollout)
     assert until(rollout) > kept, "it went on where it was"
-    assert tallies(rollout) == in_one(rollout)
+    assert count_version_results(rollout) == in_one(rollout)
 
 
 def test_what_was_kept_for_another_time_is_not_used(rollout: GuardedRollout) -> None:
     """A program of the version before, which knows nothing of what is kept, brought it to another step."""
-    while count_for_good(rollout):
+    while count_next_part(rollout):
         pass
     rollout.step_at = sql.now() - 2 * HOUR
-    assert tallies(rollout) == in_one(rollout)
+    assert count_version_results(rollout) == in_one(rollout)
 
 
 def test_what_came_of_it_later_counts(rollout: GuardedRollout) -> None:
-    while count_for_good(rollout):
+    while count_next_part(rollout):
         pass
-    before = tallies(rollout)
-    sql.count("UPDATE scheduling_customer SET opted_out = true, opted_out_at = now()", {})
-    sql.count(f"{_COMPLAIN} WHERE t.state = 'delivered' AND n %% 4 = 2", {})
-    after = tallies(rollout)
+    before = count_version_results(rollout)
+    sql.execute("UPDATE scheduling_customer SET opted_out = true, opted_out_at = now()", {})
+    sql.execute(f"{_COMPLAIN} WHERE t.state = 'delivered' AND n %% 4 = 2", {})
+    after = count_version_results(rollout)
     assert after == in_one(rollout)
     assert [each.ended for each in after] == [each.ended for each in before]
     for old, new in zip(before, after, strict=True):
@@ -135,8 +135,8 @@ def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: py
         cursor.execute("SET LOCAL enable_seqscan = off")
     with monkeypatch.context() as patch:
         patch.setattr(rollout_stats.sql, "rows", explained)
-        count_for_good(rollout)
-        tallies(rollout)
+        count_next_part(rollout)
+        count_version_results(rollout)
     stretch, for_good, complained, opted_out, lately = plans
     assert all("Seq Scan on scheduling_touch" not in plan for plan in plans)
     assert all("touch_ended" in plan for plan in (stretch, for_good, lately))
@@ -150,7 +150,7 @@ def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: py
 
 def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
     expected = in_one(rollout)
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
     rollout.refresh_from_db()
     assert until(rollout) > rollout.started_at
     assert (rollout.figures["canary"]["ended"], rollout.figures["stable"]["ended"]) == tuple(
@@ -162,27 +162,27 @@ def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
 def test_what_is_too_much_for_one_pass_is_gone_on_with_by_the_next(
     rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_stats, "CATCHING_UP", -1.0)
+    monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", -1.0)
     judged_at, reached = rollout.judged_at, []
     for _ in range(3):
-        assert rollout_runs.advance() == 0
+        assert rollout_runs.advance_all_rollouts() == 0
         rollout.refresh_from_db()
         assert rollout.judged_at == judged_at, "half of the figures say nothing"
         reached.append(until(rollout))
     assert reached == sorted(set(reached))
-    monkeypatch.setattr(rollout_stats, "CATCHING_UP", 20.0)
+    monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", 20.0)
     expected = in_one(rollout)
-    rollout_runs.advance()
+    rollout_runs.advance_all_rollouts()
     rollout.refresh_from_db()
     assert rollout.figures["stable"]["ended"] == expected[1].ended
 
 
 @pytest.mark.django_db(transaction=True)
 def test_who_cannot_catch_up_goes_back_after_a_while(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_stats, "CATCHING_UP", -1.0)
-    assert rollout_runs.advance() == 0
+    monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", -1.0)
+    assert rollout_runs.advance_all_rollouts() == 0
     pass_time(minutes=6)
-    assert rollout_runs.advance() == 1
+    assert rollout_runs.advance_all_rollouts() == 1
     rollout.refresh_from_db()
     assert (rollout.state, rollout.reason) == ("paused", "unseen")
 
@@ -192,15 +192,15 @@ def test_what_somebody_holds_is_left_to_them(
     rollout: GuardedRollout, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who pauses never waits for a count, nor a count for a person."""
-    count = count_for_good
+    count = count_next_part
 
     def held_meanwhile(row: GuardedRollout) -> bool:
         more = count(row)
-        elsewhere(lambda: rollout_runs.pause(row.pk, Actor("ops")))
+        elsewhere(lambda: rollout_runs.pause_rollout(row.pk, Actor("ops")))
         return more
 
-    monkeypatch.setattr(rollout_stats, "count_for_good", held_meanwhile)
-    assert rollout_runs.advance() == 0
+    monkeypatch.setattr(rollout_stats, "count_next_part", held_meanwhile)
+    assert rollout_runs.advance_all_rollouts() == 0
     rollout.refresh_from_db()
     assert (rollout.state, rollout.counted) == ("paused", None)
 

@@ -15,7 +15,7 @@ from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline, sender
-from scheduling.delivery.outgoing import Result
+from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.settlement import settle_results
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
 from tests.scheduling.core.conftest import PATIENCE, deliver_at_last, fall_due, rows
@@ -70,7 +70,7 @@ def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
     assert [(row.state, row.reason) for row in found] == [
         ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
     ]  # fmt: skip
-    assert sender.sender()._held == 0
+    assert sender.sender()._pending == 0
     assert found[1].reserved_at is None
 
 
@@ -85,14 +85,14 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     theatre.blocks = True
     dead = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due(*dead)
-    pipeline.deliver(dead)
+    pipeline.deliver_touches(dead)
     assert wait_until(lambda: len(theatre.heard) == 2, 15)
     theatre.blocks = False
 
     (alive,) = happen(type="other", user="bob").task_ids
     fall_due(alive)
     started_at = time.monotonic()  # it would stand still for the 20 s of a batch
-    pipeline.deliver([alive])
+    pipeline.deliver_touches([alive])
     assert time.monotonic() - started_at < 15, "it was not even taken over"
     while Touch.objects.get(pk=alive).state != "delivered":
         assert time.monotonic() - started_at < 15, "it waits for the dead one"
@@ -129,7 +129,7 @@ def test_results_that_cannot_be_settled_at_first_are_settled_later(
 ) -> None:
     tries: list[int] = []
 
-    def fail_twice(results: list[Result]) -> None:
+    def fail_twice(results: list[DeliveryResult]) -> None:
         tries.append(len(results))
         if len(tries) <= 2:
             raise OperationalError("the server is starting up")
@@ -141,7 +141,7 @@ def test_results_that_cannot_be_settled_at_first_are_settled_later(
     matrix.node(channel=puppet())
     (task_id,) = happen().task_ids
     fall_due(task_id)
-    pipeline.deliver([task_id])
+    pipeline.deliver_touches([task_id])
 
     assert leaving.finish(PATIENCE)
     assert (tries, rows([task_id])[0].state) == ([1, 1, 1], "delivered")
@@ -186,13 +186,13 @@ def test_whatever_takes_the_loops_own_threads_holds_up_no_marking(
     theatre.blocks = True
     busy = [happen(user=f"user-{number}").task_ids[0] for number in range(40)]
     fall_due(*busy)
-    pipeline.deliver(busy)
+    pipeline.deliver_touches(busy)
     assert wait_until(lambda: len(theatre.heard) == 40, PATIENCE)
     theatre.blocks = False
 
     (other,) = happen(type="other", user="bob").task_ids
     fall_due(other)
-    pipeline.deliver([other])
+    pipeline.deliver_touches([other])
 
     assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", PATIENCE)
     assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
@@ -208,7 +208,7 @@ def test_a_process_that_leaves_lets_go_of_the_threads_and_the_connection_that_ma
     monkeypatch.setattr(pipeline, "sender", lambda: leaving)
     matrix.node(channel=puppet())
     fall_due(*(ids := happen().task_ids))
-    pipeline.deliver(ids)
+    pipeline.deliver_touches(ids)
 
     assert leaving.finish(PATIENCE)
 

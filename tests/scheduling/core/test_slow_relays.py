@@ -86,7 +86,7 @@ def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int
         for user in users:
             Customer.objects.filter(user_id=user).update(addresses={"email": f"{user}@example.org"})
         fall_due(*ids)
-        pipeline.deliver(ids)
+        pipeline.deliver_touches(ids)
         return ids
 
     return mails

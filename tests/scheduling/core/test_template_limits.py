@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policy.specs import TextSpec
-from scheduling.rendering import CannotRender, render
+from scheduling.rendering import CannotRender, render_message
 from scheduling.templating import FILTERS, MAX_TEXT
 from tests.scheduling.core.cast import ann, event, template
 from tests.scheduling.core.template_bombs import BOMBS
@@ -92,7 +92,7 @@ REPR = re.compile(
 
 def rendered(body: str, data: Any, subject: str = "") -> tuple[str, str, str]:
     spec = template(texts=(TextSpec("en", subject, body),))
-    return render(spec, ann(), event(data=data, occurred_at=datetime(2026, 3, 3, tzinfo=UTC)))
+    return render_message(spec, ann(), event(data=data, occurred_at=datetime(2026, 3, 3, tzinfo=UTC)))
 
 
 @given(TEXTS, st.dictionaries(st.sampled_from(["a", "b", "items"]), DATA, max_size=3))

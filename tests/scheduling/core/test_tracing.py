@@ -20,7 +20,7 @@ from scheduling.channels.base import Delivered, Permanent, Transient
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import touches
 from scheduling.models import Event
-from scheduling.operations.commands import pause, resume
+from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.tracing import read_traceparent
 from tests.docs.pages import commands
@@ -118,10 +118,10 @@ def test_what_was_held_and_what_was_turned_down_is_followed_as_well(
     (first,) = happen().task_ids
     deliver_at_last(first)
     (again,) = happen(trace_id=TRACE).task_ids
-    pause("node:guide")
+    pause_scope("node:guide")
     deliver_at_last(again)
-    resume("node:guide")
-    assert touches.unpark("node:guide", spread=timedelta(0))
+    resume_scope("node:guide")
+    assert touches.resume_paused("node:guide", spread=timedelta(0))
     deliver_at_last(again)
     assert ends(grep(TRACE.hex)) == [
         ("events_stored", "", ""), ("touches_settled", "scheduled", "paused"),

@@ -51,7 +51,7 @@ def test_who_stores_a_file_does_not_come_between_a_row_and_its_write(matrix: Any
 
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
-            node.take_over_all_but({"enabled"})
+            node.reload_except({"enabled"})
             assert not pool.submit(lock_table).result(20)
             node.save()
         assert pool.submit(lock_table, "15s").result(20)

@@ -10,7 +10,7 @@ from django.test import Client
 
 from config.celery.application import app
 from scheduling.admin.dashboard import pace
-from scheduling.monitoring.collectors import of_house
+from scheduling.monitoring.collectors import export_cluster_metrics
 from tests.faults.brokers import redis_server
 from tests.scheduling.metrics.test_figures import broker_is
 
@@ -26,11 +26,11 @@ def test_a_redis_that_is_full_and_may_evict_nothing(
         answer = client.get("/health/ready")
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["broker"]["status"] == "blocked"
-        assert b"aftertouch_broker_blocked 1.0" in of_house()
-        assert pace.queues().note
+        assert b"aftertouch_broker_blocked 1.0" in export_cluster_metrics()
+        assert pace.build_queues_card().note
 
 
 def test_a_broker_with_room(client: Client, valkey: Any) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
-    assert b"aftertouch_broker_blocked 0.0" in of_house()
-    assert not pace.queues().note
+    assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
+    assert not pace.build_queues_card().note

@@ -24,7 +24,7 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 def told(text: bytes | None = None) -> dict[str, float]:
     """By series."""
-    lines = (collectors.of_house() if text is None else text).decode().splitlines()
+    lines = (collectors.export_cluster_metrics() if text is None else text).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 

@@ -52,31 +52,31 @@ def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: C
 def test_a_database_that_falls_silent_between_two_answers_is_not_waited_for(
     gate: Hanging, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(collectors.of_house))
+    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(collectors.export_cluster_metrics))
     gate.hangs()
     monkeypatch.setattr(collectors, "DEADLINE", 1.0)
-    found = told(elsewhere(collectors.of_house))
+    found = told(elsewhere(collectors.export_cluster_metrics))
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
     gate.answers()
     monkeypatch.setattr(collectors, "DEADLINE", PATIENCE)
-    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(collectors.of_house)), (
+    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(collectors.export_cluster_metrics)), (
         "asked on a new connection"
     )
 
 
 @pytest.mark.django_db
 def test_who_was_waited_for_long_enough_is_not_asked(django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).asking(2.0):
+    with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).limit_queries(2.0):
         raise AssertionError("asked")
 
 
 @pytest.mark.django_db
 def test_a_statement_that_is_too_dear_costs_the_others_nothing() -> None:
     deadline = Deadline(PATIENCE)
-    with pytest.raises(OperationalError), deadline.asking(0.1):
+    with pytest.raises(OperationalError), deadline.limit_queries(0.1):
         collectors.sql.rows("SELECT pg_sleep(60)", {})
-    with deadline.asking(20.0):
+    with deadline.limit_queries(20.0):
         assert collectors.sql.rows("SELECT 1", {}) == [(1,)]
 
 
@@ -90,4 +90,4 @@ def test_queues_are_known_while_the_database_is_away(valkey: Any, monkeypatch: p
 
     monkeypatch.setattr(collectors.sql, "rows", away)
     assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
-    assert "p.own.high" in {each.name for each in queue_stats.queue_figures()}
+    assert "p.own.high" in {each.name for each in queue_stats.read_queue_stats()}

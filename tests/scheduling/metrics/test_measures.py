@@ -28,13 +28,13 @@ def test_many_at_once_are_what_they_are_one_by_one() -> None:
     seconds = [random.choice([0.0, 0.01, 0.3, 7, 5000]) * random.random() for _ in range(500)] + [0.01, 3600.0]
     registry = CollectorRegistry()
     once, each = (
-        Histogram(name, "…", ["kind"], buckets=metrics.LATENESS, registry=registry).labels("log")
+        Histogram(name, "…", ["kind"], buckets=metrics.LATENESS_BUCKETS, registry=registry).labels("log")
         for name in ("once", "each")
     )
     metrics.observe_all(once, iter(seconds))
     for value in seconds:
         each.observe(value)
-    for bound in (*map(str, map(float, metrics.LATENESS)), "+Inf"):
+    for bound in (*map(str, map(float, metrics.LATENESS_BUCKETS)), "+Inf"):
         labels = {"kind": "log", "le": bound}
         assert registry.get_sample_value("once_bucket", labels) == registry.get_sample_value("each_bucket", labels)
     total = registry.get_sample_value("each_sum", {"kind": "log"})
@@ -61,7 +61,7 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
         sample("aftertouch_delivery_attempts_total", channel="log", outcome="delivered", reason=""),
     )
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    pipeline.deliver([Touch.objects.get().task_id])
+    pipeline.deliver_touches([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
     assert [
         sample("aftertouch_delivery_lateness_seconds_count", kind="log"),
@@ -73,7 +73,7 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
     suppressed = sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe")
     (again,) = Touch.objects.exclude(state="delivered")
     Touch.objects.filter(pk=again.pk).update(due_at=again.due_at.replace(year=2020))
-    pipeline.deliver([again.task_id])
+    pipeline.deliver_touches([again.task_id])
     assert sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe") == suppressed + 1
 
 
@@ -87,13 +87,13 @@ def test_what_cannot_be_measured_costs_nothing_else(
     matrix.node()
     happen()
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    pipeline.deliver([Touch.objects.get().task_id])
+    pipeline.deliver_touches([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
 
 
 def test_labels_are_few_whatever_the_reason() -> None:
-    assert metrics.code("event:order.paid") == "event"
-    assert len(metrics.code("x" * 500)) == 40
+    assert metrics.reason_label("event:order.paid") == "event"
+    assert len(metrics.reason_label("x" * 500)) == 40
 
 
 def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:
@@ -101,10 +101,10 @@ def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:
     task = SimpleNamespace(
         name="pass", is_tick=True, request=SimpleNamespace(delivery_info=None, headers=None, eta=None)
     )
-    measuring.time_wait(task=task)
-    measuring.time_run(task=task, state="FAILURE")
+    measuring.observe_wait(task=task)
+    measuring.observe_run(task=task, state="FAILURE")
     assert sample("aftertouch_pass_last_timestamp_seconds", name="pass") < began_at
-    measuring.time_run(task=task, state="SUCCESS")
+    measuring.observe_run(task=task, state="SUCCESS")
     assert sample("aftertouch_pass_last_timestamp_seconds", name="pass") >= began_at
     assert sample("celery_task_runtime_count", name="pass") == before + 2
 
@@ -118,6 +118,6 @@ def test_what_a_worker_takes_is_counted_by_queue_with_its_wait(routing_key: str 
         request = SimpleNamespace(
             delivery_info={"routing_key": routing_key}, headers={"published_at": time.time() - 600}, eta=eta
         )
-        measuring.time_wait(task=SimpleNamespace(name="m", request=request))
+        measuring.observe_wait(task=SimpleNamespace(name="m", request=request))
     after = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1, 2]

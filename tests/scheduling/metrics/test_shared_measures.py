@@ -51,7 +51,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def told(folder: Path) -> list[str]:
-    lines = multiprocess.exposition(folder).decode().splitlines()
+    lines = multiprocess.export_process_metrics(folder).decode().splitlines()
     return sorted(line for line in lines if not line.startswith("#"))
 
 
@@ -117,7 +117,7 @@ def shared(folder: Path) -> bool:
 
 def test_a_file_of_nobody_keeps_nobody_from_starting(starting: Path) -> None:
     (starting / "counter_copy.db").touch()
-    multiprocess.share()
+    multiprocess.share_metrics()
     assert shared(starting)
     assert (starting / "counter_copy.db").exists()
 
@@ -126,31 +126,31 @@ def test_whatever_goes_wrong_with_the_folder_it_starts(starting: Path, monkeypat
     def fail(_: Path) -> None:
         raise RuntimeError("spoiled")
 
-    monkeypatch.setattr(multiprocess, "_fold", fail)
-    multiprocess.share()
+    monkeypatch.setattr(multiprocess, "_merge_ended_processes", fail)
+    multiprocess.share_metrics()
     assert not shared(starting)
 
 
 def test_where_there_is_little_room_it_counts_for_itself(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=multiprocess.ROOM - 1))
-    multiprocess.share()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=multiprocess.MIN_FREE_BYTES - 1))
+    multiprocess.share_metrics()
     assert not shared(starting)
 
 
 def test_who_holds_the_lock_keeps_nobody_from_starting(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocess, "PATIENCE", 0.1)
+    monkeypatch.setattr(multiprocess, "START_LOCK_TIMEOUT", 0.1)
     (starting / "counter_999999999.db").touch()
     with (starting / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        multiprocess.share()
+        multiprocess.share_metrics()
     assert shared(starting)
     assert (starting / "counter_999999999.db").exists()
 
 
 def test_who_holds_the_lock_keeps_no_reader_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocess, "TURN", 0.1)
+    monkeypatch.setattr(multiprocess, "READ_LOCK_TIMEOUT", 0.1)
     with (tmp_path / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError):
-            multiprocess.exposition(tmp_path)
-    assert multiprocess.exposition(tmp_path) == b""
+            multiprocess.export_process_metrics(tmp_path)
+    assert multiprocess.export_process_metrics(tmp_path) == b""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db import connection
 
-from scheduling.delivery.pipeline import deliver
+from scheduling.delivery.pipeline import deliver_touches
 from scheduling.ids import new_id
 from scheduling.models import WAITING, Customer, DelayRule, EventType, HarassmentRule, Node, Touch, Verdict
 from scheduling.planning.ingest import NewEvent, record_events
@@ -137,11 +137,11 @@ class Life:
         for touch in due.order_by("priority", "due_at", "task_id"):
             rank = (touch.customer_id, touch.priority, touch.due_at)
             if rank in equals:
-                deliver(batch)
+                deliver_touches(batch)
                 batch, equals = [], set()
             batch.append(touch.pk)
             equals.add(rank)
-        deliver(batch)
+        deliver_touches(batch)
 
 
 def database_now() -> datetime:

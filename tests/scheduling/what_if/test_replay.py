@@ -13,7 +13,7 @@ from scheduling.configuration import snapshot
 from scheduling.experiments.replay import history, results
 from scheduling.experiments.replay.simulation import SimulatedTouch
 from scheduling.models import Touch
-from scheduling.policy.guards import Verdict
+from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import NodeSpec
 from tests.scheduling.what_if.lives import Life, Story, add, database_now, told
 
@@ -30,7 +30,7 @@ class Recorder:
     def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None:
         self.verdicts[touch.event.id, node.id] = []
 
-    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None:
+    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None:
         add(self.verdicts[touch.event.id, node.id], verdict.decision, verdict.rule)
 
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
@@ -42,8 +42,10 @@ class Recorder:
 
 def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
     recorder = Recorder()
-    within = history.window(since, until)
-    results.run({"live": (snapshot.current(), recorder)}, within, history.carried(within.since).touches)
+    within = history.choose_window(since, until)
+    results.run_simulations(
+        {"live": (snapshot.current(), recorder)}, within, history.load_touches_at_start(within.since).touches
+    )
     return recorder.told()
 
 

@@ -18,7 +18,7 @@ from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import history, runs
-from scheduling.experiments.replay.results import replay
+from scheduling.experiments.replay.results import replay_events
 from scheduling.models import Event, HarassmentRule, Node, Touch, Verdict, WhatIfRun
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import pass_time
@@ -30,7 +30,7 @@ OPS = Actor("ops")
 
 def edited(**changes: Any) -> str:
     """The live draft with its only node (and its cap) changed."""
-    given = yaml.safe_load(runs.live_text())
+    given = yaml.safe_load(runs.export_live_draft())
     cap = changes.pop("limit", None)
     given["nodes"][0].update(changes)
     if cap is not None:
@@ -51,8 +51,8 @@ def lived(matrix: Any, happen: Callable[..., Any]) -> Any:
 
 
 def replayed(text: str, days: int = 7) -> WhatIfRun:
-    run = runs.begin(text, days, OPS)
-    assert runs.execute_next()
+    run = runs.create_replay(text, days, OPS)
+    assert runs.execute_next_replay()
     run.refresh_from_db()
     return run
 
@@ -84,7 +84,7 @@ def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
 
 
 def test_a_draft_that_says_what_the_event_does_not_bring_fails_in_the_replay(lived: Any) -> None:
-    text = runs.live_text().replace("user.name", "event.data.order_no")
+    text = runs.export_live_draft().replace("user.name", "event.data.order_no")
     assert replayed(text).result["draft"]["failed"] == {"template_data_missing": 6}
 
 
@@ -108,34 +108,34 @@ def test_more_that_waits_than_may_be_carried_is_not_kept_secret(
     pass_time(days=1)
     until = now()
     for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
-        monkeypatch.setattr(history, "MOST_CARRIED", most)
-        told = replay({"live": snapshot.current()}, history.window(until, until))
+        monkeypatch.setattr(history, "MOST_WAITING_AT_START", most)
+        told = replay_events({"live": snapshot.current()}, history.choose_window(until, until))
         assert (told["live"]["totals"]["carried"], told["waiting_incomplete"]) == (carried, incomplete)
 
 
 def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None:
-    whole = history.window(now() - timedelta(days=7), now())
+    whole = history.choose_window(now() - timedelta(days=7), now())
     assert (whole.events, whole.shortened) == (6, False)
-    short = history.window(now() - timedelta(days=7), now(), most=4)
+    short = history.choose_window(now() - timedelta(days=7), now(), most=4)
     assert (short.events, short.shortened) == (4, True)
-    assert sum(len(events) for some in history.batches(short) for _, events in some) == 4
+    assert sum(len(events) for some in history.iterate_batches(short) for _, events in some) == 4
 
 
 def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
     with pytest.raises(InvalidConfiguration) as error:
-        runs.begin(edited(delay="soon", template="none"), 7, OPS)
+        runs.create_replay(edited(delay="soon", template="none"), 7, OPS)
     assert {each.path for each in error.value.problems} == {"nodes[0].delay", "nodes[0].template"}
     with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
-        runs.begin("channels: []", 7, OPS)
+        runs.create_replay("channels: []", 7, OPS)
     with pytest.raises(InvalidDocument, match="line 2"):
-        runs.begin("nodes: {", 7, OPS)
+        runs.create_replay("nodes: {", 7, OPS)
     assert not WhatIfRun.objects.exists()
 
 
 def test_publishing_makes_it_live_and_names_who_did(lived: Any) -> None:
     run = replayed(edited(delay="20m"))
     user = User.objects.create_user("ops")
-    assert runs.publish(run.pk, Actor("ops", user)) is None
+    assert runs.publish_draft(run.pk, Actor("ops", user)) is None
     node = Node.objects.get()
     assert (node.delay, node.version) == (timedelta(minutes=20), 2)
     latest = node.history.latest()
@@ -143,14 +143,14 @@ def test_publishing_makes_it_live_and_names_who_did(lived: Any) -> None:
     run.refresh_from_db()
     assert (run.state, run.settled_by) == ("published", "ops")
     with pytest.raises(Conflict):
-        runs.publish(run.pk, Actor("ops", user))
+        runs.publish_draft(run.pk, Actor("ops", user))
 
 
 def test_publishing_may_move_what_waits(matrix: Any, happen: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=1))
     (task_id,) = happen().task_ids
     before = Touch.objects.get(pk=task_id)
-    moved = runs.publish(replayed(edited(delay="2d")).pk, OPS, move_waiting=True)
+    moved = runs.publish_draft(replayed(edited(delay="2d")).pk, OPS, move_waiting=True)
     assert moved is not None
     assert (moved.touches, moved.overdue) == (1, 0)
     assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
@@ -160,8 +160,8 @@ def test_what_cannot_be_moved_does_not_undo_the_publishing(lived: Any, monkeypat
     def refused(*_: Any) -> None:
         raise OperationalError
 
-    monkeypatch.setattr(runs.rescheduling, "follow", refused)
-    moved = runs.publish(replayed(edited(delay="20m")).pk, OPS, move_waiting=True)
+    monkeypatch.setattr(runs.rescheduling, "move_after_plan", refused)
+    moved = runs.publish_draft(replayed(edited(delay="20m")).pk, OPS, move_waiting=True)
     assert moved is not None
     assert moved.broken
     assert Node.objects.get().delay == timedelta(minutes=20)
@@ -177,12 +177,12 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
     pass_time(days=2)
     monkeypatch.setattr(history, "CHUNK", 1)
     told: list[int] = []
-    window = history.window(now() - timedelta(days=1), now())
-    replay({"live": snapshot.current()}, window, told.append)
+    window = history.choose_window(now() - timedelta(days=1), now())
+    replay_events({"live": snapshot.current()}, window, told.append)
     assert told == [0] * len(told)
     assert len(told) >= 4  # what waits is read, Ann, Bob, the end
 
-    found, run = history.window, runs.begin(runs.live_text(), 1, OPS)
+    found, run = history.choose_window, runs.create_replay(runs.export_live_draft(), 1, OPS)
     hour_ago = now() - timedelta(hours=1)
 
     def slowly(*given: Any) -> history.Window:
@@ -193,9 +193,9 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
         run.refresh_from_db()
         return {}
 
-    monkeypatch.setattr(history, "window", slowly)
-    monkeypatch.setattr(runs, "replay", look)
-    assert runs.execute_next()
+    monkeypatch.setattr(history, "choose_window", slowly)
+    monkeypatch.setattr(runs, "replay_events", look)
+    assert runs.execute_next_replay()
     assert run.beat_at is not None
     assert run.beat_at > hour_ago
 
@@ -205,21 +205,21 @@ def test_what_was_edited_since_is_not_overwritten(lived: Any) -> None:
     lived.priority = 0
     lived.save()
     with pytest.raises(Conflict, match="after the replay"):
-        runs.publish(run.pk, OPS)
+        runs.publish_draft(run.pk, OPS)
     run.refresh_from_db()
     assert (run.state, Node.objects.get().delay) == ("done", timedelta(minutes=15))
 
 
 def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = runs.begin(edited(delay="20m"), 7, OPS)
+    run = runs.create_replay(edited(delay="20m"), 7, OPS)
 
     def discarded_meanwhile(*_: Any, progress: Callable[[int], None]) -> Any:
-        runs.discard(run.pk, OPS)
+        runs.discard_replay(run.pk, OPS)
         progress(3)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(runs, "replay", discarded_meanwhile)
-    assert runs.execute_next()
+    monkeypatch.setattr(runs, "replay_events", discarded_meanwhile)
+    assert runs.execute_next_replay()
     run.refresh_from_db()
     assert (run.state, run.result, run.done) == ("discarded", None, 0)
 
@@ -228,7 +228,7 @@ def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeyp
     """As behind a pooler. What a later event says is not in memory yet while the first are replayed."""
     monkeypatch.setattr(history, "CHUNK", 2)
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    pages = history.batches(history.window(now() - timedelta(days=7), now()))
+    pages = history.iterate_batches(history.choose_window(now() - timedelta(days=7), now()))
     seen = [event.id for _, events in next(pages) for event in events]
     *_, before_last, last = Event.objects.order_by("received_at").values_list("pk", flat=True)
     Event.objects.filter(pk=last).update(data={"read": "late"})
@@ -240,38 +240,40 @@ def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeyp
 
 
 def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> None:
-    run = runs.begin(edited(delay="20m"), 7, OPS)
-    other = runs.begin(edited(delay="30m"), 7, OPS)
+    run = runs.create_replay(edited(delay="20m"), 7, OPS)
+    other = runs.create_replay(edited(delay="30m"), 7, OPS)
     WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
-    assert not runs.execute_next()
-    WhatIfRun.objects.filter(pk=run.pk).update(beat_at=now() - runs.PATIENCE)
-    assert runs.execute_next()
+    assert not runs.execute_next_replay()
+    WhatIfRun.objects.filter(pk=run.pk).update(beat_at=now() - runs.HEARTBEAT_TIMEOUT)
+    assert runs.execute_next_replay()
     run.refresh_from_db()
     other.refresh_from_db()
     assert (run.state, run.tries, other.state) == ("done", 2, "waiting")
 
 
 def test_a_node_whose_clock_is_ahead_takes_nobody_for_dead(lived: Any) -> None:
-    run = runs.begin(edited(delay="20m"), 7, OPS)
+    run = runs.create_replay(edited(delay="20m"), 7, OPS)
     WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
     with time_machine.travel(now() + timedelta(minutes=10), tick=True):
-        assert not runs.execute_next()
+        assert not runs.execute_next_replay()
     run.refresh_from_db()
     assert (run.state, run.tries) == ("running", 1)
 
 
 def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:
-    run = runs.begin(edited(delay="20m"), 7, OPS)
-    WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=runs.TRIES, beat_at=now() - runs.PATIENCE)
-    assert not runs.execute_next()
+    run = runs.create_replay(edited(delay="20m"), 7, OPS)
+    WhatIfRun.objects.filter(pk=run.pk).update(
+        state="running", tries=runs.TRIES, beat_at=now() - runs.HEARTBEAT_TIMEOUT
+    )
+    assert not runs.execute_next_replay()
     run.refresh_from_db()
     assert (run.state, run.problem) == ("failed", "the worker of this replay was lost three times")
 
 
 def test_a_draft_that_no_longer_fits_says_so(lived: Any, matrix: Any) -> None:
-    run = runs.begin(edited(channel="log"), 7, OPS)
+    run = runs.create_replay(edited(channel="log"), 7, OPS)
     matrix.channel.retired_at = now()
     matrix.channel.save()
-    assert runs.execute_next()
+    assert runs.execute_next_replay()
     run.refresh_from_db()
     assert (run.state, run.problem) == ("failed", "nodes[0].channel: there is no channel “log”")

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from scheduling.experiments.replay.figures import Figures
-from scheduling.experiments.replay.simulation import Person, World
+from scheduling.experiments.replay.figures import ReplayCounter
+from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
-from scheduling.policy.guards import Slot
+from scheduling.policy.guards import CapSlot
 from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.cast import ARTICLE, CAP, CONVERSATION, DAY, DEDUPE, HOUR, NIGHT, NOON, ann, event, node
 
@@ -39,19 +39,19 @@ class Setting:
         return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
 
 
-def world(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> World:
-    figures = Figures(ZoneInfo("Asia/Shanghai"))
+def world(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
+    figures = ReplayCounter(ZoneInfo("Asia/Shanghai"))
     setting = Setting({each.id: each for each in nodes}, rules)
-    made = World(setting, figures, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
-    made.people["ann"] = Person(ann())
+    made = Simulation(setting, figures, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
+    made.customers["ann"] = SimulatedCustomer(ann())
     return made
 
 
-def figures_of(made: World, until: datetime) -> dict[str, Any]:
+def figures_of(made: Simulation, until: datetime) -> dict[str, Any]:
     made.advance(until)
     observer = made.observer
-    assert isinstance(observer, Figures)
-    return observer.close(made)
+    assert isinstance(observer, ReplayCounter)
+    return observer.summarize(made)
 
 
 def test_a_touch_is_sent_when_it_falls_due() -> None:
@@ -61,9 +61,9 @@ def test_a_touch_is_sent_when_it_falls_due() -> None:
     assert figures_of(world_after(made), NOON + 15 * MINUTE)["totals"]["delivered"] == 1
 
 
-def world_after(made: World) -> World:
+def world_after(made: Simulation) -> Simulation:
     """The same world, counted anew."""
-    made.observer = Figures(ZoneInfo("Asia/Shanghai"))
+    made.observer = ReplayCounter(ZoneInfo("Asia/Shanghai"))
     return made
 
 
@@ -92,8 +92,8 @@ def test_a_cap_suppresses_or_defers_and_counts_who_met_it() -> None:
 
 def test_what_was_sent_before_the_replay_counts() -> None:
     made = world(node(), rules=(DEDUPE,))
-    before = Slot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
-    made.people["ann"].slots.append(before)
+    before = CapSlot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
+    made.customers["ann"].slots.append(before)
     made.receive([event()], NOON)
     assert figures_of(made, NOON + HOUR)["suppressed"] == {"dedupe": 1}
 
@@ -111,12 +111,12 @@ def test_what_cannot_be_prepared_fails_and_takes_no_slot() -> None:
     made.receive([event()], NOON)
     told = figures_of(made, NOON + HOUR)
     assert told["failed"] == {"template_data_missing": 1}
-    assert not made.people["ann"].slots
+    assert not made.customers["ann"].slots
 
 
 def test_who_opts_out_during_the_replay_is_still_reached_before() -> None:
     made = world(node())
-    made.people["ann"].opted_out_at = NOON + HOUR
+    made.customers["ann"].opted_out_at = NOON + HOUR
     made.receive([event()], NOON)
     made.receive([event(id=new_id(), occurred_at=NOON + HOUR)], NOON + HOUR)
     told = figures_of(made, NOON + DAY)

@@ -14,21 +14,21 @@ from django.utils.timezone import now
 
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
-from scheduling.monitoring.statistics import Past
-from sessions.admin.dashboard import card
+from scheduling.monitoring.statistics import HourlyCache
+from sessions.admin.dashboard import live_chats_card
 from sessions.detection.presence import SILENT
 from sessions.models import NudgeTally
 from sessions.store import sessions, stats
-from sessions.store.stats import Report
+from sessions.store.stats import WatcherReport
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    Past.forget()
+    HourlyCache.clear_all()
     yield
-    Past.forget()
+    HourlyCache.clear_all()
 
 
 @pytest.fixture
@@ -39,26 +39,26 @@ def request_of_ops(rf: RequestFactory) -> Any:
 
 
 def told(request: Any) -> dict[str, tuple[Any, str]]:
-    found = card(request)
+    found = live_chats_card(request)
     assert found is not None
     return {str(each.words): (each.value, each.tone) for each in found.figures}
 
 
 def test_chats_and_watchers_are_counted(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "live", lambda: chats.store)
+    monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
-    alone = card(request_of_ops)
+    alone = live_chats_card(request_of_ops)
     assert alone is not None
     assert alone.note
-    stats.send(chats.store, Report(), (), waits=False)
+    stats.send_report(chats.store, WatcherReport(), (), waits=False)
     found = list(told(request_of_ops).values())
     assert [value for value, _tone in found] == [2, 0, 0, 1]
     assert [tone for _value, tone in found] == ["", "", "", ""]
 
 
 def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "live", lambda: chats.store)
+    monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     chats.user("s1")
     chats.pass_time(300)
     assert [tone for _value, tone in told(request_of_ops).values()][-1] == "bad"
@@ -68,7 +68,7 @@ def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, mon
 def test_silences_and_guide_messages_are_told_by_the_hour(
     request_of_ops: Any, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
-    monkeypatch.setattr(sessions, "live", lambda: sessions._on("redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(sessions, "live_store", lambda: sessions._store_of_url("redis://127.0.0.1:1/0"))
     here = now().replace(minute=0, second=0, microsecond=0)
     ann = Customer.objects.create(user_id="ann")
     EventType.objects.create(key=SILENT)
@@ -80,7 +80,7 @@ def test_silences_and_guide_messages_are_told_by_the_hour(
         )  # fmt: skip
     for tag, minutes, sent in (("default", -60, 2), ("vip", -5, 3), ("default", 0, 4), ("default", -65, 7)):
         NudgeTally.objects.create(at=here + timedelta(minutes=minutes), tag=tag, sent=sent)
-    found = card(request_of_ops)
+    found = live_chats_card(request_of_ops)
     assert found is not None
     (chart,) = found.charts
     told = [[count for _, count, _ in column.cells] for column in chart.columns[-3:]]
@@ -93,9 +93,9 @@ def test_silences_and_guide_messages_are_told_by_the_hour(
 
 
 def test_a_store_that_is_away_costs_the_card_only(request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = sessions._on("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(sessions, "live", lambda: away)
-    found = card(request_of_ops)
+    away = sessions._store_of_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(sessions, "live_store", lambda: away)
+    found = live_chats_card(request_of_ops)
     assert found is not None
     assert found.note
     assert found.figures == []

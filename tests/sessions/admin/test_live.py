@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.timezone import now
 
-from config.local.processes import free_port
+from config.local.processes import select_port
 from sessions.models import Campaign, NudgeTally
 from sessions.policy import Policy
 from sessions.store import sessions, stats
@@ -40,10 +40,10 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
     chats.agent("v2", kind="transfer")
     chats.user("s1")
     chats.pass_time(62)
-    report, claims = stats.Report(), chats.claim()
+    report, claims = stats.WatcherReport(), chats.claim()
     report.count(claims, claims[0].deadline_ms + 40)
     report.count(claims * 119, 0)
-    stats.send(chats.store, report, {"vip"}, waits=False)
+    stats.send_report(chats.store, report, {"vip"}, waits=False)
     for tag, sent, answered, false in (("vip", 200, 50, 3), ("default", 1_000, 250, 17)):
         for hours in (1, 30):
             at = now() - timedelta(hours=hours)
@@ -66,11 +66,11 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
 def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
     chats.user()
     chats.pass_time(75)
-    sessions.live().clock_offset = chats.store.clock_offset
+    sessions.live_store().clock_offset = chats.store.clock_offset
     try:
         page = text(editor.get(url("live")))
     finally:
-        sessions.live().clock_offset = 0
+        sessions.live_store().clock_offset = 0
     assert re.search(r'at-figure bad">\s*Watchers are behind by<b>[1-9]\d seconds', page), figures(page)
     assert "No watcher has reported" in page
 
@@ -86,11 +86,11 @@ def test_a_campaign_that_runs_is_named(editor: Client, chats: Chats) -> None:
 
 def test_without_the_store_it_opens_and_says_so(editor: Client, settings: Any) -> None:
     NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4)
-    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         page = text(editor.get(url("live")))
     finally:
-        sessions._on.cache_clear()
+        sessions._store_of_url.cache_clear()
     assert "cannot be reached" in page
     assert (figures(page)["Live chats"], figures(page)["Guide messages sent"]) == ("–", "10")
     assert rows(page) == [["vip", "–", "–", "10", "4 · 40.0 %", "0 · 0.0 %"]]

@@ -45,20 +45,20 @@ def default() -> SilencePolicy:
 def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on(
     editor: Client, chats: Chats, default: SilencePolicy, django_capture_on_commit_callbacks: Committed
 ) -> None:
-    policies.push()
-    armed = sessions.live().note_activity([_frame("s1", "vip")])[0].deadline_ms
+    policies.push_policies()
+    armed = sessions.live_store().note_activity([_frame("s1", "vip")])[0].deadline_ms
     with django_capture_on_commit_callbacks(execute=True):
         assert editor.post(url("silencepolicy_add"), VIP).status_code == 302
     row = SilencePolicy.objects.get(tag="vip")
     assert (row.threshold, row.max_nudges) == (180 * SECOND, 2)
-    assert sessions.live().claim_silent(1, SECOND).versions == {policies.read().version}
-    later = sessions.live().note_activity([_frame("s2", "vip")])[0].deadline_ms
+    assert sessions.live_store().claim_silent(1, SECOND).versions == {policies.read_policies().version}
+    later = sessions.live_store().note_activity([_frame("s2", "vip")])[0].deadline_ms
     assert later - armed > 100_000
     # Shorter for new waits; nobody who waits already falls silent for it.
     with django_capture_on_commit_callbacks(execute=True):
         editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
-    assert sessions.live().claim_silent(10, SECOND).silences == []
-    assert sessions.live().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
+    assert sessions.live_store().claim_silent(10, SECOND).silences == []
+    assert sessions.live_store().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
 
 
 def test_who_saves_a_policy_or_a_campaign_brings_back_none_that_was_retired_meanwhile(

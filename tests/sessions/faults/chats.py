@@ -11,7 +11,7 @@ from typing import Any
 
 from sessions.frames import Frame
 from sessions.store import client
-from sessions.store.client import Server, StoreAway
+from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from tests.sessions.faults.house import POLICIES, THRESHOLD, House
 
@@ -91,7 +91,7 @@ class Chatter:
         ]
         try:
             store.note_activity(frames)
-        except StoreAway:
+        except StoreUnavailable:
             self.refused += 1
             for chat in chats:
                 chat.doubtful.add(chat.sent)

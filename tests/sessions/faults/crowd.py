@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from sessions.client import Ended, SessionClient
+from sessions.client import ConnectionEnded, SessionClient
 from sessions.websocket import tokens
 
 HOUR = 3600.0
@@ -28,7 +28,7 @@ class Roaming(SessionClient):
     def __init__(self, nodes: Iterator[str], session: str, role: str) -> None:
         async def token() -> str:
             admission = tokens.Admission(session, f"user-{session}", "c1", "", role)
-            return tokens.issue(admission, timedelta(seconds=600))[0]
+            return tokens.issue_token(admission, timedelta(seconds=600))[0]
 
         # Agents never ping, so what they hear after a fault has come to them by the channel layer.
         super().__init__("http://nowhere", session, token, ping_every=5.0 if role == "user" else HOUR)
@@ -65,7 +65,7 @@ class Person:
                     self.heard.append(frame)
                 elif frame["type"] == "ack":
                     self.acknowledged.setdefault(frame["id"], time.monotonic())
-        except Ended as ended:
+        except ConnectionEnded as ended:
             self.problem = f"{self.role} of {self.client.session} was turned away: {ended}"
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from sessions.store import client
 from sessions.store.client import Server
-from sessions.store.inbox import Inbox, position
+from sessions.store.inbox import Inbox, parse_cursor
 from tests.sessions.faults.crowd import Crowd, Person
 from tests.sessions.faults.house import THRESHOLD, House
 
@@ -81,7 +81,7 @@ class Count:
         heard = [frame["cursor"] for frame in user.heard]
         if heard != [frame["cursor"] for frame in agent.heard]:
             yield f"user heard {heard}, agent {[frame['cursor'] for frame in agent.heard]}"
-        if heard[-len(kept) :] != kept or heard != sorted(heard, key=position):
+        if heard[-len(kept) :] != kept or heard != sorted(heard, key=parse_cursor):
             yield f"user heard {heard}, and the inbox has {kept}"
         for person in (user, agent):
             if person.problem:
@@ -109,7 +109,7 @@ def _guides(silences: list[Silence], heard: list[dict[str, Any]]) -> Iterator[st
     if sorted(wanted) != sorted(frame["id"] for frame in guides):
         yield f"has the guide messages {guides}, and these were delivered: {sorted(wanted)}"
     for frame in guides:
-        came_at = position(frame["cursor"])[0]
+        came_at = parse_cursor(frame["cursor"])[0]
         if frame["id"] in wanted and came_at < wanted[frame["id"]].deadline_ms:
             yield f"has a guide message {wanted[frame['id']].deadline_ms - came_at} ms before its time"
 

@@ -20,12 +20,12 @@ import psycopg
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.processes import free_port, wait_until
-from config.local.programs import chosen
+from config.local.processes import select_port, wait_until
+from config.local.programs import select_programs
 from sessions.policy import Policy, PolicySet
-from sessions.store.client import Server, StoreAway
+from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
-from sessions.store.stats import watchers
+from sessions.store.stats import running_watchers
 
 PATIENCE = 120.0
 THRESHOLD = 2.0  #: seconds, of the policy
@@ -119,7 +119,7 @@ class House:
         return self.start("worker", words.split(), clock)
 
     def web(self, name: str, clock: Path | None = None, *, port: int = 0) -> Program:
-        port = port or free_port()
+        port = port or select_port()
         words = _words("web", host="127.0.0.1", port=port, web_workers=1)
         return self.start(name, words.split(), clock, f"127.0.0.1:{port}")
 
@@ -127,7 +127,7 @@ class House:
         """It has made itself known since it was started."""
         own = f":{program.process.pid}"
         store = self.store()
-        self.wait(lambda: any(each.name.endswith(own) for each in watchers(store)), "the watcher is there")
+        self.wait(lambda: any(each.name.endswith(own) for each in running_watchers(store)), "the watcher is there")
         store.server.client.close()
 
     def store(self) -> Store:
@@ -151,7 +151,7 @@ class House:
         try:
             unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])
             shards = store.shards()
-        except (psycopg.OperationalError, StoreAway) as error:
+        except (psycopg.OperationalError, StoreUnavailable) as error:
             return str(error)
         finally:
             store.server.client.close()
@@ -188,7 +188,7 @@ def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]
 
 def _words(program: str, **values: object) -> str:
     """As the stack starts it."""
-    return chosen([program])[0].words.format(**values)
+    return select_programs([program])[0].words.format(**values)
 
 
 def seed_of_this_run() -> int:

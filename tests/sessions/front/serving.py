@@ -57,7 +57,7 @@ def web(**environ: str) -> Iterator[str]:
 
 def token(session: str = "s1", user: str = "ann", role: str = "user", *, seconds: float = 600, **more: str) -> str:
     admission = tokens.Admission(session, user, more.get("chat_id", "c1"), more.get("tag", ""), role)
-    return tokens.issue(admission, timedelta(seconds=seconds))[0]
+    return tokens.issue_token(admission, timedelta(seconds=seconds))[0]
 
 
 class Page:

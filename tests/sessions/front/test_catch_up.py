@@ -11,7 +11,7 @@ import pytest
 from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Entry, Inbox, Post
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
 from tests.scheduling.api.serving import PATIENCE
@@ -24,8 +24,8 @@ class Listening(SessionConsumer):
     def __init__(self) -> None:
         self.heard_it = asyncio.Event()
 
-    def hear(self, told: dict[str, Any]) -> None:
-        super().hear(told)
+    def on_notification(self, told: dict[str, Any]) -> None:
+        super().on_notification(told)
         self.heard_it.set()
 
 
@@ -70,7 +70,7 @@ def test_what_is_said_while_an_empty_read_comes_back_is_there_at_once(
     async def say(text: str) -> None:
         post = Post("s1", text, "agent", text)
         (posted,) = await asyncio.to_thread(inbox().put, [post])
-        await hub.hub().tell("s1", hub.message(post, posted))
+        await hub.hub().notify("s1", hub.message_notification(post, posted))
 
     async def look() -> list[str]:
         page, consumer = Wire(), Listening()

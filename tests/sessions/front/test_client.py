@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from scheduling.models import Event
-from sessions.client import Ended, SessionClient
+from sessions.client import ConnectionEnded, SessionClient
 from tests.scheduling.api.serving import PATIENCE, Gate, told
 from tests.sessions.front.serving import Page, token
 
@@ -124,7 +124,7 @@ def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             name = await not_stored(chat, "one", seq=1)
             await the_next(frames, "ack", id=await chat.message("two", seq=2))
-            await chat._take({"type": "error", "id": name, "reason": "unavailable"})
+            await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
             await the_next(frames, "ack", id=name)
 
     asyncio.run(gateway())
@@ -237,5 +237,5 @@ def test_a_frame_that_cannot_be_ends_it_for_good(address: str, house: None) -> N
                 async for _ in chat:
                     pass
 
-    with pytest.raises(Ended, match="4400 unknown type"):
+    with pytest.raises(ConnectionEnded, match="4400 unknown type"):
         asyncio.run(gateway())

@@ -13,7 +13,7 @@ import requests
 from config.local.processes import wait_until
 from scheduling.operations import commands
 from sessions.store import client
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import tokens
 from tests.scheduling.api.serving import NOWHERE, Client, eventually
 from tests.sessions.conftest import Chats
@@ -102,7 +102,7 @@ def test_a_token_lets_in_for_its_session_user_and_side(api: Client, address: str
     answer = api("POST", "/sessions/s1/token", wish).json()
     left = datetime.fromisoformat(answer["expires_at"]) - datetime.now(UTC)
     assert 50 < left.total_seconds() <= 60
-    assert tokens.read(answer["token"], "s1") == tokens.Admission("s1", "ann", "c1", "vip", "agent")
+    assert tokens.verify_token(answer["token"], "s1") == tokens.Admission("s1", "ann", "c1", "vip", "agent")
     with Page(address, token=answer["token"]) as page:
         assert page.hear()["role"] == "agent"
 

@@ -15,8 +15,8 @@ from scheduling.models import ChannelConfig
 from sessions.frames import Frame
 from sessions.inapp_channel import InApp
 from sessions.store import sessions
-from sessions.store.inbox import MOST, MOST_KEYS, Post
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
+from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_at_last
 from tests.sessions.front.serving import Page
@@ -55,7 +55,7 @@ def texts(session: str = "s1") -> list[str]:
 @pytest.fixture
 def chat(house: None) -> Callable[..., None]:
     def chat(session: str = "s1", user: str = "ann") -> None:
-        sessions.live().note_activity([Frame(session, user, "c1")])
+        sessions.live_store().note_activity([Frame(session, user, "c1")])
 
     return chat
 
@@ -103,7 +103,7 @@ def test_without_a_live_session_it_says_so(house: None) -> None:
 
 def test_a_closed_session_takes_nothing(chat: Callable[..., None]) -> None:
     chat()
-    sessions.live().close("s1", "ann")
+    sessions.live_store().close("s1", "ann")
     (outcome,) = send(message())
     assert isinstance(outcome, Permanent)
     assert texts() == []
@@ -128,8 +128,8 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
     chat()
     posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
     inbox().put(posts)
-    assert len(inbox().since("s1", "0-0", most=10_000)) == MOST
-    client = sessions.live().server.client
+    assert len(inbox().since("s1", "0-0", most=10_000)) == MAX_MESSAGES
+    client = sessions.live_store().server.client
     names = [name for name in client.keys("*s1*") if b":in:" in name or b":once:" in name]
     assert len(names) == 2
     assert all(0 < client.pttl(name) <= 24 * 3600 * 1000 for name in names)
@@ -138,9 +138,9 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
 
 def test_it_lies_in_the_slot_of_its_session() -> None:
     from sessions.store import client as keys
-    from sessions.store.inbox import _put
+    from sessions.store.inbox import _put_call
 
-    names = _put(Post("s1", "m1", "system", "x"))[1]
+    names = _put_call(Post("s1", "m1", "system", "x"))[1]
     assert len({name[: name.index("}")] for name in names}) == 1
     assert names[0] == keys.SESSION[keys.shard_of("s1")] + "s1"
 

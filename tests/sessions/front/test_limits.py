@@ -13,11 +13,11 @@ import pytest
 from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Post
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import connection, consumer, hub
-from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Allowance, Outlet
+from sessions.websocket.connection import BURST, MOST_WAITING, RATE, FrameRateLimiter, SendQueue
 from sessions.websocket.consumer import SessionConsumer
-from sessions.websocket.frame_writer import Clerk
+from sessions.websocket.frame_writer import FrameWriter
 from sessions.websocket.hub import Hub, group_of
 from sessions.websocket.protocol import Close
 from tests.scheduling.api.serving import PATIENCE
@@ -32,7 +32,7 @@ class Member:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def hear(self, told: dict[str, Any]) -> None:
+    def on_notification(self, told: dict[str, Any]) -> None:
         self.heard.append(told)
 
     @property
@@ -67,14 +67,14 @@ class Held:
 
 @pytest.fixture
 def held(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held, file = Held(), Clerk.file
+    held, file = Held(), FrameWriter.write_batch
 
-    def wait(self: Clerk, slips: Any) -> Any:
+    def wait(self: FrameWriter, slips: Any) -> Any:
         assert held.go_on.wait(PATIENCE)
         held.noted += len(slips)
         return file(self, slips)
 
-    monkeypatch.setattr(Clerk, "file", wait)
+    monkeypatch.setattr(FrameWriter, "write_batch", wait)
     monkeypatch.setattr(connection, "BURST", 10_000.0)
     yield held
     held.go_on.set()
@@ -138,11 +138,11 @@ def test_consumer_frames_that_were_noted_make_room(held: Held) -> None:
 def test_allowance_after_a_quiet_hour_is_the_burst_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(connection, "time", clock)
-    allowance = Allowance()
+    allowance = FrameRateLimiter()
     clock.now = 3600.0
-    assert sum(allowance.take() for _ in range(1000)) == BURST
+    assert sum(allowance.consume() for _ in range(1000)) == BURST
     clock.now += 1.0
-    assert sum(allowance.take() for _ in range(1000)) == RATE
+    assert sum(allowance.consume() for _ in range(1000)) == RATE
 
 
 # --- messages that go out ---
@@ -158,7 +158,7 @@ def test_outlet_more_frames_wait_than_allowed_ends_the_connection(valkey: Any) -
             sent.append(message)
             await read_on.wait()
 
-        outlet = Outlet(send)
+        outlet = SendQueue(send)
         outlet.put("the one that is being sent")
         await until(lambda: sent)
         for number in range(MOST_WAITING):
@@ -201,15 +201,15 @@ def test_layer_full_queue_keeps_the_first_and_reports_once(valkey: Any, monkeypa
 
 
 def test_tell_more_than_the_limit_drops_the_last_and_goes_on(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "TELLING_LIMIT", 5)
+    monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
 
     async def scene() -> None:
         member, here = Member(), hub.hub()
         await here.join("s1", member)
-        told = [here.tell("s1", {"what": hub.SIGN, "number": number}) for number in range(8)]
+        told = [here.notify("s1", {"what": hub.SIGN, "number": number}) for number in range(8)]
         assert [each.done() for each in told] == [False] * 5 + [True] * 3
         await asyncio.gather(*told)
-        await here.tell("s1", {"what": hub.SIGN, "number": 8})
+        await here.notify("s1", {"what": hub.SIGN, "number": 8})
         await until(lambda: 8 in member.numbers)
         assert member.numbers == [0, 1, 2, 3, 4, 8]
 
@@ -238,7 +238,7 @@ def test_consumer_lost_messages_are_read_from_the_inbox(valkey: Any) -> None:
     async def scene() -> None:
         async with page() as (wire, serving):
             await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])
-            serving.hear({"what": hub.LOST})
+            serving.on_notification({"what": hub.LOST})
             assert await wire.texts(1) == ["not told"]
 
     run(scene)

@@ -77,7 +77,7 @@ def test_it_lets_nobody_into_a_session_of_a_customer() -> None:
     told = visitor.post(BEGIN, {"tag": "demo"}).json()
     again = visitor.post(BEGIN, {"tag": "demo", "session": told["session"]}).json()
     assert (again["session"], again["user"]) == (told["session"], told["user"])
-    admission = tokens.read(again["tokens"]["agent"], told["session"])
+    admission = tokens.verify_token(again["tokens"]["agent"], told["session"])
     assert (admission.user_id, admission.role, admission.tag) == (told["user"], "agent", "demo")
 
 

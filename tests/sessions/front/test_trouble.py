@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 
 from config.environment import environment
 from sessions.store.inbox import Post
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from tests.scheduling.api.serving import PATIENCE, Gate
 from tests.sessions.front.serving import Page, token, web
@@ -43,13 +43,13 @@ def push(count: int, session: str = "s1") -> None:
         for number in range(count):
             post = Post(session, f"m{number}", "system", "x" * 15_000)
             (posted,) = inbox().put([post])
-            await hub.hub().tell(session, hub.message(post, posted))
+            await hub.hub().notify(session, hub.message_notification(post, posted))
         await get_channel_layer().flush()
 
     from sessions.frames import Frame
-    from sessions.store.sessions import live
+    from sessions.store.sessions import live_store
 
-    live().note_activity([Frame(session, "ann")])
+    live_store().note_activity([Frame(session, "ann")])
     asyncio.run(tell())
 
 

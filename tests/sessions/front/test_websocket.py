@@ -16,7 +16,7 @@ from sessions.frames import Frame
 from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
-from sessions.store.inbox import live as inbox
+from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import eventually, told
 from tests.sessions.front.serving import Page, token
 
@@ -59,7 +59,7 @@ def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
     ann, bob = enter(), enter(role="agent")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
-    sessions.live().server.client.flushall()
+    sessions.live_store().server.client.flushall()
     ann.say("ping")
     assert eventually(deadline)
     ann.say("message", text="still here")
@@ -71,7 +71,7 @@ def test_ping_that_says_the_user_has_spoken_arms_after_a_flush_and_a_reconnect(e
     ann.say("ping")
     ann.hear_until("pong")
     ann.say("read")
-    eventually(lambda: sessions.live().known(["s1"]) == [True])
+    eventually(lambda: sessions.live_store().known(["s1"]) == [True])
     assert deadline() == 0
     ann.say("ping", spoken=True)
     assert eventually(deadline)
@@ -81,7 +81,7 @@ def test_after_a_flush_an_open_chat_goes_on_and_an_old_cursor_shows_what_came_si
     ann, bob = enter(), enter(role="agent")
     ann.say("message", text="before")
     cursor = bob.hear_until("message")["cursor"]
-    sessions.live().server.client.flushall()
+    sessions.live_store().server.client.flushall()
     ann.say("message", text="after")
     assert bob.hear_until("message")["text"] == "after"
     assert enter(cursor=cursor).hear_until("message")["text"] == "after"
@@ -354,11 +354,11 @@ def test_frames_of_a_socket_do_not_bring_the_tag_of_the_token_back(enter: Open) 
     ann = enter(tag="new")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
-    assert stats.at(sessions.live(), "s1").tag == "new"
-    sessions.live().note_activity([Frame("s1", "ann", tag="vip")])
+    assert stats.session_snapshot(sessions.live_store(), "s1").tag == "new"
+    sessions.live_store().note_activity([Frame("s1", "ann", tag="vip")])
     ann.say("message", text="hi", id="m2")
     ann.hear_until("ack", id="m2")
-    assert stats.at(sessions.live(), "s1").tag == "vip"
+    assert stats.session_snapshot(sessions.live_store(), "s1").tag == "vip"
 
 
 def test_message_with_a_new_epoch_is_stored_though_its_seq_is_lower(enter: Open) -> None:
@@ -380,7 +380,7 @@ def test_inbox_that_was_lost_and_began_again_by_a_slower_clock_is_read(enter: Op
     ann, bob = enter(), enter(role="agent")
     ann.say("message", text="before", id="m0")
     cursor = bob.hear_until("message")["cursor"]
-    slow_clock("s1", inbox_module.position(cursor)[0] - 60_000, "missed")
+    slow_clock("s1", inbox_module.parse_cursor(cursor)[0] - 60_000, "missed")
     bob.say("ping")
     assert bob.hear_until("message")["id"] == "missed"
     late = enter(role="agent", cursor=cursor)
@@ -392,7 +392,7 @@ def test_inbox_that_was_lost_and_began_again_by_a_slower_clock_is_read(enter: Op
 def slow_clock(session: str, at_ms: int, name: str) -> None:
     """Its inbox as if a server whose clock is behind had begun it with one message."""
     key = f"{{at:s{keys.shard_of(session):02}}}:in:{session}"
-    client = sessions.live().server.client
+    client = sessions.live_store().server.client
     client.delete(key)
     client.xadd(key, {"m": json.dumps({"id": name, "from": "system", "text": name})}, id=f"{at_ms}-0")
     client.xtrim(key, maxlen=100)
@@ -442,12 +442,12 @@ def test_a_close_frame_ends_the_session_for_its_side_and_tells_the_other(enter: 
 
 def deadline(session: str = "s1") -> int:
     """Of the session's silence, ms; 0 while it is not armed."""
-    (found,) = sessions.live().server.ask(lambda pipe: [pipe.zscore(keys.DUE[keys.shard_of(session)], session)])
+    (found,) = sessions.live_store().server.ask(lambda pipe: [pipe.zscore(keys.DUE[keys.shard_of(session)], session)])
     return int(found or 0)
 
 
 def server_time() -> float:
-    return float(sessions.live().server.client.time()[0])
+    return float(sessions.live_store().server.client.time()[0])
 
 
 def test_open_sockets_are_counted_by_side(enter: Open, address: str) -> None:

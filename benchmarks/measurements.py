@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from benchmarks.figures import percentile
+from benchmarks.results import percentile
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Reading:
         return percentile(self.lateness, percent) * 1000
 
 
-def of_touches(begins_at: float = 0.0, ended_at: float | None = None, **others: Any) -> Reading:
+def read_touches(begins_at: float = 0.0, ended_at: float | None = None, **others: Any) -> Reading:
     """Read the touches planned for `begins_at` or later.
 
     Lateness ends when the channel receives the touch. The rate ends at `ended_at`, or at the last `settled_at`, which

@@ -10,13 +10,13 @@ import psutil
 import redis
 from django.conf import settings
 
-from benchmarks import readings, workload
-from benchmarks.bench import Bench, resident, spent, wait_until
+from benchmarks import measurements, workload
+from benchmarks.environment import Bench, processor_seconds, resident_mb, wait_until
+from benchmarks.measurements import Reading
 from benchmarks.peers import article
-from benchmarks.readings import Reading
 
 WARM_UP = 200
-PATIENCE = 180.0
+END_TIME_LIMIT = 180.0
 LEAD = 0.5  #: seconds from the start of the window to the first due time, equal for all
 PLANNING = 14.0  #: seconds in which the rows are written
 PAUSE = 0.01  #: seconds between checks for the end of the last call, equal for all
@@ -24,14 +24,14 @@ Offsets = Sequence[float]  #: seconds from the first due time
 Programs = Mapping[str, psutil.Process]
 
 
-def alternate(repetition: int, *contestants: Callable[[], Reading]) -> list[Reading]:
+def run_alternating(repetition: int, *contestants: Callable[[], Reading]) -> list[Reading]:
     """Run each contestant once. The order rotates with each repetition, so that none always follows the same one."""
     order = [(repetition + place) % len(contestants) for place in range(len(contestants))]
     found = {number: contestants[number]() for number in order}
     return [found[number] for number in range(len(contestants))]
 
 
-def ours(
+def measure_aftertouch(
     bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, ended: int = 0,
     analyze: bool = True,
 ) -> Reading:  # fmt: skip
@@ -40,15 +40,15 @@ def ours(
     Processor time covers the dispatch of the calls, and the window from `LEAD` before the first due time to the end.
     The idle time between both is excluded.
     """
-    cells = workload.matrix(nodes=nodes)
+    cells = workload.create_matrix(nodes=nodes)
     with bench.core() as worker:
         warm_up(cells[0])
-        workload.clear()
-        workload.customers(customers)
+        workload.delete_all()
+        workload.create_customers(customers)
         if ended:
             workload.fill_ended(ended, cells[0], customers=customers, analyze=analyze)
         if waiting:
-            workload.wait_for_days(waiting, cells[0], customers=customers, analyze=analyze)
+            workload.plan_over_a_week(waiting, cells[0], customers=customers, analyze=analyze)
         # The rows are written before they enter the horizon, so that no dispatch precedes its measurement.
         horizon = settings.AFTERTOUCH_HORIZON.total_seconds()
         begins_at = time.time() + PLANNING + horizon
@@ -57,33 +57,33 @@ def ours(
             workload.Plan(customer=number % customers + 1, node=cells[number // customers % nodes], due_at=each)
             for number, each in enumerate(due_at)
         ]
-        workload.plan(plans, analyze=analyze)
+        workload.plan_touches(plans, analyze=analyze)
         if time.time() > begins_at - horizon - 0.5:
             raise TimeoutError("planning took so long that the first calls are in the horizon already")
         involved = {"worker": worker, **bench.servers}
         _sleep_until(begins_at - horizon - 0.5)
-        before = _spent(involved)
-        wait_until(lambda: workload.handed_over(due_at[-1]), horizon - 2, "the dispatch")
+        before = _seconds_by_program(involved)
+        wait_until(lambda: workload.all_dispatched(due_at[-1]), horizon - 2, "the dispatch")
         time.sleep(LEAD)  # rows are committed before their messages are published
-        dispatch = _since(before, involved)
-        worker_mb, broker_mb = resident([worker]), resident([bench.servers["Valkey"]])
+        dispatch = _seconds_since(before, involved)
+        worker_mb, broker_mb = resident_mb([worker]), resident_mb([bench.servers["Valkey"]])
         if time.time() > begins_at - LEAD:
             raise TimeoutError("the dispatch was not done before the first was due")
-        ended_at, spent_since = _window(begins_at, offsets, involved, workload.all_ended)
+        ended_at, spent_since = _measure_window(begins_at, offsets, involved, workload.all_calls_ended)
         cpu = {name: dispatch[name] + spent_since[name] for name in involved}
-        return readings.of_touches(begins_at, ended_at, cpu=cpu, worker_mb=worker_mb, broker_mb=broker_mb)
+        return measurements.read_touches(begins_at, ended_at, cpu=cpu, worker_mb=worker_mb, broker_mb=broker_mb)
 
 
 def warm_up(node: workload.Node) -> None:
     """Make both processes connect and read the matrix before the measurement."""
-    workload.clear()
-    workload.customers(WARM_UP)
+    workload.delete_all()
+    workload.create_customers(WARM_UP)
     now = datetime.now(UTC)
-    workload.plan([workload.Plan(number + 1, node, now) for number in range(WARM_UP)])
+    workload.plan_touches([workload.Plan(number + 1, node, now) for number in range(WARM_UP)])
     workload.await_finished(60)
 
 
-def by_article(bench: Bench, offsets: Offsets) -> Reading:
+def measure_article(bench: Bench, offsets: Offsets) -> Reading:
     url = bench.redis_url(1)
     with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.article", url) as program:
         client.flushdb()
@@ -95,7 +95,7 @@ def by_article(bench: Bench, offsets: Offsets) -> Reading:
         return _collect(client, article.LATENESS, begins_at, offsets, involved)
 
 
-def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
+def measure_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
     url = bench.redis_url(2)
     env = {"PLAIN_CELERY_URL": url}
     words = ("celery", "-A", "benchmarks.peers.plain_celery", "worker", "-c", "2", "-l", "WARNING")
@@ -124,29 +124,29 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
 
 def _collect(client: redis.Redis, key: str, begins_at: float, offsets: Offsets, involved: Programs) -> Reading:
     count = len(offsets) + WARM_UP
-    ended_at, cpu = _window(begins_at, offsets, involved, lambda: client.llen(key) >= count)
+    ended_at, cpu = _measure_window(begins_at, offsets, involved, lambda: client.llen(key) >= count)
     lateness = [float(each) for each in client.lrange(key, WARM_UP, -1)]
     return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=cpu)
 
 
-def _window(
+def _measure_window(
     begins_at: float, offsets: Offsets, involved: Programs, happened: Callable[[], bool]
 ) -> tuple[float, dict[str, float]]:
     """Wait for the end of the calls. Return its time and the processor time from `LEAD` before the first due time."""
     _sleep_until(begins_at - LEAD)
-    before = _spent(involved)
+    before = _seconds_by_program(involved)
     _sleep_until(begins_at + max(offsets))
-    wait_until(happened, PATIENCE, "the calls", pause=PAUSE)
-    return time.time(), _since(before, involved)
+    wait_until(happened, END_TIME_LIMIT, "the calls", pause=PAUSE)
+    return time.time(), _seconds_since(before, involved)
 
 
 def _sleep_until(at: float) -> None:
     time.sleep(max(at - time.time(), 0))
 
 
-def _spent(involved: Programs) -> dict[str, float]:
-    return {name: spent([program]) for name, program in involved.items()}
+def _seconds_by_program(involved: Programs) -> dict[str, float]:
+    return {name: processor_seconds([program]) for name, program in involved.items()}
 
 
-def _since(before: Mapping[str, float], involved: Programs) -> dict[str, float]:
-    return {name: seconds - before[name] for name, seconds in _spent(involved).items()}
+def _seconds_since(before: Mapping[str, float], involved: Programs) -> dict[str, float]:
+    return {name: seconds - before[name] for name, seconds in _seconds_by_program(involved).items()}

@@ -18,11 +18,11 @@ from random import Random
 import psutil
 from cryptography.fernet import Fernet
 
-from benchmarks.figures import Figures
+from benchmarks.results import Figures
 from config.environment import ROOT
 from config.local import servers
 from config.local.endpoints import Endpoints
-from config.local.processes import MARK, free_port
+from config.local.processes import MARK, select_port
 
 WORKER = (
     "celery", "-A", "config", "worker", "-Q", "ticks,touch.high,touch.normal,touch.low", "-c", "2",
@@ -54,7 +54,7 @@ class Bench:
 
     @property
     def servers(self) -> dict[str, psutil.Process]:
-        return {name: psutil.Process(pid) for name, pid in servers.status(self.state_dir).items() if pid}
+        return {name: psutil.Process(pid) for name, pid in servers.server_pids(self.state_dir).items() if pid}
 
     def start(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Run `python -m words…` in the bench's environment."""
@@ -72,7 +72,7 @@ class Bench:
         try:
             yield psutil.Process(program.pid)
         finally:
-            stop(program)
+            stop_program(program)
 
     @contextmanager
     def core(self, *extra: str) -> Iterator[psutil.Process]:
@@ -85,7 +85,7 @@ class Bench:
 Scenario = Callable[[Bench], None]
 
 
-def stop(program: subprocess.Popen[bytes]) -> None:
+def stop_program(program: subprocess.Popen[bytes]) -> None:
     program.terminate()
     try:
         program.wait(STOP_WITHIN)
@@ -108,10 +108,10 @@ def open_bench(
 ) -> Iterator[Bench]:
     """Start and migrate the servers, and set Django up in this process. Stops everything at the end."""
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-bench-"))).resolve()
-    endpoints = servers.start(folder)
+    endpoints = servers.start_servers(folder)
     try:
         # Inserting millions of rows skips the foreign key checks; the insert is not measured.
-        servers.administer(
+        servers.run_as_administrator(
             folder, "GRANT SET ON PARAMETER session_replication_role TO aftertouch", "GRANT pg_checkpoint TO aftertouch"
         )
         (folder / "logs").mkdir(exist_ok=True)
@@ -120,14 +120,14 @@ def open_bench(
         _migrate(environment)
         yield Bench(folder, endpoints, environment, Figures(), Random(seed), repeat, quick)
     finally:
-        servers.stop(folder)
+        servers.stop_servers(folder)
         if state_dir is None and not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment(folder: Path, endpoints: Endpoints) -> dict[str, str]:
     """Return production settings. Django in debug mode keeps every query in memory."""
-    port = free_port()
+    port = select_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AFTERTOUCH_", "DJANGO_"))}
     return {
         **inherited,
@@ -157,22 +157,22 @@ def _migrate(environment: dict[str, str]) -> None:
     django.setup()
 
 
-def family(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+def with_descendants(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Return the processes and all their descendants."""
     found = {each.pid: each for process in processes for each in (process, *process.children(recursive=True))}
     return list(found.values())
 
 
-def spent(processes: Sequence[psutil.Process]) -> float:
+def processor_seconds(processes: Sequence[psutil.Process]) -> float:
     """Return the processor seconds so far, with children. Ended children count after their parent waited for them."""
     total = 0.0
     for process in processes:
         own = process.cpu_times()
         total += own.user + own.system + own.children_user + own.children_system
-        total += sum(sum(child.cpu_times()[:2]) for child in family([process])[1:])
+        total += sum(sum(child.cpu_times()[:2]) for child in with_descendants([process])[1:])
     return total
 
 
-def resident(processes: Sequence[psutil.Process]) -> float:
+def resident_mb(processes: Sequence[psutil.Process]) -> float:
     """Return the resident memory in MB. Pages shared after a fork count in both processes."""
-    return sum(each.memory_info().rss for each in family(processes)) / 1e6
+    return sum(each.memory_info().rss for each in with_descendants(processes)) / 1e6

@@ -92,7 +92,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
-def machine(seed: int, servers: Sequence[str]) -> str:
+def describe_machine(seed: int, servers: Sequence[str]) -> str:
     load = ", ".join(f"{each:.1f}" for each in psutil.getloadavg())
     memory = psutil.virtual_memory().total / 2**30
     packages = " · ".join(f"{name} {version(name)}" for name in PACKAGES)

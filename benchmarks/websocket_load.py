@@ -22,7 +22,7 @@ PING_FRAME = bytes([0x81, 0x80 | len(PING)]) + bytes(4) + PING  # a mask of zero
 OPENING_AT_ONCE = 100
 
 
-class Tally:
+class PongTally:
     def __init__(self) -> None:
         self.open = self.lost = self.pings = self.pongs = self.missed = self.messages = 0
         self.slowest = self.last_at = 0.0
@@ -36,7 +36,7 @@ class Tally:
 class Page(asyncio.Protocol):
     """One connection. Frames of the server are short, so they arrive unmasked and unfragmented."""
 
-    def __init__(self, tally: Tally, request: bytes, ready: asyncio.Future[None]) -> None:
+    def __init__(self, tally: PongTally, request: bytes, ready: asyncio.Future[None]) -> None:
         self.tally, self.request, self.ready = tally, request, ready
         self.buffer = b""
         self.in_frames = False
@@ -96,10 +96,10 @@ class Page(asyncio.Protocol):
             self.ready.set_exception(ConnectionError(self.buffer[:200]))
 
 
-def opening(session: str, port: int) -> bytes:
+def handshake_request(session: str, port: int) -> bytes:
     from sessions.websocket import tokens
 
-    token, _ = tokens.issue(tokens.Admission(session, f"user-of-{session}", "c1", "", "user"), timedelta(hours=1))
+    token, _ = tokens.issue_token(tokens.Admission(session, f"user-of-{session}", "c1", "", "user"), timedelta(hours=1))
     lines = [
         f"GET /ws/v1/sessions/{session}?token={quote(token)} HTTP/1.1", f"Host: 127.0.0.1:{port}",
         "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
@@ -109,13 +109,13 @@ def opening(session: str, port: int) -> bytes:
 
 
 async def main(prefix: str, count: int, port: int, ping_every: float) -> None:
-    tally, pages = Tally(), list[Page]()
+    tally, pages = PongTally(), list[Page]()
     slots = asyncio.Semaphore(OPENING_AT_ONCE)
 
     async def enter(number: int) -> None:
         async with slots:
             ready: asyncio.Future[None] = loop.create_future()
-            request = opening(f"{prefix}-{number:05}", port)
+            request = handshake_request(f"{prefix}-{number:05}", port)
             _, page = await loop.create_connection(lambda: Page(tally, request, ready), "127.0.0.1", port)
             await ready
             pages.append(page)
