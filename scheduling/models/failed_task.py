@@ -9,6 +9,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id
+from scheduling.models.ledger import Transitions
 
 
 class FailedTask(models.Model):
@@ -71,6 +72,18 @@ class FailedTask(models.Model):
         words = RESOLVED_JOBS.get(self.state) if self.origin == self.Origin.RPA_JOB else None
         return str(words or self.State(self.state).label)
 
+
+#: The allowed transitions and what causes each. No failed task leaves an end.
+FAILED_TASK_TRANSITIONS: Transitions = {
+    "open": {
+        "retried": "published again, as a new touch or job",
+        "resolved_delivered": "an operator confirmed that it arrived",
+        "resolved_not_delivered": "an operator confirmed that it did not",
+        "ignored": "",
+        "archived": "",
+    },
+    "ignored": {"retried": "", "archived": ""},
+}
 
 RESOLVED_JOBS = {
     FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: succeeded"),

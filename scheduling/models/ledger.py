@@ -1,14 +1,12 @@
 """Define the columns that all rows of work share: touches and RPA jobs.
 
-scheduled ──dispatch──▶ queued ──claim: lease_no+1──▶ running ──▶ succeeded | suppressed | cancelled
-    ▲  ▲                   │                            ├──▶ failed  ─┐
-    │  └── wake-up lost ───┘                            ├──▶ unknown ─┴─▶ FailedTask
-    └───────── retry(due_at) | defer(until) ────────────┘
-
-Only `scheduling.ledger.transitions` writes these columns.
+Only `scheduling.ledger` and `rpa_tasks.jobs` write them. `TOUCH_TRANSITIONS` and `JOB_TRANSITIONS` hold the allowed
+changes of state; a claim increments `lease_no`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from django.db import models
 from django.db.models import Q
@@ -16,6 +14,8 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id
+
+Transitions = Mapping[str, Mapping[str, str]]  #: by state: each next state, with its cause
 
 
 class Priority(models.IntegerChoices):

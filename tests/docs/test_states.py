@@ -1,8 +1,7 @@
-"""The drawn state machines are those of the ledger: every move is tried from every state, on real rows."""
+"""The declared transitions are those of the ledger: every move is tried from every state, on real rows."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,33 +11,32 @@ import pytest
 from django.db import transaction
 from django.utils.timezone import now
 
-from config.environment import ROOT
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
+from rpa_tasks.models.job import JOB_TRANSITIONS
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
+from scheduling.models.failed_task import FAILED_TASK_TRANSITIONS
+from scheduling.models.ledger import Transitions
+from scheduling.models.touch import TOUCH_TRANSITIONS
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.docs.pages import blocks
 
 Arrow = tuple[str, str]
-TOUCH, JOB, FAILED_TASK = blocks((ROOT / "docs/explanation/states.md").read_text("utf-8"), "mermaid")
 LEASE = timedelta(seconds=45)
 SOON = timedelta(seconds=30)
 pytestmark = pytest.mark.django_db
 
 
-def arrows(diagram: str) -> set[Arrow]:
-    drawn = re.findall(r"^ *(\w+) --> (\w+)", diagram, re.MULTILINE)
-    assert drawn
-    return set(drawn)
+def arrows(transitions: Transitions) -> set[Arrow]:
+    return {(before, after) for before, changes in transitions.items() for after in changes}
 
 
-def ends(diagram: str) -> set[str]:
-    return set(re.findall(r"^ *(\w+) --> \[\*\]", diagram, re.MULTILINE))
+def ends(transitions: Transitions, states: list[str]) -> set[str]:
+    return set(states) - set(transitions)
 
 
 def put(model: type[LedgerRow], task_id: UUID, state: str) -> None:
@@ -93,22 +91,24 @@ def job(db: None) -> UUID:
 
 
 def test_a_touch_moves_as_it_is_drawn(touch: UUID) -> None:
-    assert seen(touches, Touch, touch, TouchState.values) == arrows(TOUCH)
+    assert seen(touches, Touch, touch, TouchState.values) == arrows(TOUCH_TRANSITIONS)
 
 
 def test_a_job_moves_as_it_is_drawn(job: UUID) -> None:
-    assert seen(jobs, Job, job, JobState.values) == arrows(JOB)
+    assert seen(jobs, Job, job, JobState.values) == arrows(JOB_TRANSITIONS)
 
 
-@pytest.mark.parametrize(("diagram", "states"), [(TOUCH, TouchState.values), (JOB, JobState.values)])
-def test_every_state_is_drawn_and_an_end_is_one(diagram: str, states: list[str]) -> None:
-    assert {state for arrow in arrows(diagram) for state in arrow} == set(states)
-    assert ends(diagram) == set(states) - {before for before, _ in arrows(diagram)}
+@pytest.mark.parametrize(
+    ("transitions", "states"), [(TOUCH_TRANSITIONS, TouchState.values), (JOB_TRANSITIONS, JobState.values)]
+)
+def test_transitions_name_every_state_and_each_end(transitions: Transitions, states: list[str]) -> None:
+    assert {state for arrow in arrows(transitions) for state in arrow} == set(states)
+    assert ends(transitions, states) == set(states) - {"scheduled", "queued", "running"}
 
 
 def test_what_a_verdict_writes_at_once_is_a_drawn_move_too(touch: UUID) -> None:
     """A claim and what follows from it, in one write: queued → running → its end."""
-    for state in ("running", *(after for before, after in arrows(TOUCH) if before == "running")):
+    for state in ("running", *(after for before, after in arrows(TOUCH_TRANSITIONS) if before == "running")):
         put(Touch, touch, "queued")
         touches.settle_batch({Settlement(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
@@ -142,8 +142,13 @@ def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
                 origin="touch", task_id=touch, root_id=new_id(), failure="unknown", reason="test", state=state
             )
             found.add((state, act_on(row, act)))
-    assert {(before, after) for before, after in found if before != after} == arrows(FAILED_TASK)
-    assert ends(FAILED_TASK) == {"retried", "resolved_delivered", "resolved_not_delivered", "archived"}
+    assert {(before, after) for before, after in found if before != after} == arrows(FAILED_TASK_TRANSITIONS)
+    assert ends(FAILED_TASK_TRANSITIONS, FailedTask.State.values) == {
+        "retried",
+        "resolved_delivered",
+        "resolved_not_delivered",
+        "archived",
+    }
 
 
 def test_only_an_unknown_one_can_be_resolved(touch: UUID) -> None:
