@@ -19,8 +19,7 @@ from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from sessions.frames import AGENT, Frame, check_id
-from sessions.store import inbox, stats
-from sessions.store import sessions as store
+from sessions.store import inbox, sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, FrameEffect
 from sessions.websocket import hub, tokens
@@ -169,7 +168,7 @@ async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
     check_id(session_id)
     try:
-        found = await asyncio.to_thread(stats.session_snapshot, store.live_store(), session_id)
+        found = await asyncio.to_thread(stats.session_snapshot, sessions.live_store(), session_id)
     except StoreUnavailable as error:
         raise _unavailable_problem() from error
     if not found.armed_at:
@@ -226,7 +225,7 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
         if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
             raise
         try:
-            known = await asyncio.to_thread(store.live_store().known, [each.session_id for each in frames])
+            known = await asyncio.to_thread(sessions.live_store().known, [each.session_id for each in frames])
         except StoreUnavailable as error:
             raise _unavailable_problem() from error
         if not any(known):
@@ -252,7 +251,7 @@ def _unavailable_problem() -> Problem:
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
-    deadline = store.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
+    deadline = sessions.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
 

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from rpa_tasks.admin.hours import runs_chart
-from rpa_tasks.admin.node import STATES as BROWSER_STATES
+from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.shop import count_shops_by_state
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
@@ -82,7 +82,7 @@ def _browser_figures() -> list[Figure]:
     told = [Figure(_("Execution nodes"), len(found), link, "" if found else "bad")]
     told += [Figure(_("Browsers in use"), f"{counts['busy']} / {places}", link)]
     return told + [
-        Figure(_("Browsers %(state)s") % {"state": BROWSER_STATES[state]}, counts[state], link, tone)
+        Figure(_("Browsers %(state)s") % {"state": STATES[state]}, counts[state], link, tone)
         for state, tone in (("idle", ""), ("quarantined", "bad"))
         if counts[state]
     ]

@@ -20,8 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
-from rpa_tasks.admin import live, schedule
-from rpa_tasks.admin import run_job as run_now
+from rpa_tasks.admin import live, run_job, schedule
 from rpa_tasks.admin.job_page import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import format_age
@@ -192,7 +191,7 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
         view = self.admin_site.admin_view
         pages = {
             "live/": (self.live_view, "live"),
-            "run-now/": (lambda request: run_now.run_now_page(self, request), "run_now"),
+            "run-now/": (lambda request: run_job.run_now_page(self, request), "run_now"),
             "schedules/": (lambda request: schedule.schedule_list_page(self, request), "schedules"),
             "schedules/add/": (lambda request: schedule.schedule_edit_page(self, request), "schedule_add"),
             "schedules/<int:pk>/": (lambda request, pk: schedule.schedule_edit_page(self, request, pk), "schedule"),
@@ -326,7 +325,7 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
 
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
-        return run_now.redirect_to_run_page(queryset)
+        return run_job.redirect_to_run_page(queryset)
 
     @admin.action(description=_("Release the preferred node"), permissions=["run"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:

@@ -24,8 +24,8 @@ from rpa_tasks.api.schemas import (
     ShopOut,
     ShopsOut,
 )
-from rpa_tasks.jobs import publish as publishing
 from rpa_tasks.jobs import queries, shops
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
 from rpa_tasks.models import Evidence, Job, Run, Shop
 from rpa_tasks.worker.evidence import unpack_text
 from scheduling import sql
@@ -56,8 +56,8 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
     Without a `dedupe_key` the flow decides which requests merge. A request with an empty one never merges."""
     try:
         with sql.brief_lock_waits():
-            receipt = publishing.publish_job(
-                publishing.PublishRequest(
+            receipt = publish_job(
+                PublishRequest(
                     platform=wish.platform,
                     shop_id=wish.shop_id,
                     task_type=wish.task_type,
@@ -68,7 +68,7 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
                     source=build_api_key_actor(request).name,
                 )
             )
-    except publishing.BacklogFull as refused:
+    except BacklogFull as refused:
         raise Problem(429, str(refused), retry_after=refused.retry_after) from refused
     return Status(202, {"task_id": receipt.task_id, "duplicate": receipt.duplicate, "state": receipt.state})
 
@@ -103,7 +103,7 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Cancel a job. A waiting job ends at once. A running job gets `cancel_requested_at`, and its node ends it within
     seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
     with sql.brief_lock_waits():
-        publishing.request_cancel(task_id, by=build_api_key_actor(request).name)
+        request_cancel(task_id, by=build_api_key_actor(request).name)
     unread: dict[str, Any] = (
         {} if READ.scope in get_principal(request).scopes else {"payload": None, "result": None, "runs": []}
     )

@@ -25,13 +25,12 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.errors import NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE as FLOWS
+from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
 from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Job
-from rpa_tasks.outcomes import CommandResult, RunOutcome, Verdict, judge
-from rpa_tasks.outcomes import ExitCause as How
+from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command, processes
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand, end_marked_processes
 from rpa_tasks.supervisor.clock import clock
@@ -170,7 +169,7 @@ class _Run:
         if verdict.outcome not in NO_EVIDENCE_OUTCOMES and self.claim_valid:
             with self._renew_during():
                 evidence = collect_evidence(self.browser.port if self.browser else None, self._log_path())
-        self.claim_valid = self.claim_valid and ending.ended == How.EXITED and not ending.survivors
+        self.claim_valid = self.claim_valid and ending.ended == ExitCause.EXITED and not ending.survivors
         return RunResult(
             verdict=verdict,
             started_at=self.started_at,
@@ -328,7 +327,7 @@ class _Run:
             isolation.plan_for_run(
                 shop.profile,
                 folder,
-                reads=environment.get(FLOWS, "").split(os.pathsep),
+                reads=environment.get(FLOWS_VARIABLE, "").split(os.pathsep),
                 port=self.browser.port if self.browser else None,
             )
         )

@@ -18,9 +18,8 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import Count, Q
 
-from scheduling.configuration import snapshot as configuration
 from scheduling.configuration.file.apply import ChangePlan
-from scheduling.configuration.snapshot import Snapshot, delay_rules_spec, own_delay_rules
+from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, DelayRule, EventType, Node, Touch
@@ -187,7 +186,7 @@ class Impact:
 
 def list_impacts(planned: ChangePlan) -> list[Impact]:
     """Return the effect on each node that is edited or whose delay the delay rules change."""
-    snapshot = configuration.current()
+    snapshot = current()
     affected = _affected_nodes(planned, snapshot)
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
@@ -241,8 +240,8 @@ def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> Mov
     Besides nodes with a changed delay this includes all nodes of the file with a fixed delay. Applying the same file
     again therefore finishes an interrupted move.
     """
-    before = {node.id for node in _nodes_with_new_delay(planned, configuration.current())}
-    after = configuration.current()
+    before = {node.id for node in _nodes_with_new_delay(planned, current())}
+    after = current()
     listed = set()
     if "nodes" in planned.given:
         listed = set(Node.objects.filter(retired_at=None, dynamic=False).values_list("pk", flat=True))

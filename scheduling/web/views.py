@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from scheduling.channels.email import read_token
 from scheduling.dispatch import broker_health
-from scheduling.monitoring import collectors as exposition
+from scheduling.monitoring import collectors
 from scheduling.operations import commands
 from scheduling.redis_client import connect_redis
 
@@ -122,7 +122,7 @@ def check_administrator(request: HttpRequest) -> HttpResponse:
 def export_metrics(request: HttpRequest) -> HttpResponse:
     """Return process metrics of this node and cluster metrics."""
     return HttpResponse(
-        exposition.export_node_metrics() + exposition.export_cluster_metrics(), content_type=CONTENT_TYPE_LATEST
+        collectors.export_node_metrics() + collectors.export_cluster_metrics(), content_type=CONTENT_TYPE_LATEST
     )
 
 

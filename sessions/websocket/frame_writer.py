@@ -91,12 +91,13 @@ _batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, FrameBatcher] = WeakKeyD
 
 def frame_writer() -> FrameBatcher:
     """Return the frame writer of the running loop."""
-    from sessions.store import inbox
-    from sessions.store import sessions as store
+    from sessions.store import inbox, sessions
 
     loop = asyncio.get_running_loop()
     if loop not in _batchers:
         _batchers[loop] = MicroBatcher(
-            FrameWriter(store.live_store(), inbox.live_inbox()).write_batch, moment=BATCH_WINDOW, name="sessions-desk"
+            FrameWriter(sessions.live_store(), inbox.live_inbox()).write_batch,
+            moment=BATCH_WINDOW,
+            name="sessions-desk",
         )
     return _batchers[loop]

@@ -27,7 +27,6 @@ from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import runs
-from scheduling.experiments.replay import runs as draft
 from scheduling.models import WhatIfRun
 from scheduling.monitoring.duration_text import describe_duration
 
@@ -230,7 +229,7 @@ class DraftForm(forms.Form):
         """Validate the draft. Lists all errors, each with its place."""
         text: str = self.cleaned_data["draft"]
         try:
-            draft.read_draft(text)
+            runs.read_draft(text)
         except InvalidDocument as error:
             raise forms.ValidationError(translate_error(str(error))) from None
         except InvalidConfiguration as error:
@@ -310,7 +309,7 @@ class WhatIfRunAdmin(OpsAdmin):
             return {}
         earlier = request.GET.get("from", "")
         row = WhatIfRun.objects.filter(pk=earlier).first() if earlier.isdecimal() and len(earlier) < 18 else None
-        return {"draft": row.draft, "days": row.days} if row else {"draft": draft.export_live_draft()}
+        return {"draft": row.draft, "days": row.days} if row else {"draft": runs.export_live_draft()}
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
