@@ -11,6 +11,8 @@ from config.environment import ROOT
 
 PACKAGES = ("scheduling", "rpa_tasks", "sessions", "config")
 CATALOGUES = [ROOT / package / "locale/zh_Hans/LC_MESSAGES/django.po" for package in PACKAGES]
+#: Strings of libraries that have no translation of their own.
+THIRD_PARTY = ROOT / "config/third_party/locale/zh_Hans/LC_MESSAGES/django.po"
 SCRIPTS = ROOT / "scheduling/locale/zh_Hans/LC_MESSAGES/djangojs.po"
 
 Word = tuple[str, str]  #: context and singular

@@ -21,18 +21,20 @@ from django.utils import translation
 from django.utils.translation.template import templatize
 
 from config.environment import ROOT
-from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, Word, entries
+from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, THIRD_PARTY, Word, entries
 
 SHOWN = (
     "unfold", "django_celery_beat", "simple_history", "django.contrib.admin", "django.contrib.auth",
-    "django.contrib.contenttypes", "django.forms", "django.core.validators", "django.views",
+    "django.contrib.contenttypes", "django.forms", "django.core.validators", "django.db.models.fields", "django.views",
 )  # fmt: skip
 SINGULAR = ("_", "gettext", "gettext_lazy", "gettext_noop")
 PLURAL = ("ngettext", "ngettext_lazy")
 #: Names, not words.
 THE_SAME = {"IPv4", "IPv6", "URL", "%(class_name)s %(instance)s", "HSL", "RGB"}
 
-each_file = pytest.mark.parametrize("path", [*CATALOGUES, SCRIPTS], ids=lambda path: f"{path.parts[-5]}-{path.stem}")
+each_file = pytest.mark.parametrize(
+    "path", [*CATALOGUES, THIRD_PARTY, SCRIPTS], ids=lambda path: f"{path.parts[-5]}-{path.stem}"
+)
 each_catalogue = pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-5])
 
 
@@ -129,7 +131,13 @@ def test_every_word_that_is_said_for_us_is_chinese_too() -> None:
             for word, said in _words_of(module)
             if said == word and re.search(r"[A-Za-z]{2}", word) and word not in THE_SAME
         }
-    assert sorted(missing) == [], "add it to scheduling/admin/borrowed.py"
+    assert sorted(missing) == [], f"add it to {THIRD_PARTY.relative_to(ROOT)}"
+
+
+def test_third_party_catalogue_has_only_strings_of_libraries(spoken: set[Word]) -> None:
+    known = {entry.word for entry in entries(THIRD_PARTY)}
+    shown = {("", word) for module in SHOWN for word, _said in _words_of(module)}
+    assert (sorted(known - shown), sorted(known & spoken)) == ([], [])
 
 
 def _words_of(module: str) -> Iterator[tuple[str, str]]:
