@@ -20,8 +20,8 @@ from scheduling import metrics, sql, tracing
 from scheduling.channels.base import Delivered
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery import due_batch, settlement
-from scheduling.delivery.due_batch import DueBatch
+from scheduling.delivery import due_batch, presence, settlement
+from scheduling.delivery.due_batch import DueBatch, PresenceAnswers
 from scheduling.delivery.judging import Judged, judge_batch
 from scheduling.delivery.outgoing import LEASE, DeliveryResult
 from scheduling.delivery.sender import sender
@@ -115,6 +115,7 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
         # Premature wake-ups, which a node with a fast clock caused.
         _publish(touches.premature_wakeups(task_ids), config)
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
+    presence.note_sending(_list_local_notes(judged, answers))
     _send(judged)
     _log_unsent(judged, config)
     _measure(judged)
@@ -153,6 +154,22 @@ def _send(judged: Sequence[Judged]) -> None:
             each.parcel.channel.send_now(each.parcel.message)  # type: ignore[attr-defined]
     if parcels:
         sender().submit(parcels)
+
+
+def _list_local_notes(judged: Sequence[Judged], answers: PresenceAnswers) -> list[presence.SendingNote]:
+    """Return the questions about events of presence providers, each with whether its touch is delivered.
+
+    Stopped touches are reported if their last question was asked: for a channel without a call, or perhaps by a worker
+    that was killed before the mark. A touch that was marked before may have been sent, so it is left out.
+    """
+    types = presence.provider_event_types()
+    asked = [(each.row, each.settlement.state, answers.questions.get(each.row.claim.task_id)) for each in judged]
+    return [
+        (question, state == "delivered")
+        for row, state, question in asked
+        if question and question.event_type in types and state != "running"
+        if state == "delivered" or (row.attempt == 0 and (question.about_to_send or row.claim.lease_no > 1))
+    ]
 
 
 def _log_unsent(judged: Sequence[Judged], config: Snapshot) -> None:

@@ -28,6 +28,9 @@ class PresenceQuestion:
     about_to_send: bool = False  #: True: without a presence block it is sent right after this question
 
 
+SendingNote = tuple[PresenceQuestion, bool]  #: whether its touch is sent now
+
+
 class Presence(Protocol):
     #: Event types of the provider. It is asked about all their touches, even if the node ignores conversations.
     event_types: ClassVar[frozenset[str]]
@@ -41,8 +44,17 @@ class Presence(Protocol):
         - "presence_unknown": unknown; the touch is deferred for 30 s
 
         An exception counts as "presence_unknown" for all questions. A touch is asked about when it is judged, and again
-        right before the sender marks it. Only the last question has `going_out`; a provider must count nothing before
-        that one.
+        right before the sender marks it. Only the last question has `about_to_send`. The ledger may still stop the
+        touch then, so a provider counts nothing here.
+        """
+
+    def note_sending(self, questions: Sequence[PresenceQuestion], sent: Sequence[bool]) -> None:
+        """Count touches of `event_types` that are sent now.
+
+        `sent` is False where the ledger stopped a touch that no provider blocked.
+
+        Called right before the channel, or after the commit for a channel without a call. The call may come twice for a
+        touch, after the message, or not at all: a worker can be killed. An exception is logged and stops no touch.
         """
 
 
@@ -69,3 +81,13 @@ def presence_blocks(questions: Sequence[PresenceQuestion]) -> list[str]:
             found = ["presence_unknown"] * len(questions)
         answers = [mine or theirs for mine, theirs in zip(answers, found, strict=True)]
     return answers
+
+
+def note_sending(notes: Sequence[SendingNote]) -> None:
+    """Report to all providers which of these touches are sent now. Never raises."""
+    questions, sent = [question for question, _ in notes], [each for _, each in notes]
+    for provider in presence_providers() if notes else ():
+        try:
+            provider.note_sending(questions, sent)
+        except Exception:
+            log.warning("sending_not_noted", questions=len(questions), exc_info=True)

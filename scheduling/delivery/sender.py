@@ -1,8 +1,8 @@
 """Call channels concurrently from one thread per worker process, so that a dead endpoint blocks no worker.
 
 A delivery passes: lane (calls in flight per receiver) → quota → Presence → `mark_sending` → channel → settling.
-`mark_sending` is one fenced write per chunk; it checks consent, pauses and the node again. Results are settled together
-every 100 ms.
+`mark_sending` is one fenced write per chunk; it checks consent, pauses and the node again. Presence counts only what it
+permits. Results are settled together every 100 ms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -37,6 +37,7 @@ IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
 IN_FLIGHT = 4_000  #: deliveries that a process holds before `submit` waits
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
+NOTE_WAIT = 0.5  #: seconds that marked deliveries wait for Presence to count them; the margin of the lease covers it
 THROTTLE_THREADS = 2  #: threads that store a vendor's throttling in Redis for all workers
 STUCK_AFTER = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
 
@@ -45,6 +46,8 @@ Answer = TypeVar("Answer")
 
 #: The row was locked or the claim is no longer valid. Settling determines which.
 UNMARKED = Deferred("mark_failed", timedelta(seconds=2))
+#: By task id: None permits to send the touch.
+Permits = dict[object, Deferred | SendRefused | None]
 
 
 @dataclass(slots=True)
@@ -202,10 +205,12 @@ class Sender:
             while marking.ready:
                 chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
                 try:
-                    permits = await self._run_in(marking.thread, self._check_quota_and_claim, chunk)
+                    permits, notes = await self._run_in(marking.thread, self._check_quota_and_claim, chunk)
                 except Exception:
                     log.exception("mark_failed", count=len(chunk))
-                    permits = {}
+                    permits, notes = {}, []
+                if notes:  # before a customer can answer; a slow Redis delays the calls no longer than this
+                    await asyncio.wait({self._run_in(marking.thread, presence.note_sending, notes)}, timeout=NOTE_WAIT)
                 for delivery in chunk:
                     refusal = permits.get(delivery.claim.task_id, UNMARKED)
                     if refusal is None:
@@ -215,13 +220,14 @@ class Sender:
         finally:
             marking.active = False
 
-    def _check_quota_and_claim(self, chunk: list[Delivery]) -> dict[object, Deferred | SendRefused | None]:
-        """Return for each delivery None (send it) or why not. Runs in a thread because it calls Redis and PostgreSQL.
+    def _check_quota_and_claim(self, chunk: list[Delivery]) -> tuple[Permits, list[presence.SendingNote]]:
+        """Return for each delivery None (send it) or why not, and what Presence counts.
 
-        The fenced write comes last, so that no step separates what it reads from the calls.
+        Runs in a thread because it calls Redis and PostgreSQL. The fenced write comes last, so that no decision
+        separates what it reads from the calls.
         """
         close_old_connections()
-        permits: dict[object, Deferred | SendRefused | None] = dict(self._over_quota(chunk))
+        permits: Permits = dict(self._over_quota(chunk))
         permits |= _find_presence_blocks([delivery for delivery in chunk if delivery.claim.task_id not in permits])
         rest = [delivery for delivery in chunk if delivery.claim.task_id not in permits]
         if rest:
@@ -230,7 +236,7 @@ class Sender:
             permits |= {
                 task_id: SendRefused(_verdict_for_stop(stop)) if stop else None for task_id, stop in stops.items()
             }
-        return permits
+        return permits, _list_sending_notes(rest, permits)
 
     def _over_quota(self, chunk: list[Delivery]) -> dict[object, Deferred]:
         by_receiver: dict[str, list[Delivery]] = {}
@@ -347,6 +353,20 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
         for delivery, answer in zip(asked, answers, strict=True)
         if answer
     }
+
+
+def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> list[presence.SendingNote]:
+    """Return the questions about events of presence providers, each with whether its touch is sent now.
+
+    An earlier attempt may have been sent, so a stop of a retry is not reported.
+    """
+    types = presence.provider_event_types()
+    asked = [(each, permits.get(each.claim.task_id, UNMARKED) is None) for each in deliveries]
+    return [
+        (each.question, sent)
+        for each, sent in asked
+        if each.question and each.question.event_type in types and (sent or each.attempt == 1)
+    ]
 
 
 def _verdict_for_stop(stop: Stop) -> GuardVerdict:

@@ -38,6 +38,11 @@ class SessionPresence:
             answers[number] = answer
         return answers
 
+    def note_sending(self, questions: Sequence[PresenceQuestion], sent: Sequence[bool]) -> None:
+        asked = [number for number, each in enumerate(questions) if each.event_type == SILENT]
+        silences = [parse_event_id(questions[number].event_id) for number in asked]
+        self.store.note_sending(silences, [sent[number] for number in asked])
+
     def _about_silences(self, questions: Sequence[PresenceQuestion]) -> list[str]:
         if not questions:
             return []

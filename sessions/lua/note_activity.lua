@@ -9,11 +9,12 @@
 -- KEYS[8…] {shard}:s:<id>    hash, one key a frame: the session of that frame
 --   u user, set by frames of the user only · c chat · t tag · q, r last seq of user and agent · o, b epochs of these
 --   (prelude) · a armed at, µs · d deadline, ms (0: none) · i the user has written a message · y the arming is claimed
---   n number of recorded silences · j guide messages sent since the user's last message (still_silent)
+--   n number of recorded silences; a frame of the agent makes it that of guide messages · h guide messages sent since the
+--   user's last action (see note_sending) · j guide messages that may be on their way (see still_silent)
 --   s the arming of the last recorded silence, removed by the next message · p reason of the pause
 --   e when a pause by typing ends, ms · g the arming whose deadline was extended · m the user has typed · f, v last
 --   activity of user and agent, ms · l when the user last renewed it, ms · x closed · k key of a gateway (see
---   note_expired) · w what it is counted as (prelude) · z the last guide message (see still_silent)
+--   note_expired) · w what it is counted as (prelude) · z the last guide message (see note_sending)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  how long a closed one is remembered, ms
@@ -133,19 +134,23 @@ local function note(key, what, user, chat, seq, tag)
     written = true
   end
   if not ping then
+    local guided = (held[3] or held[12]) and call('HMGET', key, 'h', 'j') or {}
     if by_user then
       nudges = 0
       put('f', now)
-      if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'j', 'y') end
+      if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'y', 'h', 'j') end
       if kind == 'typing' then put('m', '1') end
-      if held[15] then sign(key, id, kind, held[15]) end
+      -- A message that may be on its way is the last one. If it is not sent, its signs count for nothing.
+      local reserved = guided[2] and guided[2]:match('([^\n]*)\n$')
+      if reserved then call('HSET', key, 'z', reserved) end
+      if reserved or held[15] then sign(key, id, kind, reserved or held[15]) end
     else
       put('v', now)
-      -- A silence that the agent answered before its guide message was sent does not count as a guide message.
-      if nudges > 0 then
-        nudges = (call('HGET', key, 'j') or 0) + 0
-        put('n', nudges)
-      end
+      -- A silence that the agent answered before its guide message was sent does not count as a guide message. One that
+      -- may be on its way counts, so that the policy's limit holds.
+      local sent = size_of(guided[1]) + size_of(guided[2])
+      if nudges ~= sent then put('n', sent) end
+      nudges = sent
       call('HDEL', key, 's', 'y')
     end
   end

@@ -61,6 +61,20 @@ local function next_arming(armed_at)
   return math.max((tonumber(armed_at) or 0) + 1, now_us)
 end
 
+-- Lists of silences in one field: entries that start with an arming and a colon and end with a newline (see still_silent,
+-- note_sending). They are short: an action of the user empties them, and a policy limits the messages until then.
+local function entry_of(list, armed_at)
+  return list and ('\n' .. list):match('\n(' .. armed_at .. ':[^\n]*)\n')
+end
+
+local function without(list, armed_at)
+  return (('\n' .. (list or '')):gsub('\n' .. armed_at .. ':[^\n]*\n', '\n'):sub(2))
+end
+
+local function size_of(list)
+  return list and select(2, list:gsub('\n', '')) or 0
+end
+
 -- Number of remembered epochs of a side's counter. A late frame of an earlier epoch must not restart the counter.
 local MOST_EPOCHS = 4
 

@@ -138,11 +138,23 @@ def still_silent(
     return [
         (
             client.STILL_SILENT,
+            _session_keys(shard, [silences[number] for number in numbers]),
+            [word for number in numbers for word in asked[number]],
+        )
+        for shard, numbers in groups.items()
+    ]
+
+
+def note_sending(silences: Sequence[Silence], sent: Sequence[bool]) -> list[Call]:
+    groups = by_shard([session_id for session_id, _ in silences])
+    return [
+        (
+            client.NOTE_SENDING,
             [client.SIGNS[shard], *_session_keys(shard, [silences[number] for number in numbers])],
             [
                 len(client.SESSION[shard]),
                 to_milliseconds(TYPED_LATELY),
-                *(word for number in numbers for word in asked[number]),
+                *(word for number in numbers for word in (silences[number][1], int(sent[number]))),
             ],
         )
         for shard, numbers in groups.items()

@@ -166,7 +166,7 @@ class Store:
 
         Args:
             send_until: for each silence, the latest time at which its guide message is sent after this call.
-                A silence that holds is then counted, once. None or no list: no message is sent now.
+                A silence that holds is then reserved until `note_sending`. None or no list: no message is sent now.
         """
         groups = calls.by_shard([session_id for session_id, _ in silences])
         answers = self._run(calls.still_silent(silences, groups, send_until or [None] * len(silences)))
@@ -175,6 +175,14 @@ class Store:
             for number, each in zip(numbers, answer[1:], strict=True):
                 stand[number] = bool(each) if isinstance(each, int) else decode_text(each)
         return instant_of_ms(max((answer[0] for answer in answers), default=0)), stand
+
+    def note_sending(self, silences: Sequence[tuple[str, int]], sent: Sequence[bool]) -> None:
+        """Count the guide messages that are sent now and release the reservations of the others. Idempotent.
+
+        Without this call a reservation limits the guide messages of its session until the user writes or types. It
+        counts in no statistics.
+        """
+        self._run(calls.note_sending(silences, sent))
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
         """Return when each user last wrote a message, None outside the conversation window.

@@ -150,7 +150,7 @@ def read_overview(store: Store) -> Overview:
 
 #: Reasons that stop the timer. Typing of an agent only postpones the deadline.
 _PAUSE_KINDS = ("tool", "transfer", "queue")
-_FIELDS = ("u", "c", "a", "d", "j", "t", "p", "x", "f", "v", "n", "y")  #: see the header of `lua/note_activity.lua`
+_FIELDS = ("u", "c", "a", "d", "h", "t", "p", "x", "f", "v", "n", "y")  #: see the header of `lua/note_activity.lua`
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def session_snapshot(store: Store, session_id: str) -> SessionSnapshot:
             pipe.hget(client.POLICIES[shard], "body"),
         ]
     )
-    user_id, chat_id, armed_at, deadline, nudges, tag, pause, closed, user_at, agent_at, rung, claimed = (
+    user_id, chat_id, armed_at, deadline, counted, tag, pause, closed, user_at, agent_at, rung, claimed = (
         decode_text(each) if each else "" for each in held
     )
     due = int(deadline or 0)
@@ -202,7 +202,7 @@ def session_snapshot(store: Store, session_id: str) -> SessionSnapshot:
         chat_id=chat_id,
         armed_at=int(armed_at or 0),
         deadline=instant_of_ms(due) if due else None,
-        nudges=int(nudges or 0),
+        nudges=counted.count("\n"),
         tag=tag,
         policy=tag if tag in known else DEFAULT_TAG,
         pause=pause,

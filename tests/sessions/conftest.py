@@ -58,6 +58,14 @@ class Chats:
         """The look right before its message goes out."""
         return bool(self.store.still_silent([(claim.session_id, claim.armed_at)], send_until=[send_until])[1][0])
 
+    def go_out(self, claim: ClaimedSilence, *, sent: bool = True) -> None:
+        """That look, and what the ledger made of the message."""
+        assert self.stands(claim)
+        self.note_sending(claim, sent=sent)
+
+    def note_sending(self, claim: ClaimedSilence, *, sent: bool = True) -> None:
+        self.store.note_sending([(claim.session_id, claim.armed_at)], [sent])
+
     def seconds_left(self, noted: Any) -> float:
         return noted.deadline_ms / 1000 - self.now.timestamp() if noted.deadline_ms else 0.0
 

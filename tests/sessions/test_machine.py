@@ -60,6 +60,7 @@ class Chat:
     claimed: bool = False  #: and not confirmed; a ping does not end that
     written: bool = False  #: by the user, so that there is a silence to wait for
     guided: set[int] = field(default_factory=set)  #: armings into which messages went since the user's last word
+    reserved: set[int] = field(default_factory=set)  #: those into which one may be on its way
     begun: bool = False
 
     def pause_by(self, sender: str, kind: str, now: float) -> None:
@@ -101,11 +102,14 @@ class Chat:
         if kind != "ping":
             self.stands = None
             if sender == "user":
-                self.guided = set()
-            self.nudges = min(self.nudges, len(self.guided))
+                self.guided, self.reserved = set(), set()
+            self.nudges = len(self.guided | self.reserved)
         self.pause_by(sender, kind, now)
         self.arm(policy, now)
         return COUNTED
+
+    def holds(self, arming: int) -> bool:
+        return arming in (self.arming, self.stands)
 
     def confirm(self, policy: Policy, now: float) -> None:
         self.nudges += 1
@@ -136,6 +140,7 @@ class Machine(RuleBasedStateMachine):
         self.chats = {each: Chat() for each in SESSIONS}
         self.held: dict[str, list[tuple[ClaimedSilence, int]]] = {each: [] for each in WATCHERS}
         self.handed_in: list[tuple[ClaimedSilence, int]] = []  #: the last that were
+        self.marking: list[tuple[ClaimedSilence, int]] = []  #: between the last look and what the ledger makes of them
         self.names: dict[str, dict[int, int]] = {each: {} for each in SESSIONS}  #: by arming, the instant
 
     def _at_now(self) -> Store:
@@ -283,21 +288,46 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def messages_go_out(self) -> None:
-        self._look(going_out=True)
+        self._note(self._look(going_out=True), sent=True)
 
-    def _look(self, *, going_out: bool) -> None:
+    @rule()
+    def the_ledger_stops_messages(self) -> None:
+        self._note(self._look(going_out=True), sent=False)
+
+    @rule()
+    def messages_are_about_to_go_out(self) -> None:
+        self.marking = [*self.marking, *self._look(going_out=True)][-10:]
+
+    @rule(sent=st.booleans())
+    def they_do_or_are_stopped(self, sent: bool) -> None:
+        marking, self.marking = self.marking, []
+        self._note(marking, sent=sent)
+
+    @rule()
+    def a_worker_dies(self) -> None:
+        self.marking = []
+
+    def _look(self, *, going_out: bool) -> list[tuple[ClaimedSilence, int]]:
+        """Returns those whose messages go out."""
         held = [each for claims in (*self.held.values(), self.handed_in) for each in claims]
-        if not held:
-            return
         asked = [(claim.session_id, claim.armed_at) for claim, _ in held]
         until = ALWAYS if going_out else None
         _, stand = self._at_now().still_silent(asked, send_until=[until] * len(asked))
         for (claim, arming), stands in zip(held, stand, strict=True):
             chat = self.chats[claim.session_id]
-            expected = not chat.begun or arming in (chat.arming, chat.stands)
-            assert bool(stands) == expected
-            if going_out and stands and chat.begun:
+            assert bool(stands) == (not chat.begun or chat.holds(arming))
+            if going_out and stands and chat.begun and arming not in chat.guided:
+                chat.reserved.add(arming)
+        return [each for each, stands in zip(held, stand, strict=True) if stands]
+
+    def _note(self, messages: list[tuple[ClaimedSilence, int]], *, sent: bool) -> None:
+        asked = [(claim.session_id, claim.armed_at) for claim, _ in messages]
+        self._at_now().note_sending(asked, [sent] * len(asked))
+        for claim, arming in messages:
+            chat = self.chats[claim.session_id]
+            if sent and chat.begun and (chat.holds(arming) or arming in chat.reserved):
                 chat.guided.add(arming)
+            chat.reserved.discard(arming)
 
     # --- what always holds ----------------------------------------------------------------------------------------
 
@@ -313,7 +343,7 @@ class Machine(RuleBasedStateMachine):
             found = stats.session_snapshot(self.store, session)
             assert found.nudges == len(chat.guided)
             # No more messages than the policy with most of them allows, until the user says a word.
-            assert found.nudges <= 3
+            assert len(chat.guided | chat.reserved) <= 3
         counts = [each for shard in shards for each in shard.counts.items()]
         paused = sum(chat.begun and not chat.closed and chat.pause in HARD for chat in self.chats.values())
         assert sum(each.paused for each in shards) == paused

@@ -19,7 +19,7 @@ from sessions.detection import nudge_stats
 from sessions.detection.silence_events import silence_event
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
 from sessions.policy import Policy
-from sessions.store import calls
+from sessions.store import calls, stats
 from sessions.store import client as keys
 from sessions.store.sessions import ClaimedSilence
 from tests.scheduling.api.serving import eventually
@@ -49,17 +49,31 @@ class Guide:
     def touch(self, claim: ClaimedSilence) -> Touch:
         return Touch.objects.filter(event__event_id=f"{claim.session_id}:{claim.armed_at}").latest("created_at")
 
-    def send(self, claim: ClaimedSilence, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+    def send(
+        self,
+        claim: ClaimedSilence,
+        *,
+        waits: timedelta = timedelta(0),
+        takes: timedelta = MOMENT,
+        state: str = "delivered",
+    ) -> None:
         """The last look, and what became of it."""
-        assert self.chats.stands(claim)
-        self.settle(claim, takes=takes, state=state)
+        self.chats.go_out(claim)
+        self.settle(claim, waits=waits, takes=takes, state=state)
 
-    def settle(self, claim: ClaimedSilence, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+    def settle(
+        self,
+        claim: ClaimedSilence,
+        *,
+        waits: timedelta = timedelta(0),
+        takes: timedelta = MOMENT,
+        state: str = "delivered",
+    ) -> None:
         touch = self.touch(claim)
         at = now()
         decision = "suppress" if state == "suppressed" else "send"
-        Verdict.objects.create(touch=touch, at=at, decision=decision)
-        Touch.objects.filter(pk=touch.pk).update(state=state, settled_at=at + takes, lease_until=None)
+        Verdict.objects.create(touch=touch, at=at - waits, decision=decision)
+        Touch.objects.filter(pk=touch.pk).update(state=state, sending_at=at, settled_at=at + takes, lease_until=None)
         if state == "delivered":
             Attempt.objects.create(
                 touch=touch, number=1, lease_no=1, started_at=at, ended_at=at + takes, outcome="delivered"
@@ -158,7 +172,7 @@ def test_who_was_typing_when_it_went_out_was_not_to_be_guided(
     (claim,) = chats.claim()
     record_events([silence_event(claim, claim.deadline_ms)])
     chats.store.confirm([claim])
-    assert chats.stands(claim)
+    chats.go_out(claim)
     guide.send(claim)
     chats.pass_time(100)
     chats.user()
@@ -192,6 +206,43 @@ def test_an_answer_counts_for_the_latest_message(guide: Guide, chats: Chats) -> 
     chats.pass_time(100)
     chats.user()
     assert guide.tally() == {"default": (2, 1, 0)}
+
+
+def test_an_answer_counts_for_the_message_before_one_that_was_stopped(guide: Guide, chats: Chats) -> None:
+    chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
+    guide.send(guide.silence())
+    chats.pass_time(61)
+    (second,) = chats.claim()
+    record_events([silence_event(second, second.deadline_ms)])
+    chats.store.confirm([second])
+    chats.go_out(second, sent=False)
+    guide.settle(second, state="suppressed")
+    chats.pass_time(100)
+    chats.user()
+    assert guide.tally() == {"default": (1, 1, 0)}
+
+
+@pytest.mark.parametrize("kinds", [["message"], ["typing"], ["typing", "message"], ["read", "message"]])
+def test_who_writes_or_types_before_the_message_is_counted_was_not_to_be_guided(
+    guide: Guide, chats: Chats, kinds: list[str]
+) -> None:
+    """The last look permitted it, and the user is faster than the mark."""
+    claim = guide.silence()
+    assert chats.stands(claim)
+    for kind in kinds:
+        chats.user(kind=kind)
+    chats.note_sending(claim)
+    guide.settle(claim)
+    assert guide.tally() == {"default": (1, 0, 1)}
+
+
+def test_an_answer_counts_though_the_store_never_heard_that_the_message_was_sent(guide: Guide, chats: Chats) -> None:
+    claim = guide.silence()
+    assert chats.stands(claim)
+    guide.settle(claim)
+    chats.pass_time(100)
+    chats.user()
+    assert guide.tally() == {"default": (1, 1, 0)}
 
 
 def test_tags_without_a_policy_are_counted_as_the_default(guide: Guide, chats: Chats) -> None:
@@ -244,7 +295,7 @@ def test_signs_do_not_pile_up(guide: Guide, chats: Chats, monkeypatch: pytest.Mo
 def test_a_sign_waits_until_its_message_is_settled(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(seconds=60))
     claim = guide.silence()
-    assert chats.stands(claim)
+    chats.go_out(claim)
     chats.user()
     assert guide.tally() == {}
     guide.settle(claim)
@@ -285,9 +336,26 @@ def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats:
     deliver_touches([guide.touch(each).pk for each in claims])
     assert {guide.touch(each).state for each in claims if each != back} == {"delivered"}
     assert (guide.touch(back).state, guide.touch(back).reason) == ("suppressed", "answered")
+    assert [stats.session_snapshot(chats.store, each).nudges for each in ("s1", "s2")] == [1, 0]
     chats.user("s1", kind="typing")
     chats.user("s1")
     assert guide.tally() == {"default": (1, 0, 1)}
+
+
+def test_a_guard_that_stops_a_local_message_uses_no_nudge(guide: Guide, chats: Chats) -> None:
+    """A channel without a call asks its last question before the guards judge."""
+    chats.policies(default=Policy(timedelta(milliseconds=1)))
+    chats.user()
+    claims: list[ClaimedSilence] = []
+    eventually(lambda: claims.extend(chats.claim()) or claims)
+    record_events([silence_event(claims[0], claims[0].deadline_ms)])
+    chats.store.confirm(claims)
+    guide.node.enabled = False
+    guide.node.save()
+    deliver_touches([guide.touch(claims[0]).pk])
+    assert guide.touch(claims[0]).reason == "node_disabled"
+    assert stats.session_snapshot(chats.store, "s1").nudges == 0
+    assert chats.agent().deadline_ms > 0
 
 
 @pytest.mark.django_db(transaction=True)

@@ -70,9 +70,12 @@ def test_late_is_counted_from_when_its_node_wanted_it(chats: Chats, live: Sessio
     assert live.presence_blocks([about(claim, claim.deadline + timedelta(minutes=30))]) == ["stale"]
 
 
-def test_objections_counts_only_a_silence_that_goes_out(chats: Chats, live: SessionPresence) -> None:
+def test_note_sending_counts_only_a_silence_that_is_sent(chats: Chats, live: SessionPresence) -> None:
     first, second = handed_in(chats, "s1"), handed_in(chats, "s2")
-    assert live.presence_blocks([about(first), about(second, going_out=True)]) == ["", ""]
+    asked = [about(first, going_out=True), other("carl", chats.now), about(second, going_out=True)]
+    assert live.presence_blocks(asked) == ["", "", ""]
+    assert [stats.session_snapshot(chats.store, each).nudges for each in ("s1", "s2")] == [0, 0]
+    live.note_sending(asked, [False, True, True])
     assert [stats.session_snapshot(chats.store, each).nudges for each in ("s1", "s2")] == [0, 1]
 
 

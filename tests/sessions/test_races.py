@@ -12,6 +12,7 @@ import pytest
 from django.conf import settings
 
 from sessions.frames import Frame
+from sessions.store import stats
 from sessions.store.client import Server
 from sessions.store.sessions import COUNTED, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
@@ -97,6 +98,28 @@ def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
+def test_note_sending_races_with_the_agent_and_itself_counts_once(chats: Chats) -> None:
+    """Whichever comes first: the policy allows one message, so no timer runs after a word of the agent."""
+    for number in range(30):
+        session = f"s{number}"
+        chats.user(session=session)
+        chats.pass_time(61)
+        (claim,) = chats.claim()
+        chats.store.confirm([claim])
+        assert chats.stands(claim)
+
+        def act(store: Store, who: int, session: str = session, claim: ClaimedSilence = claim) -> int:
+            if who == 0:
+                return store.note_activity([Frame(session, "ann", sender="agent")])[0].deadline_ms
+            store.note_sending([(session, claim.armed_at)], [True])
+            return 0
+
+        assert race(chats, 4, act) == [0] * 4
+        assert stats.session_snapshot(chats.store, session).nudges == 1
+        assert chats.agent(session=session).deadline_ms == 0
+        chats.store.close(session, "ann")
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_note_activity_ping_between_claim_and_confirm_brings_no_second_message(chats: Chats, released: bool) -> None:
     """Whichever comes first: the page of a user who says nothing goes on pinging, and gets one message."""
@@ -113,8 +136,9 @@ def test_note_activity_ping_between_claim_and_confirm_brings_no_second_message(c
             if released and claims:  # its watcher lost the database while it committed
                 store.release(claims)
                 claims = store.claim_silent(10, LEASE).silences
-            going_out = [ALWAYS] * len(claims)
-            store.still_silent([(each.session_id, each.armed_at) for each in claims], send_until=going_out)
+            silences = [(each.session_id, each.armed_at) for each in claims]
+            store.still_silent(silences, send_until=[ALWAYS] * len(claims))
+            store.note_sending(silences, [True] * len(claims))
             store.confirm(claims)
             return claims
 

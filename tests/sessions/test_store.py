@@ -417,7 +417,8 @@ def confirmed(chats: Chats) -> int:
     """How many nudges go out now."""
     claims = chats.claim()
     confirmed = chats.store.confirm(claims)
-    assert all(chats.stands(each) for each in claims)
+    for each in claims:
+        chats.go_out(each)
     return confirmed
 
 
@@ -464,19 +465,24 @@ def test_note_activity_agent_after_some_nudges_goes_on_with_those_left(chats: Ch
     assert chats.agent().deadline_ms == 0
 
 
-def test_still_silent_counts_a_message_once_and_only_where_it_goes_out(chats: Chats) -> None:
+def nudges(chats: Chats) -> int:
+    return stats.session_snapshot(chats.store, "s1").nudges
+
+
+def test_note_sending_counts_a_message_once_and_only_where_it_goes_out(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2))
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
     chats.store.confirm([claim])
     later = chats.now + 60 * SECOND
-    for send_until, nudges in ((None, 0), (chats.now - SECOND, 0), (later, 1), (later, 1)):
+    for send_until, sent in ((None, False), (chats.now - SECOND, False), (later, False), (later, True), (later, True)):
         assert chats.stands(claim, send_until=send_until)
-        assert stats.session_snapshot(chats.store, "s1").nudges == nudges
+        chats.note_sending(claim, sent=sent)
+        assert nudges(chats) == sent
 
 
-def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
+def test_note_sending_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     chats.user()
     claims: list[ClaimedSilence] = []
@@ -484,11 +490,106 @@ def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_befo
         chats.store.confirm(claims)
         chats.pass_time(61)
         (claim,) = chats.claim()
-        assert chats.stands(claim)
+        chats.go_out(claim)
         claims.append(claim)
     for claim in (*claims, *reversed(claims)):
+        chats.go_out(claim)
+        assert nudges(chats) == 2
+
+
+def handed_in(chats: Chats) -> ClaimedSilence:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    return claim
+
+
+@pytest.mark.parametrize("send_until", [None, datetime.min.replace(tzinfo=UTC)])
+def test_still_silent_message_that_does_not_go_out_is_not_reserved(chats: Chats, send_until: datetime | None) -> None:
+    claim = handed_in(chats)
+    assert chats.stands(claim, send_until=send_until)
+    assert chats.agent().deadline_ms > 0
+
+
+def test_note_sending_lost_keeps_the_limit_until_the_user_writes(chats: Chats) -> None:
+    """A worker was killed, or Redis was away: the message may have been sent, so there is no second one."""
+    claim = handed_in(chats)
+    assert chats.stands(claim)
+    for _ in range(2):
+        assert chats.agent().deadline_ms == 0
+    assert nudges(chats) == 0, "what nobody knows is not shown"
+    assert chats.user().deadline_ms > 0
+
+
+def test_note_sending_lost_for_one_of_two_keeps_the_limit(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
+    lost = handed_in(chats)
+    assert chats.stands(lost)
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    chats.go_out(claim)
+    assert nudges(chats) == 1
+    assert chats.agent().deadline_ms == 0
+
+
+def test_note_sending_after_the_agents_word_counts(chats: Chats) -> None:
+    """The agent answers between the last look and the mark. The message is on its way."""
+    claim = handed_in(chats)
+    assert chats.stands(claim)
+    assert chats.agent().deadline_ms == 0
+    chats.note_sending(claim)
+    assert nudges(chats) == 1
+    assert chats.agent().deadline_ms == 0
+
+
+@pytest.mark.parametrize("kind", ["message", "typing", "read"])
+def test_note_sending_after_the_users_action_counts_for_nothing(chats: Chats, kind: str) -> None:
+    """The action starts the policy again, so the next silence is guided."""
+    claim = handed_in(chats)
+    assert chats.stands(claim)
+    chats.user(kind=kind)
+    chats.note_sending(claim)
+    assert nudges(chats) == 0
+    assert chats.agent().deadline_ms > 0
+
+
+def test_note_sending_stopped_releases_only_its_own_silence(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
+    first = handed_in(chats)
+    chats.pass_time(61)
+    (second,) = chats.claim()
+    for claim in (first, second):
         assert chats.stands(claim)
-        assert stats.session_snapshot(chats.store, "s1").nudges == 2
+    chats.note_sending(first, sent=False)
+    assert nudges(chats) == 0
+    chats.note_sending(second)
+    assert nudges(chats) == 1
+    chats.note_sending(second, sent=False)  # a stop of its retry, or a late worker
+    assert nudges(chats) == 1
+
+
+def test_note_sending_before_confirm_uses_a_message(chats: Chats) -> None:
+    """The watcher was killed after it recorded the silence. The agent's word must not bring a second message."""
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.go_out(claim)
+    assert chats.agent().deadline_ms == 0
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
+def test_note_sending_closed_or_forgotten_session_counts_for_nothing(chats: Chats) -> None:
+    claim = handed_in(chats)
+    assert chats.stands(claim)
+    chats.user(kind="close")
+    chats.note_sending(claim)
+    assert nudges(chats) == 0
+    chats.store.server.client.flushall()
+    chats.note_sending(claim)
+    assert chats.store.known(["s1"]) == [False]
 
 
 def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:

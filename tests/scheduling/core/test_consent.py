@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -24,10 +25,11 @@ from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, FailedTask, Node, Touch
 from scheduling.models.ledger import WAITING
 from scheduling.operations import commands
+from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store import stats
-from sessions.store.client import Server
+from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_elsewhere, rows, sendings
 from tests.scheduling.core.puppets import Theatre
@@ -80,6 +82,10 @@ def edit(model: Any, **changes: Any) -> None:
     for name, value in changes.items():
         setattr(row, name, value)
     row.save()
+
+
+def edit_node(key: str, **changes: Any) -> None:
+    Node.objects.filter(key=key).update(**changes)
 
 
 STOPS: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
@@ -218,6 +224,9 @@ class Chat:
             raise Chat.says
         return [Chat.says.get(question.user_id, "") for question in questions]
 
+    def note_sending(self, questions: Any, sent: Any) -> None:
+        """Count nothing."""
+
 
 @pytest.fixture
 def chat(settings: Settings) -> Iterator[type[Chat]]:
@@ -297,8 +306,10 @@ class Silence:
         pipeline.deliver_touches([self.touch])
         assert rows([self.touch])[0].state == "running"
 
-    def speak(self, side: str) -> None:
-        self.store.note_activity([Frame("s1", "ann", sender=side, kind="message")])
+    def speak(self, side: str) -> bool:
+        """Return whether the timer of the next silence runs."""
+        (noted,) = self.store.note_activity([Frame("s1", "ann", sender=side, kind="message")])
+        return noted.deadline_ms > 0
 
     def fall_silent(self) -> UUID:
         """Wait until the session's silence is claimed, and hand it in. Returns its touch."""
@@ -308,9 +319,12 @@ class Silence:
         self.store.confirm(claims)
         return receipt.task_ids[0]
 
-    def go_on(self) -> Touch:
+    def let_go(self) -> None:
         self.theatre.blocks = False
         self.theatre.let_go.set()
+
+    def go_on(self) -> Touch:
+        self.let_go()
         deliver([])
         return rows([self.touch])[0]
 
@@ -326,7 +340,10 @@ def silence(
     monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
     channel = puppet()
     matrix.node("blocker", channel=channel)
-    matrix.node("silent", trigger="session.silent", delay=timedelta(0), channel=channel, guard_dedupe="ignore")
+    matrix.node(
+        "silent", trigger="session.silent", delay=timedelta(0), channel=channel, guard_dedupe="ignore",
+        template=matrix.template("silent", category="marketing"),
+    )  # fmt: skip
     policies = PolicySet({"default": Policy(timedelta(milliseconds=1))})
     store = Store(Server(settings.REDIS_URL), lambda: policies)
     yield Silence(store, happen, theatre, happen(user="blocker").task_ids[0])
@@ -365,6 +382,85 @@ def test_mark_sending_presence_unknown_after_verdict_keeps_the_nudge(silence: Si
 def test_mark_sending_silence_that_stands_uses_one_nudge(silence: Silence) -> None:
     assert silence.nudges == 0, "it is judged, and has not gone out"
     assert (silence.go_on().state, silence.nudges) == ("delivered", 1)
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [
+        (lambda happen: commands.update_customer("ann", {"opted_out": True}), "opted_out"),
+        (lambda happen: happen("conversation.started", "ann"), "conversation"),
+        (lambda happen: commands.pause_scope("node:silent"), "paused"),
+        (lambda happen: edit_node("silent", enabled=False), "node_disabled"),
+    ],
+    ids=["opt-out", "conversation", "pause", "node disabled"],
+)
+def test_mark_sending_stopped_guide_message_uses_no_nudge(
+    silence: Silence, happen: Any, stop: Callable[..., Any], reason: str
+) -> None:
+    """The policy allows one guide message. The customer got none, so the next silence is guided."""
+    stop(happen)
+    assert (silence.go_on().reason, silence.nudges) == (reason, 0)
+    assert silence.speak("agent"), "the timer of the next silence runs"
+
+
+def test_mark_sending_agent_writes_before_it_brings_no_second_guide_message(
+    silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last question was answered, so the message goes out. The policy allows one until the user writes."""
+    mark, timers = touches.mark_sending, []
+
+    def agent_writes_first(*arguments: Any, **named: Any) -> Any:
+        timers.append(silence.speak("agent"))
+        return mark(*arguments, **named)
+
+    monkeypatch.setattr(touches, "mark_sending", agent_writes_first)
+    assert silence.go_on().state == "delivered"
+    assert (timers, silence.nudges) == ([False], 1)
+
+
+def test_note_sending_fails_touch_is_sent_and_the_limit_holds(
+    silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SessionPresence, "note_sending", Mock(side_effect=StoreUnavailable("no answer")))
+    assert (silence.go_on().state, silence.nudges) == ("delivered", 0)
+    assert not silence.speak("agent"), "no timer of a second message runs"
+    assert silence.speak("user")
+
+
+def test_note_sending_hangs_touch_is_sent(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends only after the touch is settled, and is counted then."""
+    note, settled = presence.note_sending, threading.Event()
+
+    def hang(noted: Any) -> None:
+        assert settled.wait(PATIENCE)
+        note(noted)
+
+    monkeypatch.setattr(presence, "note_sending", hang)
+    try:
+        silence.let_go()
+        assert wait_until(lambda: rows([silence.touch])[0].state == "delivered", PATIENCE / 2)
+        assert silence.nudges == 0
+    finally:
+        settled.set()
+    assert (silence.go_on().state, silence.nudges) == ("delivered", 1)
+
+
+def test_deliver_stops_message_of_a_killed_worker_uses_no_nudge(silence: Silence) -> None:
+    """The worker was killed between its last question and the mark. The customer opts out before the rescue."""
+    silence.speak("agent")
+    silence.go_on()
+    touch = silence.fall_silent()
+    fall_due(touch)
+    assert touches.claim([touch], lease=sender.LEASE)
+    asked = parse_event_id(rows([touch])[0].event.event_id)
+    assert silence.store.still_silent([asked], send_until=[now() + sender.LEASE])[1] == [True]
+    Touch.objects.filter(pk=touch).update(state="scheduled", lease_until=None)
+
+    commands.update_customer("ann", {"opted_out": True})
+    deliver([touch])
+
+    assert (rows([touch])[0].reason, silence.nudges) == ("opted_out", 0)
+    assert silence.speak("agent"), "the timer of the next silence runs"
 
 
 # --- races ---

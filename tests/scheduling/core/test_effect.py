@@ -113,6 +113,9 @@ class Stale:
     def presence_blocks(self, questions: Any) -> list[str]:
         return ["stale"] * len(questions)
 
+    def note_sending(self, questions: Any, sent: Any) -> None:
+        """Count nothing."""
+
 
 @pytest.fixture
 def too_late(settings: Settings) -> Iterator[None]:

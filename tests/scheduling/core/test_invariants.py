@@ -115,10 +115,13 @@ class Witness:
 class Silent:
     """A Presence provider without objections."""
 
-    event_types: ClassVar[frozenset[str]] = frozenset()
+    event_types: ClassVar[frozenset[str]] = frozenset({"material.downloaded"})
 
     def presence_blocks(self, questions: Any) -> list[str]:
         return [""] * len(questions)
+
+    def note_sending(self, questions: Any, sent: Any) -> None:
+        """Count nothing."""
 
 
 @pytest.mark.django_db(transaction=True)
@@ -144,6 +147,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
     monkeypatch.setattr(QuotaGate, "acquire", witness.watch("quota", QuotaGate.acquire))
     monkeypatch.setattr(Log, "send_now", witness.watch("send_now", Log.send_now))
     monkeypatch.setattr(Silent, "presence_blocks", witness.watch("presence", Silent.presence_blocks))
+    monkeypatch.setattr(Silent, "note_sending", witness.watch("note_sending", Silent.note_sending))
 
     matrix.node("sent", channel=puppet("i4"))
     matrix.node("limited", channel=puppet("i4-limited", kind="limited"))
@@ -161,7 +165,14 @@ def test_nothing_outside_is_called_inside_a_transaction(
     presence.presence_providers.cache_clear()
 
     assert theatre.in_transaction == [False, False]
-    assert set(witness.seen) == {"publish_touches", "oldest_message_at", "quota", "send_now", "presence"}
+    assert set(witness.seen) == {
+        "publish_touches",
+        "oldest_message_at",
+        "quota",
+        "send_now",
+        "presence",
+        "note_sending",
+    }
     assert not any(inside for calls in witness.seen.values() for inside in calls), witness.seen
 
 

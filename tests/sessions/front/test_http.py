@@ -200,7 +200,7 @@ def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chat
     (claim,) = chats.claim()
     assert api("GET", "/sessions/s1").json()["state"] == "silent"
     chats.store.confirm([claim])
-    assert chats.stands(claim)
+    chats.go_out(claim)
     found = api("GET", "/sessions/s1").json()
     assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
 
