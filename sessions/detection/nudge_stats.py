@@ -5,9 +5,9 @@ message was not needed. The user wrote or typed within two seconds, or was typin
 typing frame in the ten seconds before, without a message since. A false message is not counted as answered. An action
 of the user counts for the latest message into their silence.
 
-Two seconds are too short to compare two clocks. The store's clock measures the time from the last `still_silent`
-call, right before the message, to the user's action. The database's clock measures the time from that call to the
-delivery.
+Two seconds are too short to compare two clocks. The store's clock measures the time from the last `note_sending` call,
+right before the message, to the user's action. The database's clock measures the time from the mark right before that
+call, `sending_at`, to the delivery.
 
 The store keeps one field per session and a stream of signs per shard, at most 10,000 entries. A pass every ten
 seconds reads and trims the stream. The position is stored with the counts, so each sign counts once. A flushed store
@@ -190,14 +190,11 @@ WITH sign AS (
 ), judged AS (
     SELECT DISTINCT ON (sign.number) {_BUCKET} AS at, {_TAG} AS tag, sign.kind, sign.after,
         nullif(sign.typed, -1) AS typed,
-        extract(epoch FROM %(too_soon)s + greatest(attempt.ended_at - looked.at, interval '0')) * 1000 AS bound
+        extract(epoch FROM %(too_soon)s + greatest(attempt.ended_at - touch.sending_at, interval '0')) * 1000 AS bound
     FROM sign
     JOIN scheduling_event AS event ON event.source = %(source)s AND event.event_id = sign.silence
     JOIN scheduling_touch AS touch ON touch.event_id = event.id AND touch.state = 'delivered'
     JOIN scheduling_attempt AS attempt ON attempt.touch_id = touch.task_id AND attempt.outcome = 'delivered'
-    JOIN LATERAL (
-        SELECT max(at) AS at FROM scheduling_verdict WHERE touch_id = touch.task_id AND decision = 'send'
-    ) AS looked ON true
     ORDER BY sign.number, attempt.ended_at DESC
 ), counted AS (
     SELECT at, tag, count(*) FILTER (WHERE kind = 'm' AND least(after, typed) > bound) AS answered,

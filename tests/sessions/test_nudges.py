@@ -160,6 +160,17 @@ def test_two_seconds_are_counted_from_when_it_was_delivered(
     assert guide.tally() == {"default": (2, 1, 1)}
 
 
+def test_signs_count_from_the_send_not_from_the_verdict(
+    guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message waited 20 s in the lane of a busy receiver. Its answer came 10 s after it."""
+    monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=2))
+    guide.send(guide.silence(), waits=timedelta(seconds=20))
+    chats.pass_time(10)
+    chats.user()
+    assert guide.tally() == {"default": (1, 1, 0)}
+
+
 def test_who_was_typing_when_it_went_out_was_not_to_be_guided(
     guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
