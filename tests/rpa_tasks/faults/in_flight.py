@@ -14,7 +14,7 @@ from tests.rpa_tasks.faults.effects import Effect, at_once
 from tests.rpa_tasks.faults.yard import Market, Node, Yard
 
 #: A guard that hears nothing for 15 s ends its command; leases are let lapse by the tests once that has happened.
-QUICK = {"RENEW": 0.5, "EXTENSION": 15}
+QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}
 
 
 @dataclass

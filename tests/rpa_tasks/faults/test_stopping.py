@@ -17,7 +17,7 @@ PATIENCE = 2.0
 
 
 def test_a_worker_is_told_to_stop(the_yard: Yard, told: Callable[[str], None]) -> None:
-    times = {"STOPPING_PATIENCE": PATIENCE}
+    times = {"STOP_TIME_LIMIT": PATIENCE}
     with the_yard.node("leaving", times=times) as leaving:
         running = begin(the_yard)
         later = running.market.publish(running.market.shops[0], "once", payload={})

@@ -97,8 +97,8 @@ def test_the_sweeper_itself_is_spared(house: House) -> None:
     script = """
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.supervisor.client import sweep
-print(sweep(lambda markers: markers["AFTERTOUCH_TASK_ID"] == os.environ["AFTERTOUCH_TASK_ID"]))
+from rpa_tasks.supervisor.client import end_marked_processes
+print(end_marked_processes(lambda markers: markers["AFTERTOUCH_TASK_ID"] == os.environ["AFTERTOUCH_TASK_ID"]))
 """
     root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", script], env=house.env, cwd=root, capture_output=True, text=True)

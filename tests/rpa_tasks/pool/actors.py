@@ -26,8 +26,8 @@ PATIENCE = 60.0  #: seconds for a machine that does other things, too
 
 #: How long a browser may take before this process gives it up.
 LIMITS = (
-    (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSING"),
-    (shutdown, "ANSWER_WITHIN"), (shutdown, "CLOSING"), (profiles, "ANSWER_WITHIN"),
+    (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
+    (shutdown, "ANSWER_WITHIN"), (shutdown, "CLOSE_TIMEOUT"), (profiles, "ANSWER_WITHIN"),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.configuration.snapshot import current
 from scheduling.delivery import due_batch, judging, pipeline, settlement
-from scheduling.ledger.touches import Reconfigured, touches
+from scheduling.ledger.touches import _LOCK_DUE, Reconfigured, touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
 from tests.scheduling.core.conftest import fall_due, rows
@@ -76,7 +76,7 @@ def test_lock_due_data_that_is_left_is_not_read(matrix: Any, happen: Any) -> Non
         assert compression
         assert 20_000 < size < len(text) / 2
     with transaction.atomic(), connection.cursor() as cursor:
-        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + due_batch._LOCK_DUE.replace("%(ids)b", "%(ids)s")
+        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + _LOCK_DUE.replace("%(ids)b", "%(ids)s")
         cursor.execute(statement, {"ids": ids, "most_bytes": 1})
         (plan,) = cursor.fetchone()[0]
     blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
@@ -106,7 +106,7 @@ def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
 def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
     matrix: Any, happen: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
     matrix.node()
     ids = [happen(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
