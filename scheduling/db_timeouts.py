@@ -43,7 +43,7 @@ class Deadline:
         if self._unavailable or left < MIN_TIME_LEFT:
             raise OperationalError("the database was waited for long enough")
         try:
-            with self._bound(), sql.limit_statement_time(f"{round(min(time_limit, left) * 1000)}ms"):
+            with self._bound(), sql.limit_statement_time(min(time_limit, left)):
                 yield
         except Exception:
             self._unavailable = connection.connection is None or connection.connection.closed

@@ -11,16 +11,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-DEFAULT_TIMEOUT = 1.0  #: seconds
-
 
 def connect_redis(url: str, *, timeout: float | None = None) -> redis.Redis:
     """Create a client for `redis://…`, or for the primary of `sentinel://host:26379/0;sentinel://host2:26379/0`.
 
-    `timeout` in seconds applies to connecting and to each response; by default 1 s. A broken connection is replaced
-    once. A request that timed out is not repeated.
+    `timeout` in seconds applies to connecting and to each response; by default `TIMEOUTS.redis`. A broken
+    connection is replaced once. A request that timed out is not repeated.
     """
-    timeout = DEFAULT_TIMEOUT if timeout is None else timeout
+    timeout = settings.TIMEOUTS.redis if timeout is None else timeout
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -61,24 +61,24 @@ def now() -> datetime:
 
 
 @contextmanager
-def limit_statement_time(patience: str) -> Iterator[None]:
-    """Open a transaction that limits the time of each statement, for example to "2s".
+def limit_statement_time(seconds: float) -> Iterator[None]:
+    """Open a transaction that limits the time of each statement.
 
     Raises:
         OperationalError: a statement takes longer.
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [patience])
+            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [_format_milliseconds(seconds)])
         yield
 
 
-def limit_lock_waits(wait: timedelta) -> None:
+def limit_lock_waits(seconds: float) -> None:
     """Limit how long each later statement of this transaction waits for a lock.
 
     A longer wait raises an `OperationalError` that `is_lock_timeout` recognises.
     """
-    rows("SELECT set_config('lock_timeout', %(wait)s, true)", {"wait": f"{wait / timedelta(milliseconds=1):.0f}ms"})
+    rows("SELECT set_config('lock_timeout', %(wait)s, true)", {"wait": _format_milliseconds(seconds)})
 
 
 def is_lock_timeout(error: BaseException) -> bool:
@@ -87,11 +87,15 @@ def is_lock_timeout(error: BaseException) -> bool:
 
 
 @contextmanager
-def brief_lock_waits(wait: timedelta = timedelta(seconds=1)) -> Iterator[None]:
-    """Open a transaction that waits for each lock no longer than `wait` (see `limit_lock_waits`)."""
+def brief_lock_waits(seconds: float = 1.0) -> Iterator[None]:
+    """Open a transaction that waits for each lock no longer than `seconds` (see `limit_lock_waits`)."""
     with transaction.atomic():
-        limit_lock_waits(wait)
+        limit_lock_waits(seconds)
         yield
+
+
+def _format_milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
 
 
 def _open_cursor() -> Any:

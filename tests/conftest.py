@@ -15,6 +15,7 @@ from django.db import connection
 from config.environment import ROOT, environment
 from config.local import servers
 from config.local.reaper import Reaper
+from tests.slow_machine import raise_time_limits
 
 pytest_plugins = [
     "tests.time_limits", "tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past",
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
             env.aftertouch_state_dir, "ALTER ROLE aftertouch CREATEDB"
         )  # for the test databases
     _point_settings_at(env)
+    raise_time_limits()
     with redis.Redis.from_url(env.redis) as client:
         client.flushall()  # what a run that was killed left behind
 
@@ -87,32 +89,6 @@ def _point_settings_at(env: Any) -> None:
     settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [env.redis]
     settings.AFTERTOUCH_STATE_DIR = env.aftertouch_state_dir
     app.conf.broker_url = env.broker
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _patience() -> Iterator[None]:
-    """A machine that stalls for seconds is no server that is away, and no question that is too dear."""
-    from scheduling import redis_client
-    from scheduling.admin import patience
-    from scheduling.admin.dashboard import overview
-    from scheduling.api import auth
-    from scheduling.channels import quota
-    from scheduling.monitoring import collectors, queue_stats
-    from scheduling.planning import ingest
-    from scheduling.web import views
-    from sessions.websocket import hub
-
-    with pytest.MonkeyPatch.context() as patched:
-        for place, name in (
-            (redis_client, "DEFAULT_TIMEOUT"), (quota, "SOCKET_TIMEOUT"), (auth, "SOCKET_TIMEOUT"),
-            (queue_stats, "BROKER_TIMEOUT"), (views, "PROBE_TIMEOUT"), (overview, "PAGE_TIME_LIMIT"),
-            (patience.PageTimeLimit, "EACH"),
-            (collectors, "STATEMENT_TIMEOUT"), (collectors, "DEADLINE"), (hub, "NOTIFY_TIMEOUT"),
-        ):  # fmt: skip
-            patched.setattr(place, name, 20.0)
-        patched.setattr(patience, "COUNT_TIMEOUT", "20s")
-        patched.setattr(ingest, "LOCK_WAIT", timedelta(seconds=20))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from config.environment import ROOT, environment, parse_ranges
 from config.settings.layers import layer_host
+from config.settings.timeouts import Timeouts
 
 ENV = environment()
 BASE_DIR = ROOT
@@ -187,6 +188,7 @@ AFTERTOUCH_SESSION_SOCKETS = ENV.aftertouch_session_sockets
 AFTERTOUCH_TOKEN_SOCKETS = ENV.aftertouch_token_sockets
 AFTERTOUCH_GATEWAY_REDIS_URL = ENV.aftertouch_gateway_redis_url
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
+TIMEOUTS = Timeouts()
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from
 # The first key encrypts and all keys decrypt. To rotate, insert a new first key.

@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 from celery import current_app
+from django.conf import settings
 
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Shop
@@ -158,7 +159,10 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
     if not any(wanted.values()):
         return
     try:
-        with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
+        with (
+            current_app.producer_pool.acquire(block=True, timeout=settings.TIMEOUTS.broker_producer) as producer,
+            producer.batch(max_size=200),
+        ):
             for queue, each in wanted.items():
                 for token in each[: max(0, queue_capacity(queue, nodes) - _queue_length(producer, queue))]:
                     _send_message(token, producer)

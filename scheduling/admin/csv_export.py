@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import structlog
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -33,7 +34,6 @@ log = structlog.get_logger(__name__)
 
 MOST = 100_000  #: rows of a file
 BATCH = 500  #: rows read by one statement
-EXPORT_TIMEOUT = "20s"
 BOM = "\ufeff"  #: Excel reads Chinese as Latin without it
 #: A spreadsheet runs a cell that starts with one of these characters, in full width too.
 COMMANDS = "=+-@＝＋－＠"
@@ -72,7 +72,7 @@ class CsvExportMixin:
             shown = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
-        keys = count_within(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), EXPORT_TIMEOUT)
+        keys = count_within(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), settings.TIMEOUTS.export)
         if keys is None:
             messages.error(request, gettext("Too many rows to search. Narrow the list first."))
             return redirect(f"{self.url('changelist')}?{request.GET.urlencode()}")

@@ -6,19 +6,21 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
+from django.conf import settings
 from django.db import OperationalError
 
 from scheduling import sql
 
 T = TypeVar("T")
 
-COUNT_TIMEOUT = "2s"
 
+def count_within(count: Callable[[], T], time_limit: float | None = None) -> T | None:
+    """Return what `count` reads, or None if a statement exceeds the time limit.
 
-def count_within(count: Callable[[], T], time_limit: str = "") -> T | None:
-    """Return what `count` reads, or None if a statement exceeds the time limit (2 s by default)."""
+    `time_limit` is in seconds; by default `TIMEOUTS.count`.
+    """
     try:
-        with sql.limit_statement_time(time_limit or COUNT_TIMEOUT):
+        with sql.limit_statement_time(settings.TIMEOUTS.count if time_limit is None else time_limit):
             return count()
     except OperationalError:
         return None
@@ -28,11 +30,10 @@ class PageTimeLimit:
     """A time limit that all counts of one page share."""
 
     ENOUGH = 0.05  #: seconds; with less left, a count is skipped
-    EACH = 2.0  #: seconds; limit of one count
 
     def __init__(self, seconds: float) -> None:
         self._ends_at = monotonic() + seconds
 
     def __call__(self, count: Callable[[], T]) -> T | None:
-        left = min(self.EACH, self._ends_at - monotonic())
-        return count_within(count, f"{round(left * 1000)}ms") if left > self.ENOUGH else None
+        left = min(settings.TIMEOUTS.count, self._ends_at - monotonic())
+        return count_within(count, left) if left > self.ENOUGH else None

@@ -107,7 +107,6 @@ api_key_cache = ApiKeyCache()
 
 
 SCRIPT = Path(__file__).with_name("rates.lua").read_text(encoding="utf-8")
-SOCKET_TIMEOUT = 0.2  #: seconds
 REDIS_RETRY_DELAY = 5.0  #: seconds without a new attempt after Redis did not respond
 LARGEST_SLICE = 500
 
@@ -143,7 +142,7 @@ class RateBudget:
         """Lease more from Redis, then consume.
 
         Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for one round trip, at most
-        `SOCKET_TIMEOUT`.
+        `TIMEOUTS.redis_rates`.
         """
         with self._leasing:
             if (wait := self.consume(count)) is not None:
@@ -169,7 +168,7 @@ class RateLimits:
     """The budgets of this process."""
 
     def __init__(self, url: str) -> None:
-        self._script = connect_redis(url, timeout=SOCKET_TIMEOUT).register_script(SCRIPT)
+        self._script = connect_redis(url, timeout=settings.TIMEOUTS.redis_rates).register_script(SCRIPT)
         self._budgets: dict[str, RateBudget] = {}
         self._retry_redis_at = 0.0
 

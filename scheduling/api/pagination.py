@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
+from django.conf import settings
 from django.db import OperationalError
 from ninja import Field, Schema
 from psycopg.errors import QueryCanceled
@@ -18,7 +19,6 @@ from scheduling.api.errors import Problem
 from scheduling.api.schemas import Text
 from scheduling.errors import InvalidInput
 
-LIST_TIMEOUT = "5s"  #: limit of one statement of a list
 LIST_RETRY_AFTER = 30  #: seconds of `Retry-After` for a list that took too long
 
 
@@ -33,7 +33,7 @@ def limit_list_time() -> Iterator[None]:
         Problem: 503 if a statement exceeds its limit.
     """
     try:
-        with sql.limit_statement_time(LIST_TIMEOUT):
+        with sql.limit_statement_time(settings.TIMEOUTS.list_page):
             yield
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
+from django.conf import settings
 from redis.exceptions import NoScriptError, RedisError
 
 from scheduling.channels.base import Channel, Message, Quota
@@ -21,7 +22,6 @@ from scheduling.redis_client import connect_redis
 
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-SOCKET_TIMEOUT = 1.0  # seconds
 UNAVAILABLE_DELAY = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
 MARGIN = timedelta(milliseconds=200)  #: added to each window: evenly granted messages may arrive unevenly
 MICROSECOND = timedelta(microseconds=1)
@@ -50,7 +50,7 @@ class QuotaGate:
     @classmethod
     def connect(cls, url: str, margin: timedelta = MARGIN) -> Self:
         """Return a gate with its own connections."""
-        return cls(connect_redis(url, timeout=SOCKET_TIMEOUT), margin)
+        return cls(connect_redis(url, timeout=settings.TIMEOUTS.redis_quota), margin)
 
     def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
         """Take slots for each target key in one round trip. Call it right before sending: a slot counts from now.

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from celery import current_app
+from django.conf import settings
 from kombu.exceptions import OperationalError
 
 from scheduling.dispatch.broker_health import broker_alarm
@@ -35,7 +36,10 @@ def publish_touches(wakeups: Iterable[WakeUp], channels: dict[int, int]) -> int:
         log.warning("wakeups_lost", messages=len(messages), error="the broker takes no messages")
         return 0
     try:
-        with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
+        with (
+            current_app.producer_pool.acquire(block=True, timeout=settings.TIMEOUTS.broker_producer) as producer,
+            producer.batch(max_size=200),
+        ):
             for queue, eta, task_ids in messages:
                 current_app.send_task(
                     DELIVER_TASK,
@@ -82,7 +86,7 @@ def oldest_message_at(queue: str) -> datetime | None:
         OperationalError: the broker is unreachable.
     """
     with current_app.connection_for_read() as connection:
-        connection.ensure_connection(max_retries=1, timeout=2)
+        connection.ensure_connection(max_retries=1, timeout=settings.TIMEOUTS.broker_age)
         channel = connection.default_channel
         if hasattr(channel, "client"):
             # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.

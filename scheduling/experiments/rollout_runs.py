@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
+from django.conf import settings
 from django.db import close_old_connections, transaction
 
 from scheduling import sql
@@ -24,7 +25,6 @@ from scheduling.policy.rollout import GROW, PAUSE, PLAN_DEFAULTS, Judgement, jud
 
 log = structlog.get_logger(__name__)
 
-COUNT_TIMEOUT = "20s"  #: time limit of counting for one roll-out
 MAX_UNJUDGED = timedelta(minutes=5)  #: longest time without a judgement, after which the canary is withdrawn
 SYSTEM_ACTOR = Actor("")  #: actor of automatic moves
 State, Verb = GuardedRollout.State, RolloutMove.Verb
@@ -56,12 +56,12 @@ def advance_all_rollouts() -> int:
 
 def _advance_rollout(pk: int) -> bool:
     seen = GuardedRollout.objects.filter(pk=pk, state=State.RUNNING).first()
-    if seen is None or not persist_older_counts(seen, COUNT_TIMEOUT):
+    if seen is None or not persist_older_counts(seen, settings.TIMEOUTS.rollout):
         return False
-    with sql.limit_statement_time(COUNT_TIMEOUT):
+    with sql.limit_statement_time(settings.TIMEOUTS.rollout):
         at = sql.now()
         canary, stable = count_version_results(seen)
-    with sql.limit_statement_time(COUNT_TIMEOUT):
+    with sql.limit_statement_time(settings.TIMEOUTS.rollout):
         rollout = _lock_running_rollout(pk)
         if rollout is None or (rollout.step_at, rollout.judged_at) != (seen.step_at, seen.judged_at):
             return False  # the counts belong to an earlier step or judgement
@@ -74,7 +74,7 @@ def _advance_rollout(pk: int) -> bool:
 def _pause_unjudged_rollout(pk: int) -> bool:
     """Pause a roll-out that was not judged for `MAX_UNJUDGED`. Without figures a harmful canary would continue."""
     try:
-        with sql.limit_statement_time(COUNT_TIMEOUT):
+        with sql.limit_statement_time(settings.TIMEOUTS.rollout):
             rollout, at = _lock_running_rollout(pk), sql.now()
             if rollout is None or at - (rollout.judged_at or rollout.step_at) < MAX_UNJUDGED:
                 return False

@@ -55,7 +55,7 @@ class StoredCounts:
     stable_in_all: EndCounts  #: since the start of the roll-out: at 100 % no community gets the stable version any more
 
 
-def persist_older_counts(seen: GuardedRollout, time_limit: str) -> bool:
+def persist_older_counts(seen: GuardedRollout, time_limit: float) -> bool:
     """Count older touches and store the counts, part by part.
 
     Return whether the roll-out still runs and no other process holds it.

@@ -29,9 +29,6 @@ from scheduling.monitoring.queue_stats import (
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-STATEMENT_TIMEOUT = 2.0  #: seconds; limit of one statement
-#: seconds for all statements together: Prometheus waits for 10 s, and the broker and Redis have their own limits
-DEADLINE = 4.0
 MOST = 100_000  #: rows counted of each kind; this value means this many or more
 OWN = (
     "scheduling.monitoring.collectors.LedgerCollector",
@@ -51,7 +48,7 @@ def export_node_metrics() -> bytes:
 
 def export_cluster_metrics() -> bytes:
     """Return the cluster metrics in text format. Other apps add collectors through `settings.METRICS`."""
-    return b"".join(map(_format_metrics, collect_metrics(Deadline(DEADLINE))))
+    return b"".join(map(_format_metrics, collect_metrics(Deadline(settings.TIMEOUTS.metrics))))
 
 
 def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
@@ -65,7 +62,7 @@ def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
 
 def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> T | None:
     try:
-        with asked.limit_queries(STATEMENT_TIMEOUT) if asked else nullcontext():
+        with asked.limit_queries(settings.TIMEOUTS.metrics_statement) if asked else nullcontext():
             return read()
     except Exception as error:
         log.warning("metrics_missing", source=source, error=str(error))

@@ -20,7 +20,6 @@ from scheduling.dispatch.publisher import read_publication_time
 
 log = structlog.get_logger(__name__)
 
-BROKER_TIMEOUT = 1.0  #: seconds for the connection, and for each response
 SAMPLE = 50  #: unacknowledged messages that are sampled
 _UNACKED = Path(__file__).with_name("unacked.lua").read_text()
 #: kept in memory, because broker metrics are needed most while the database is unavailable
@@ -83,9 +82,10 @@ def _refresh_known_queues() -> list[str]:
 
 @contextmanager
 def _connect_broker() -> Iterator[Any]:
-    with current_app.connection_for_read(connect_timeout=BROKER_TIMEOUT) as connection:
-        connection.transport_options = {**connection.transport_options, "socket_timeout": BROKER_TIMEOUT}
-        connection.ensure_connection(max_retries=1, timeout=BROKER_TIMEOUT)
+    seconds = settings.TIMEOUTS.broker_stats
+    with current_app.connection_for_read(connect_timeout=seconds) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": seconds}
+        connection.ensure_connection(max_retries=1, timeout=seconds)
         yield connection
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from uuid import UUID
 
 import structlog
+from django.conf import settings
 from django.db import OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
-from psycopg.errors import LockNotAvailable
 
 from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput, NotFound
@@ -40,9 +40,6 @@ RESERVED_FOR = timedelta(
     seconds=10
 )  #: after that time a batch is repeated, unless its worker still holds the row's lock
 MAX_TRIES = 5  #: tries of one batch before the action fails
-COUNT_TIME_LIMIT = "5s"
-STATEMENT_TIME_LIMIT = "20s"  #: per statement of a batch; beyond it the try has failed
-CANCEL_LOCK_TIMEOUT = "3s"  #: how long a cancellation waits for the current batch
 START_LOCK_ID = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
@@ -103,10 +100,10 @@ def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> Non
 
 
 def count_matching(row: BulkAction) -> int | None:
-    """Return the number of matching rows, or None if the count takes longer than `COUNT_TIME_LIMIT`."""
+    """Return the number of matching rows, or None if the count takes longer than `TIMEOUTS.bulk_count`."""
     rows = _matching_rows(row)
     try:
-        with sql.limit_statement_time(COUNT_TIME_LIMIT):
+        with sql.limit_statement_time(settings.TIMEOUTS.bulk_count):
             return rows.count()
     except OperationalError:
         return None
@@ -116,7 +113,7 @@ def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
     """Stop an action before its next batch.
 
     Raises:
-        Conflict: the action has ended, or its current batch takes longer than `CANCEL_LOCK_TIMEOUT`.
+        Conflict: the action has ended, or its current batch takes longer than `TIMEOUTS.bulk_cancel`.
         NotFound: there is no such action.
     """
     mine = BulkAction.objects.filter(pk=action_id)
@@ -131,12 +128,10 @@ def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
 def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
     stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
     try:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [CANCEL_LOCK_TIMEOUT])
+        with sql.brief_lock_waits(settings.TIMEOUTS.bulk_cancel):
             return bool(mine.filter(state=State.RUNNING).update(**stopped))
     except OperationalError as error:
-        if not isinstance(error.__cause__, LockNotAvailable):
+        if not sql.is_lock_timeout(error):
             raise
         raise Conflict("a batch of this bulk action is running; try again in a moment") from None
 
@@ -161,7 +156,7 @@ def run_batch(action_id: UUID) -> timedelta | None:
     held_until = _reserve_batch(action_id)
     if held_until is None:
         return None
-    with sql.limit_statement_time(STATEMENT_TIME_LIMIT):
+    with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
         row = _lock_action(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
             return None  # cancelled, or so late that another worker has repeated this batch

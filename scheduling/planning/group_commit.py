@@ -11,11 +11,11 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from datetime import timedelta
 from time import monotonic
 from typing import Protocol
 
 import structlog
+from django.conf import settings
 from django.db import connection, reset_queries
 
 from scheduling import sql
@@ -23,15 +23,15 @@ from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ledger.locks import locked_users
 from scheduling.ledger.transitions import WakeUp
-from scheduling.planning import ingest, request_metrics
+from scheduling.planning import request_metrics
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 
 log = structlog.get_logger(__name__)
 
 GROUP_LIMIT = 500  #: events in a transaction; a single larger request is stored alone
 WAITING_LIMIT = 10_000  #: waiting events; more would exceed a few seconds of work and be answered too late
-#: Longest lock wait for a customer who was locked recently, so that one lock delays no group twice.
-SHORT_LOCK_WAIT = timedelta(milliseconds=50)
+#: seconds; longest lock wait for a customer who was locked recently, so that one lock delays no group twice
+SHORT_LOCK_WAIT = 0.05
 SEPARATE_WITHIN = 1.0  #: seconds for separating the locked customers of a group from the others
 REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer are stored separately
 
@@ -39,8 +39,8 @@ SubmissionResult = list[Receipt] | Exception
 
 
 class RecordEvents(Protocol):
-    def __call__(self, events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
-        """Store `events` in one transaction that waits at most `lock_wait` for a lock."""
+    def __call__(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+        """Store `events` in one transaction that waits at most `lock_wait` seconds for a lock."""
 
 
 class DatabaseUnavailable(AftertouchError):
@@ -66,7 +66,7 @@ class _Submission:
         return {event.user_id for event in self.events}
 
 
-def record_and_publish(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+def record_and_publish(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
     """Store the events. After the commit a background thread publishes the touches that fall due soon."""
     return record_events(events, publish_wakeups=_publish_wakeups, lock_wait=lock_wait)
 
@@ -166,11 +166,11 @@ class GroupCommit:
             self._locked = {user_id: until for user_id, until in self._locked.items() if until > now}
         rest, apart = _split_by_lock(group, self._locked.keys()) if self._locked else (group, [])
         if rest:
-            self._store(rest, ingest.LOCK_WAIT)
+            self._store(rest, settings.TIMEOUTS.event_lock)
         if apart:
             self._store(apart, SHORT_LOCK_WAIT)
 
-    def _store(self, group: list[_Submission], lock_wait: timedelta, ends_at: float | None = None) -> None:
+    def _store(self, group: list[_Submission], lock_wait: float, ends_at: float | None = None) -> None:
         """Store `group` in one transaction and answer it.
 
         If its content fails, halve the group until the faulty submission fails alone. After `ends_at` (monotonic
@@ -208,7 +208,7 @@ class GroupCommit:
         for part in (free, held_up) if free and held_up else _split_in_half(group):
             self._store(part, SHORT_LOCK_WAIT, ends_at)
 
-    def _commit(self, group: list[_Submission], lock_wait: timedelta) -> Sequence[SubmissionResult]:
+    def _commit(self, group: list[_Submission], lock_wait: float) -> Sequence[SubmissionResult]:
         """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
         events = [event for submission in group for event in submission.events]
         try:

@@ -30,7 +30,6 @@ from scheduling.policy.specs import CustomerSpec, EventSpec
 
 MAX_EVENT_TYPES = 2_000  #: Types register themselves. The limit stops a sender that invents types.
 NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
-LOCK_WAIT = timedelta(seconds=1)  #: longest wait for one lock
 ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for a smaller change
 
 
@@ -61,21 +60,21 @@ def record_events(
     new_events: Sequence[NewEvent],
     *,
     publish_wakeups: Callable[[list[WakeUp]], None] | None = None,
-    lock_wait: timedelta | None = None,
+    lock_wait: float | None = None,
 ) -> list[Receipt]:
     """Store events and plan their touches. Idempotent by source and id.
 
     Args:
         new_events: the batch, stored in one transaction.
         announce: called after the commit with the touches due within the horizon; they are stored as `queued`.
-        lock_wait: longest wait for one lock; default `LOCK_WAIT`.
+        lock_wait: seconds; longest wait for one lock; default `TIMEOUTS.event_lock`.
 
     Raises:
         InvalidInput: an event type exceeds the limit of the registry.
         OperationalError: PostgreSQL is unavailable, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
     with transaction.atomic():
-        sql.limit_lock_waits(lock_wait or LOCK_WAIT)
+        sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
         batch = _EventBatch(new_events)
         batch.lock_customers()
         batch.insert_events()

@@ -28,7 +28,6 @@ from scheduling.redis_client import connect_redis
 log = structlog.get_logger(__name__)
 
 CLOCK_SKEW = timedelta(seconds=1)  #: with a larger skew, touches would be early or late by this node's clock
-PROBE_TIMEOUT = 1.0  #: seconds
 
 
 # --- probes -------------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def _check_database() -> dict[str, Any]:
 
 
 def _check_redis() -> dict[str, Any]:
-    client = connect_redis(settings.REDIS_URL, timeout=PROBE_TIMEOUT)
+    client = connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.probe)
     try:
         client.ping()
     finally:
@@ -90,9 +89,10 @@ def _check_redis() -> dict[str, Any]:
 
 
 def _check_broker() -> dict[str, Any]:
-    with current_app.connection_for_write(connect_timeout=PROBE_TIMEOUT) as broker:
-        broker.transport_options = {**broker.transport_options, "socket_timeout": PROBE_TIMEOUT}
-        broker.ensure_connection(max_retries=1, timeout=PROBE_TIMEOUT)
+    seconds = settings.TIMEOUTS.probe
+    with current_app.connection_for_write(connect_timeout=seconds) as broker:
+        broker.transport_options = {**broker.transport_options, "socket_timeout": seconds}
+        broker.ensure_connection(max_retries=1, timeout=seconds)
         if broker_health.accepts_messages(broker) is False:
             return {"status": "blocked"}
     return {}

@@ -226,7 +226,6 @@ def _bar_links(since: datetime, until: datetime) -> dict[str, str]:
 
 
 LATE_AFTER = timedelta(seconds=5)
-CHART_TIME_LIMIT = 1.0  #: seconds; time limit of the chart
 
 
 def live_chats_card(request: HttpRequest) -> DashboardCard | None:
@@ -234,7 +233,7 @@ def live_chats_card(request: HttpRequest) -> DashboardCard | None:
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
     link = _page_link(request)
-    charts = [silences_chart(split_period(read_requested_days(request)), PageTimeLimit(CHART_TIME_LIMIT))]
+    charts = [silences_chart(split_period(read_requested_days(request)), PageTimeLimit(settings.TIMEOUTS.dashboard))]
     try:
         found = stats.read_overview(sessions.live_store())
     except StoreUnavailable:
@@ -246,7 +245,7 @@ def live_chats_card(request: HttpRequest) -> DashboardCard | None:
 
 def _card_figures(found: Overview, link: str) -> list[Figure]:
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-    waits = count_within(lambda: count_undelivered(bound), "1s")
+    waits = count_within(lambda: count_undelivered(bound), settings.TIMEOUTS.dashboard)
     silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
     figures = [
         Figure(_("Watched"), found.live, link),

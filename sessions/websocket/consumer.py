@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 import structlog
 from channels.consumer import AsyncConsumer
+from django.conf import settings
 
 from scheduling import batching, metrics
 from scheduling.errors import InvalidInput
@@ -93,7 +94,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Join the hub, then read the last cursor. A message in between arrives twice and is detected by its cursor."""
         wanted = inbox.parse_cursor(cursor) if cursor else None
         session_id = self.admission.session_id
-        async with asyncio.timeout(hub.NOTIFY_TIMEOUT):
+        async with asyncio.timeout(settings.TIMEOUTS.session_notify):
             await hub.hub().join(session_id, self)
             self.joined = True
             metrics.count_sockets(self.admission.role)

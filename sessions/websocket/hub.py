@@ -75,7 +75,6 @@ async def _publish_packets(shard: Any, packets: Sequence[tuple[str, bytes]]) -> 
             await pipe.execute()
 
 
-NOTIFY_TIMEOUT = 2.0  #: seconds
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
@@ -174,7 +173,7 @@ class Hub:
             while self._telling:
                 batch = [self._telling.popleft() for _ in range(min(NOTIFY_BATCH, len(self._telling)))]
                 try:
-                    async with asyncio.timeout(NOTIFY_TIMEOUT):
+                    async with asyncio.timeout(settings.TIMEOUTS.session_notify):
                         await self._layer.group_send_many([message for message, _ in batch])
                 except Exception as error:
                     log.warning("notification_failed", count=len(batch), error=f"{type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,6 @@ from django.db import OperationalError, connection, transaction
 
 from scheduling import sql
 from scheduling.models import Configuration, Customer, Event, Touch
-from scheduling.planning import ingest
 from sessions.detection import policies, silence_events, watcher
 from sessions.detection.presence import SessionPresence
 from sessions.detection.watcher import Watcher
@@ -269,11 +269,9 @@ def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.Mon
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_once_with_a_locked_customer_hands_in_the_others(
-    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_once_with_a_locked_customer_hands_in_the_others(chats: Chats, watch: Watcher, settings: Any) -> None:
     """The locked one is handed in after its claim's lease."""
-    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(milliseconds=200))
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="user-1")
     silences(chats, 3)
@@ -290,10 +288,10 @@ def test_run_once_with_a_locked_customer_hands_in_the_others(
 
 @pytest.mark.django_db(transaction=True)
 def test_run_once_with_a_customer_not_committed_yet_hands_in_the_others(
-    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+    chats: Chats, watch: Watcher, settings: Any
 ) -> None:
     """The wait ends by its limit, and no customer is found locked."""
-    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(milliseconds=200))
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="like")
     silences(chats, 5)

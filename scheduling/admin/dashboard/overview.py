@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, Max
 from django.http import HttpRequest
 from django.urls import reverse
@@ -28,7 +29,6 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.statistics import MOST
 from scheduling.redaction import redact_text
 
-PAGE_TIME_LIMIT = 4.0  #: seconds; limit for all counts of the page, so that it loads under overload
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"
 
@@ -43,7 +43,7 @@ def build_page_context(request: HttpRequest) -> dict[str, Any]:
 
 def build_overview_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Add the figures, cards and charts that the user may see to the context."""
-    time_limit = PageTimeLimit(PAGE_TIME_LIMIT)
+    time_limit = PageTimeLimit(settings.TIMEOUTS.overview)
     days = read_requested_days(request)
     context["read_at"] = now()
     context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -19,7 +20,6 @@ from scheduling.policy.rollout import Lift, Share
 
 PERIODS = (30, 90, 180)  #: days
 USUAL = 90
-EFFECT_TIMEOUT = "20s"  #: longer than the overview's limit: the user requested these numbers
 
 
 def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -27,7 +27,7 @@ def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
     until = now()
-    found = count_within(lambda: compute_effects(until - timedelta(days=days), until), EFFECT_TIMEOUT)
+    found = count_within(lambda: compute_effects(until - timedelta(days=days), until), settings.TIMEOUTS.conversion)
     links = dict(Node.objects.values_list("key", "pk"))
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -25,7 +26,6 @@ from scheduling.operations import queries
 
 PERIODS = (7, 30, 90)  #: days
 USUAL = 30
-RATES_TIMEOUT = "15s"  #: longer than the overview's limit: the user requested these numbers
 
 
 @admin.register(Complaint)
@@ -66,7 +66,9 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
-        found = count_within(lambda: queries.complaint_rates(now() - timedelta(days=days)), RATES_TIMEOUT)
+        found = count_within(
+            lambda: queries.complaint_rates(now() - timedelta(days=days)), settings.TIMEOUTS.complaint_rates
+        )
         return self.page(
             request,
             "ops/complaint_rates.html",

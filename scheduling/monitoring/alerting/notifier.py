@@ -289,7 +289,6 @@ def _format_problem(reason: str, detail: str) -> str:
 
 
 STOP_TIMEOUT = 5.0  #: seconds; systemd gives beat 20 s to stop
-PASS_TIME_LIMIT = 30.0  #: seconds; limit for all database queries of one pass together
 
 
 class AlertThread:
@@ -297,7 +296,7 @@ class AlertThread:
 
     def __init__(self) -> None:
         self._evaluator = AlertEvaluator()
-        self._time_limit = DatabaseTimeLimit(PASS_TIME_LIMIT)
+        self._time_limit = DatabaseTimeLimit(settings.TIMEOUTS.alert_pass)
         self._leads = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

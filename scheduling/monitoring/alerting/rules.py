@@ -157,7 +157,7 @@ Samples = Sequence[tuple[Mapping[str, str], float]]
 
 def read_metrics(wanted: frozenset[str]) -> MetricSamples:
     """Read the current metrics. Queries that only alerts need run only if their metric is in `wanted`."""
-    deadline = Deadline(collectors.DEADLINE)
+    deadline = Deadline(settings.TIMEOUTS.metrics)
     found: dict[str, Samples] = {
         family.name: [(each.labels, each.value) for each in family.samples]
         for families in collectors.collect_metrics(deadline)
@@ -175,7 +175,7 @@ def _count_rows(
     deadline: Deadline, name: str, label: str, statement: str, parameters: Mapping[str, Any]
 ) -> dict[str, Samples]:
     try:
-        with deadline.limit_queries(collectors.STATEMENT_TIMEOUT):
+        with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
             return {name: [({label: key}, float(count)) for key, count in sql.rows(statement, parameters)]}
     except Exception as error:
         log.warning("alert_figure_missing", figure=name, error=str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -27,13 +28,13 @@ Url = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """And time to count, however slow the machine is."""
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
     monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
     for module in (failed_bulk, calling_off):
         monkeypatch.setattr(module, "count_within", lambda count: count())
-    monkeypatch.setattr(bulk_actions, "COUNT_TIME_LIMIT", "60s")
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,6 @@ from django.urls import reverse
 from django.utils.html import escape
 from django.utils.timezone import now
 
-from scheduling.admin.dashboard import overview
 from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
     Bucket,
@@ -319,8 +319,8 @@ def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypat
 # --- where something is missing ---------------------------------------------------------------------------------------
 
 
-def test_what_is_too_much_to_count_is_a_gap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "PAGE_TIME_LIMIT", 0.0)
+def test_what_is_too_much_to_count_is_a_gap(viewer: Client, settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, overview=0.0)
     answer = viewer.get(reverse("admin:index"))
     assert answer.status_code == 200
     assert {each.value for each in answer.context["sums"]} == {None}
@@ -328,13 +328,15 @@ def test_what_is_too_much_to_count_is_a_gap(viewer: Client, monkeypatch: pytest.
     assert "too much to count now" in answer.content.decode()
 
 
-def test_a_statement_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, viewer: Client) -> None:
+def test_a_statement_that_takes_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, viewer: Client
+) -> None:
     def slow() -> Any:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
     monkeypatch.setattr(statistics, "measure_lateness", slow)
-    monkeypatch.setattr(overview, "PAGE_TIME_LIMIT", 0.3)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, overview=0.3)
     assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ class Book:
         self.entered = threading.Event()
         self.fail: Callable[[list[str]], None] = lambda ids: None
 
-    def record(self, events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+    def record(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
         ids = [event.event_id for event in events]
         self.entered.set()
         assert self.may_commit.wait(PATIENCE)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
 
 from scheduling.models import Customer, Event
-from scheduling.planning import ingest
 from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
 from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE, Client, database_url, eventually, told
@@ -22,9 +22,9 @@ HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 
 
 @pytest.fixture
-def ann_is_held(house: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
+def ann_is_held(house: None, settings: Any) -> Iterator[psycopg.Connection]:
     """Another transaction holds Ann's row until the test ends or rolls it back."""
-    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(seconds=1))
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="ann")
     with psycopg.connect(database_url()) as holder:
         holder.execute(HELD, ["ann"])
@@ -60,13 +60,13 @@ def test_intake_of_a_batch_with_a_locked_customer_stores_none_of_it(
 
 
 def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
-    ann_is_held: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    ann_is_held: psycopg.Connection, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
     monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", PATIENCE)
-    waits: list[tuple[set[str], timedelta]] = []
+    waits: list[tuple[set[str], float]] = []
 
-    def record(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+    def record(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
         waits.append(({event.user_id for event in events}, lock_wait))
         return record_and_publish(events, lock_wait)
 
@@ -87,7 +87,7 @@ def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
         asyncio.run(asyncio.wait_for(story(), PATIENCE))
     finally:
         group_commit.close()
-    assert waits[0] == ({"ann"}, ingest.LOCK_WAIT)
+    assert waits[0] == ({"ann"}, settings.TIMEOUTS.event_lock)
     assert {wait for users, wait in waits[1:] if "ann" in users} == {SHORT_LOCK_WAIT}
     assert all(len(users) == 1 for users, _ in waits)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def test_an_event_that_is_stored_is_answered_with_202(monkeypatch: pytest.Monkey
 def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
     commits: list[int] = []
 
-    def record(given: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+    def record(given: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
         commits.append(len(given))
         return receipts(given)
 

@@ -4,14 +4,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from redis import Redis
 from redis.connection import Connection
 
 from config.local.processes import select_port
-from scheduling.channels import quota
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import UNAVAILABLE_DELAY, Grant, QuotaGate
 
@@ -180,8 +181,8 @@ def test_without_redis_nothing_is_granted() -> None:
     gate.close()
 
 
-def test_a_silent_redis_is_waited_for_no_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "SOCKET_TIMEOUT", 0.2)
+def test_a_silent_redis_is_waited_for_no_longer_than_it_may_be(settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, redis_quota=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         gate = QuotaGate.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
 

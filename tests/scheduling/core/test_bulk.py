@@ -36,8 +36,8 @@ ANN = Actor("ann", reason="the receiver is back")
 
 
 @pytest.fixture(autouse=True)
-def _time_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_actions, "COUNT_TIME_LIMIT", "60s")
+def _time_to_count(settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 
 
 @pytest.fixture
@@ -288,10 +288,8 @@ def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -
         bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
 
-def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(
-    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_actions, "CANCEL_LOCK_TIMEOUT", "100ms")
+def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(fail: Any, elsewhere: Any, settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
@@ -519,8 +517,10 @@ def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pyt
     assert "could not be finished" in row.note
 
 
-def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_actions, "STATEMENT_TIME_LIMIT", "100ms")
+def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(
+    fail: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
     slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
@@ -606,7 +606,7 @@ def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
     within = sql.limit_statement_time
 
     @contextmanager
-    def cancel_first(limit: str) -> Iterator[None]:
+    def cancel_first(limit: float) -> Iterator[None]:
         elsewhere(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
         with within(limit):
             yield

@@ -88,7 +88,7 @@ def test_hand_over_row_locked_elsewhere_hands_over_the_others(waiting: Any) -> N
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
-    with held_elsewhere(lock, commit=True), sql.limit_statement_time("5s"):
+    with held_elsewhere(lock, commit=True), sql.limit_statement_time(5):
         assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [free]
     assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [locked]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,16 +51,16 @@ def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: C
 
 
 def test_a_database_that_falls_silent_between_two_answers_is_not_waited_for(
-    gate: Hanging, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    gate: Hanging, elsewhere: Callable[..., Any], settings: Any
 ) -> None:
     assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(collectors.export_cluster_metrics))
     gate.hangs()
-    monkeypatch.setattr(collectors, "DEADLINE", 1.0)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=1.0)
     found = told(elsewhere(collectors.export_cluster_metrics))
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
     gate.answers()
-    monkeypatch.setattr(collectors, "DEADLINE", PATIENCE)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=PATIENCE)
     assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(collectors.export_cluster_metrics)), (
         "asked on a new connection"
     )
