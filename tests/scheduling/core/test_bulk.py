@@ -540,7 +540,7 @@ def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
 ) -> None:
     rows = fail(3)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
-    ignore = ROW_ACTIONS["ignore"].do
+    ignore = ROW_ACTIONS["ignore"].function
 
     def lose(key: UUID, actor: Actor) -> None:
         if key == rows[1].pk:
@@ -548,7 +548,7 @@ def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
         ignore(key, actor)
 
     with monkeypatch.context() as patched:
-        patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], do=lose))
+        patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], function=lose))
         with pytest.raises(OperationalError):
             bulk_actions.run_batch(row.pk)
     row.refresh_from_db()
