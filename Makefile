@@ -31,7 +31,7 @@ run: setup ## start servers, web, worker, watcher, beat and Flower until Ctrl-C
 
 demo: setup ## run real events, an RPA job and a silent chat, and print the results
 	@.ci/packages chromium libatomic1
-	@exec $(PY) -m config.demo
+	@exec $(PY) -m examples.demo
 
 test: setup ## set up and run all tests, each fault once (ARGS="-k name" picks)
 	@exec $(PY) -m pytest -n auto -m "not campaign" $(ARGS)

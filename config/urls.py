@@ -8,7 +8,6 @@ from django.views.i18n import JavaScriptCatalog
 
 from scheduling.api.app import api
 from scheduling.web import views
-from sessions import demo
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
@@ -25,8 +24,4 @@ urlpatterns = [
 ]
 
 if getattr(settings, "AFTERTOUCH_DEMO", False):
-    urlpatterns += [
-        path("demo/chat/", demo.demo_page, name="demo_chat"),
-        path("demo/chat/begin", demo.start_session, name="demo_chat_begin"),
-        path("demo/chat/state", demo.session_state, name="demo_chat_state"),
-    ]
+    urlpatterns.append(path("demo/chat/", include("examples.demo_chat.urls")))

@@ -22,6 +22,7 @@ from config.local.programs import StackError
 from config.local.supervisor import Supervisor, parent_death_prefix
 
 READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
+WORKER_WITHIN = 90.0  # seconds after the web process is live
 # Servers named in the environment are not used for experiments; `env` may name them explicitly.
 NOT_INHERITED = (
     "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
@@ -79,6 +80,10 @@ class RunningStack:
 
     def log(self, program: str) -> str:
         return (self.state_dir / "logs" / f"{program}.log").read_text(errors="replace")
+
+    def await_worker(self, name: str) -> None:
+        """Wait for a worker. On a loaded machine it starts later than the web process."""
+        self.wait_until(lambda: " ready." in self.log(name), WORKER_WITHIN, f"the start of {name}")
 
     def wait_until(self, happened: Callable[[], bool], timeout: float, what: str = "it") -> None:
         if not processes.wait_until(happened, timeout):

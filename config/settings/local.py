@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from config.settings.base import *  # noqa: F403
-from config.settings.base import ENV, STATIC_ROOT
+from config.settings.base import ENV, INSTALLED_APPS, STATIC_ROOT
 
 DEBUG = ENV.django_debug
 AFTERTOUCH_DEMO = True
+INSTALLED_APPS = [*INSTALLED_APPS, "examples.demo_chat"]
 INTERNAL_IPS = ["127.0.0.1"]
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Find and load flows: `<name>.py` in the directories of AFTERTOUCH_RPA_FLOWS, separated by colons, then in ours."""
+"""Find and load flows: `<name>.py` in the directories of AFTERTOUCH_RPA_FLOWS, then in `examples/flows`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from rpa_tasks.flow_sdk.errors import Misused
 
 FLOWS_VARIABLE = "AFTERTOUCH_RPA_FLOWS"
-BUILTIN_FLOWS = Path(__file__).resolve().parent.parent / "flows"
+EXAMPLE_FLOWS = Path(__file__).resolve().parents[2] / "examples" / "flows"
 #: `<platform>_<task type>`; a path does not match.
 FLOW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 
@@ -23,11 +23,11 @@ RunFunction = Callable[[Any], object]
 
 
 def flow_directories() -> list[Path]:
-    """Return the search path: your directories precede ours, so that your flow can replace one of ours."""
+    """Return the search path: your directories precede the examples."""
     named = [
         Path(word).expanduser().absolute() for word in os.environ.get(FLOWS_VARIABLE, "").split(os.pathsep) if word
     ]
-    return [*named, BUILTIN_FLOWS]
+    return [*named, EXAMPLE_FLOWS]
 
 
 def find_flow(name: str) -> Path:

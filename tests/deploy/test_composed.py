@@ -30,7 +30,7 @@ import urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:9102/metrics", timeout=10).read().decode())
 """
 CONFIG: dict[str, Any] = {
-    **yaml.safe_load((ROOT / "rpa_tasks" / "demo.yaml").read_text()),
+    **yaml.safe_load((ROOT / "examples" / "demo_shop" / "shops.yaml").read_text()),
     "channels": [{"key": "log", "kind": "log"}],
     "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
     "stages": [{"key": "presale"}],
@@ -156,7 +156,7 @@ def _deliver(composed: Composed) -> None:
 
 
 def _synchronise(composed: Composed) -> None:
-    composed("exec", "-T", "-d", "execution", "python", "-m", "rpa_tasks.demo_shop")
+    composed("exec", "-T", "-d", "execution", "python", "-m", "examples.demo_shop")
     payload = {"site": "http://127.0.0.1:8765", "login": True}
     job = {"platform": "demo", "shop_id": "s1", "task_type": "sync_order", "payload": payload}
     task_id = composed.call("api/v1/rpa/jobs", job)["task_id"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from config.environment import ROOT
 
-PRODUCT = ("config", "scheduling", "rpa_tasks", "sessions")
+PRODUCT = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
 MOST_MODULES = 16
 
 

@@ -6,7 +6,7 @@ import re
 
 from config.environment import ROOT
 
-PRODUCT = ("scheduling", "rpa_tasks", "sessions", "config")
+PRODUCT = ("scheduling", "rpa_tasks", "sessions", "config", "examples")
 LEDGERS = ("scheduling/ledger/", "rpa_tasks/jobs/")
 TABLES = r"(?:scheduling_touch|rpa_tasks_job)\b"
 WRITES = re.compile(

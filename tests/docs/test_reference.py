@@ -21,7 +21,7 @@ from tests.docs.pages import anchors
 SETTINGS = ROOT / "docs/reference/settings.md"
 CONFIG_FILE = ROOT / "docs/reference/config-file.md"
 API = ROOT / "docs/reference/api.md"
-PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions")
+PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)

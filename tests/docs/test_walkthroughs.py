@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from config.demo import await_worker
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
@@ -69,7 +68,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     words = {name: value.replace("~", str(reader.home)) for name, value in words.items()}
     words["AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"] = f"127.0.0.1:{reader.gateway_port}"
     with running_stack(words, programs=["web", "core", "beat"]) as stack:
-        await_worker(stack, "core")
+        stack.await_worker("core")
         reader.stack = stack
         yield reader
 

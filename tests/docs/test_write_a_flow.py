@@ -12,11 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from config.demo import await_worker
-from config.demo_rpa import demo_shop
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
+from examples.demo.order_sync import demo_shop
 from rpa_tasks.browsers.chromium import find_chromium
 from rpa_tasks.browsers.errors import NoBrowser
 from tests.docs.pages import blocks
@@ -63,7 +62,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         pytest.skip(f"missing service: {error}")
     words = {"AFTERTOUCH_RPA_FLOWS": str(tmp_path / "my-flows")}
     with demo_shop() as site, running_stack(words, programs=["web", "core", "execution", "beat"]) as stack:
-        await_worker(stack, "execution")
+        stack.await_worker("execution")
         yield Reader(tmp_path, stack, site)
 
 

@@ -161,7 +161,7 @@ def test_servers_are_kept_when_the_flag_is_set(folder: Path, begin: Callable[...
     assert processes_of(folder) == []
 
 
-DEMO = (["config.demo"], "aftertouch-*/logs/core.log")
+DEMO = (["examples.demo"], "aftertouch-*/logs/core.log")
 BENCH = (["benchmarks", "burst", "--quick"], "*/logs/01-celery.log")
 
 

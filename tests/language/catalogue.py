@@ -9,10 +9,12 @@ from pathlib import Path
 
 from config.environment import ROOT
 
-PACKAGES = ("scheduling", "rpa_tasks", "sessions", "config")
-CATALOGUES = [ROOT / package / "locale/zh_Hans/LC_MESSAGES/django.po" for package in PACKAGES]
+PACKAGES = ("scheduling", "rpa_tasks", "sessions", "config", "examples")
 #: Strings of libraries that have no translation of their own.
 THIRD_PARTY = ROOT / "config/third_party/locale/zh_Hans/LC_MESSAGES/django.po"
+CATALOGUES = sorted(
+    {path for name in PACKAGES for path in (ROOT / name).rglob("locale/zh_Hans/LC_MESSAGES/django.po")} - {THIRD_PARTY}
+)
 SCRIPTS = ROOT / "scheduling/locale/zh_Hans/LC_MESSAGES/djangojs.po"
 
 Word = tuple[str, str]  #: context and singular

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import rpa_tasks
+from config.environment import ROOT
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
 from scheduling.configuration.file import apply as plan
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 Apply = Callable[..., str]
 Refused = Callable[..., list[str]]
-DEMO = Path(rpa_tasks.__file__).parent / "demo.yaml"
+DEMO = ROOT / "examples" / "demo_shop" / "shops.yaml"
 
 MARKET = """
 version: 1

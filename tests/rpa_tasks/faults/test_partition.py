@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from config.local.processes import is_alive, send_signal
+from examples.demo_shop.market import Market as DemoMarket
+from examples.demo_shop.server import Server
 from rpa_tasks.browsers.chromium import NAMES
-from rpa_tasks.demo_shop.market import Market as DemoMarket
-from rpa_tasks.demo_shop.server import Server
 from tests.rpa_tasks.faults.effects import Effect
 from tests.rpa_tasks.faults.partition import Wires, wires_to
 from tests.rpa_tasks.faults.yard import Market, Yard

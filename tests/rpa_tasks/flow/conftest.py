@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.demo_shop.market import Market
-from rpa_tasks.demo_shop.server import Server
-from rpa_tasks.demo_shop.site import SiteRequest, SiteResponse, handle_request
+from examples.demo_shop.market import Market
+from examples.demo_shop.server import Server
+from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
 from rpa_tasks.flow_sdk.browser import NAMES, open_browser
 
 PATIENCE = 60.0
@@ -73,7 +73,7 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     server = Server(Market(orders=45, messages=5, first_change=1000))
     site = Site(server)
-    monkeypatch.setattr("rpa_tasks.demo_shop.server.answer", site.answer)
+    monkeypatch.setattr("examples.demo_shop.server.handle_request", site.answer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield site

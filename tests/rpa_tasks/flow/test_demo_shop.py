@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.demo_shop.site import COOKIE
+from examples.demo_shop.site import COOKIE
 
 
 class Visitor:
@@ -207,7 +207,7 @@ def test_a_cookie_that_nobody_can_read_is_a_stranger(visit: Callable[[], Visitor
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_as_a_command_until_it_is_told_to_end(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", "0", "--orders", "3"]
+    command = [sys.executable, "-m", "examples.demo_shop", "--port", "0", "--orders", "3"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -223,7 +223,7 @@ def test_it_serves_as_a_command_until_it_is_told_to_end(number: signal.Signals) 
 
 def test_a_port_that_is_taken_is_named(site: Any) -> None:
     port = str(urlsplit(site.url).port)
-    words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", port]
+    words = [sys.executable, "-m", "examples.demo_shop", "--port", port]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stdout) == (1, "")
     assert port in said.stderr

@@ -21,7 +21,7 @@ from scheduling.admin.system.schedule import PeriodicTaskForm
 from scheduling.strict_text import InvalidText, read_json, read_yaml, write_yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-APPS = ("config", "scheduling", "rpa_tasks", "sessions")
+APPS = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
 #: 218 bytes that a usual loader expands to 5.8 MB where they are written out.
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{key}: &{key} [{','.join([f'*{before}'] * 9)}]\n" for before, key in zip("abcd", "bcde", strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from sessions.client import ConnectionEnded, SessionClient
+from examples.chat_client import ConnectionEnded, SessionClient
 from sessions.websocket import tokens
 
 HOUR = 3600.0

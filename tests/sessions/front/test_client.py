@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
-from sessions.client import ConnectionEnded, SessionClient
 from tests.scheduling.api.serving import PATIENCE, Gate, told
 from tests.sessions.front.serving import Page, token
 
@@ -185,7 +185,7 @@ def test_a_message_that_does_not_fit_waits_no_longer(address: str, house: None) 
 
 
 def test_it_comes_back_however_long_the_server_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessions.client.LONGEST_PAUSE", 0)
+    monkeypatch.setattr("examples.chat_client.LONGEST_PAUSE", 0)
     tries = 0
 
     async def gateway() -> None:

@@ -73,7 +73,7 @@ def demo_page(request: HttpRequest) -> HttpResponse:
         "words": _page_texts(),
         "language": request.LANGUAGE_CODE,
     }
-    return render(request, "chat_sessions/demo.html", {"settled": settled, "languages": settings.LANGUAGES})
+    return render(request, "demo_chat/page.html", {"settled": settled, "languages": settings.LANGUAGES})
 
 
 @never_cache

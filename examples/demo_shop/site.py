@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from rpa_tasks.demo_shop import pages
-from rpa_tasks.demo_shop.market import Market, MarketShop, Message
+from examples.demo_shop import pages
+from examples.demo_shop.market import Market, MarketShop, Message
 
 PER_PAGE = 20
 COOKIE = "demo_market_session"

@@ -1,5 +1,5 @@
 // Demo chat: both sides of a session with a socket each, and the history of its silences.
-import { SessionClient } from "./client.js";
+import { SessionClient } from "../chat_sessions/client.js";
 
 const settled = JSON.parse(document.getElementById("settled").textContent);
 const words = settled.words;

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rpa_tasks.demo_shop.visiting import check_response, is_logged_in, visit
+from examples.demo_shop.visiting import check_response, is_logged_in, visit
 from rpa_tasks.flow_sdk import BusinessError, Flow, SessionExpired
 
 OPEN = "[data-message][data-answered='0']"

@@ -5,8 +5,8 @@ import signal
 import sys
 import threading
 
-from rpa_tasks.demo_shop.market import Market
-from rpa_tasks.demo_shop.server import Server
+from examples.demo_shop.market import Market
+from examples.demo_shop.server import Server
 
 
 def main(words: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
 
 
 def _build_shop_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rpa_tasks.demo_shop", description="A marketplace to try flows on.")
+    parser = argparse.ArgumentParser(prog="python -m examples.demo_shop", description="A marketplace to try flows on.")
     parser.add_argument("--port", type=int, default=8765, help="0: a free one (default: 8765)")
     parser.add_argument("--orders", type=int, default=45, help="orders a shop begins with (default: 45)")
     parser.add_argument("--messages", type=int, default=5, help="buyers' messages a shop begins with (default: 5)")

@@ -35,7 +35,7 @@ def order_sync(demo: Any, say: Any) -> None:
     if why := demo.stack.manage("shell", "--no-imports", "-c", CHROMIUM_TEST).strip():
         say(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
         return
-    demo.stack.manage("apply_config", str(ROOT / "rpa_tasks" / "demo.yaml"))
+    demo.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
     with demo_shop() as site:
         # Both requests of all shops are concurrent.
         with ThreadPoolExecutor(2 * len(SHOPS)) as clicks:
@@ -54,7 +54,7 @@ def order_sync(demo: Any, say: Any) -> None:
 def demo_shop() -> Iterator[str]:
     """Run the site of the demo's shops on a free port. Yields its address."""
     # `select_port` avoids the ports that browsers use and that a flow may not connect to.
-    words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", str(select_port())]
+    words = [sys.executable, "-m", "examples.demo_shop", "--port", str(select_port())]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:  # noqa: S603
         try:
             assert site.stdout is not None

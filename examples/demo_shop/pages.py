@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from rpa_tasks.demo_shop.market import MarketOrder, MarketShop, Message
+from examples.demo_shop.market import MarketOrder, MarketShop, Message
 
 STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 

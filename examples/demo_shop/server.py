@@ -7,8 +7,8 @@ from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
-from rpa_tasks.demo_shop.market import Market
-from rpa_tasks.demo_shop.site import COOKIE, SiteRequest, SiteResponse, handle_request
+from examples.demo_shop.market import Market
+from examples.demo_shop.site import COOKIE, SiteRequest, SiteResponse, handle_request
 
 HOST = "127.0.0.1"
 FORM_LIMIT = 65_536

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from rpa_tasks.demo_shop.visiting import visit
+from examples.demo_shop.visiting import visit
 from rpa_tasks.flow_sdk import BusinessError, Flow
 
 #: The list has the latest change first. An order that moves during the paging moves to pages already read. The next run

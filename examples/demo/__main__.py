@@ -22,11 +22,11 @@ from typing import Any
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from config.demo_chat import POLICIES, silent_chat
-from config.demo_rpa import order_sync
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.reaper import bounded_run
+from examples.demo.order_sync import order_sync
+from examples.demo.silent_chat import POLICIES, silent_chat
 from scheduling.strict_text import read_yaml, write_yaml
 
 TIME_SCALE = 43_200  # half a day per second: 7 days take 14 s, 24 hours 2 s
@@ -157,18 +157,13 @@ def run_demo() -> None:
     }
     with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
         for worker in ("core", "execution"):
-            await_worker(stack, worker)
+            stack.await_worker(worker)
         apply_demo_matrix(stack, receiver)
         demo = Demo(stack, receiver)
         print_line(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
         for scene in SCENES:
             scene(demo)
         print_result(demo)
-
-
-def await_worker(stack: RunningStack, name: str) -> None:
-    """Wait for a worker. On a loaded machine it starts later than the web process."""
-    stack.wait_until(lambda: " ready." in stack.log(name), WAIT_LIMIT, f"the start of {name}")
 
 
 def apply_demo_matrix(stack: RunningStack, receiver: WebhookReceiver) -> None:

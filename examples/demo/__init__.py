@@ -1,0 +1,3 @@
+"""The demo of `make demo`."""
+
+from __future__ import annotations
