@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import resolve
 
 from config.environment import ROOT
 from config.settings.layers import layer_host
@@ -25,6 +26,7 @@ PAGE, BEGIN, STATE = "/demo/chat/", "/demo/chat/begin", "/demo/chat/state"
 
 @pytest.fixture
 def in_production(settings: Any, tmp_path: Any, house: None) -> None:
+    resolve(PAGE)  # the addresses are loaded once in a process, and other tests need those of the demo
     settings.AFTERTOUCH_DEMO = False
     settings.STATIC_ROOT = tmp_path
 
