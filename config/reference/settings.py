@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from config.environment import ROOT, Environment
 from config.reference.tables import Table
@@ -22,67 +20,49 @@ GROUPS = {
     "email": ("aftertouch_email_",),
     "aftertouch": ("",),
 }
+#: By format or type in the JSON schema.
+KINDS = {
+    "boolean": "`true` or `false`",
+    "integer": "a whole number",
+    "number": "a number",
+    "duration": "a duration",
+    "path": "a folder",
+    "password": "a secret",
+    "string": "text",
+}
+#: By attribute of the field's constraints. The JSON schema leaves out those of durations.
+BOUNDS = {"ge": "from `{}`", "gt": "above `{}`", "le": "up to `{}`", "max_length": "of at most {} characters"}
 
 
 def setting_tables() -> dict[str, Table]:
     rows: dict[str, list[list[str]]] = {group: [] for group in GROUPS}
-    for name, field in Environment.model_fields.items():
+    for name, schema in Environment.model_json_schema()["properties"].items():
         group = next(group for group, starts in GROUPS.items() if name.startswith(starts))
-        rows[group].append([f"`{name.upper()}`", accepted_setting_values(field), setting_default(field)])
+        takes = _accepted_values(schema, Environment.model_fields[name])
+        rows[group].append([f"`{name.upper()}`", takes, _default(schema)])
     return {group: Table(("variable", "takes", "default"), found) for group, found in rows.items()}
 
 
-def accepted_setting_values(field: FieldInfo) -> str:
-    pattern = next((found for each in field.metadata if (found := getattr(each, "pattern", None))), None)
-    if pattern:
-        return ", ".join(f"`{word}`" for word in pattern.strip("^$()").split("|"))
-    return " ".join([_describe_annotation(field.annotation), *_describe_bounds(field)])
+def _accepted_values(schema: dict[str, Any], field: FieldInfo) -> str:
+    if "pattern" in schema:
+        return ", ".join(f"`{word}`" for word in schema["pattern"].strip("^$()").split("|"))
+    schema = schema.get("anyOf", [schema])[0]
+    if schema["type"] == "array":
+        return "comma-separated secrets" if "format" in schema["items"] else "a comma-separated list"
+    limits = [(BOUNDS[name], getattr(each, name)) for each in field.metadata for name in BOUNDS if hasattr(each, name)]
+    return " ".join([KINDS[schema.get("format", schema["type"])], *(text.format(_format(of)) for text, of in limits)])
 
 
-def setting_default(field: FieldInfo) -> str:
-    value = field.default
-    if value is PydanticUndefined:
+def _default(schema: dict[str, Any]) -> str:
+    if "default" not in schema:
         return "the host's name"
-    if isinstance(value, Path):
-        return f"`{value.relative_to(ROOT)}` in the checkout"
-    if value is None or value == [] or str(value) == "":
-        return "none"
-    return f"`{_format_value(value)}`"
+    if schema.get("format") == "path":
+        return f"`{Path(schema['default']).relative_to(ROOT)}` in the checkout"
+    return f"`{_format(schema['default'])}`" if schema["default"] not in (None, [], "") else "none"
 
 
-def _describe_annotation(annotation: Any) -> str:
-    named = {
-        bool: "`true` or `false`",
-        int: "a whole number",
-        float: "a number",
-        timedelta: "a duration",
-        Path: "a folder",
-        str: "text",
-    }
-    for kind in (annotation, *get_args(annotation)):  # for an optional type, the first of the two
-        if kind in named and get_origin(annotation) is not list:
-            return named[kind]
-    if "list" in str(annotation):
-        return "comma-separated secrets" if "Secret" in str(annotation) else "a comma-separated list"
-    return "a secret"
-
-
-def _describe_bounds(field: FieldInfo) -> list[str]:
-    words = []
-    for each in field.metadata:
-        if isinstance(each, Ge):
-            words.append(f"from `{_format_value(each.ge)}`")
-        elif isinstance(each, Gt):
-            words.append(f"above `{_format_value(each.gt)}`")
-        elif isinstance(each, Le):
-            words.append(f"up to `{_format_value(each.le)}`")
-        elif isinstance(each, MaxLen):
-            words.append(f"of at most {each.max_length} characters")
-    return words
-
-
-def _format_value(value: Any) -> str:
+def _format(value: Any) -> str:
     """Format a value as the variable accepts it; a duration in ISO 8601, `PT30S`."""
-    if isinstance(value, float):
-        return f"{value:g}" if value < 1e6 else f"{int(value)}"
-    return str(to_jsonable_python(value)).lower() if isinstance(value, bool) else str(to_jsonable_python(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(to_jsonable_python(value))
