@@ -76,7 +76,9 @@ class ErrorCollector:
         value = values.get(field)
         if value is None:
             return
-        if value < least:
+        if least > TICK and not least <= value <= most:
+            self.add(field, f"must be between {format_duration(least)} and {format_duration(most)}")
+        elif value < least:
             self.add(field, "must be above zero" if least == TICK else "must not be negative")
         elif value > most:
             self.add(field, f"must not be longer than {format_duration(most)}")

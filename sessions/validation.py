@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from scheduling.durations import format_duration
 from scheduling.errors import ErrorCollector
 
 #: The watcher checks at least once a second, so it cannot miss a timer longer than that.
@@ -21,7 +20,7 @@ MAX_GRACE = timedelta(minutes=10)
 def check_policy(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values, "tag")
-    _check_threshold(values, found)
+    found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     found.span(values, "jitter", most=MAX_JITTER)
     found.span(values, "grace", most=MAX_GRACE)
     found.number(values, "max_nudges", 1, 10)
@@ -32,15 +31,8 @@ def check_policy(values: Mapping[str, Any]) -> None:
 def check_campaign(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
-    _check_threshold(values, found)
+    found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
     if starts_at and ends_at and ends_at <= starts_at:
         found.add("ends_at", "must be later than starts_at")
     found.raise_if_any()
-
-
-def _check_threshold(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    threshold = values.get("threshold")
-    if threshold is not None and not MIN_THRESHOLD <= threshold <= MAX_THRESHOLD:
-        bounds = f"{format_duration(MIN_THRESHOLD)} and {format_duration(MAX_THRESHOLD)}"
-        found.add("threshold", f"must be between {bounds}")

@@ -17,12 +17,10 @@ from rpa_tasks.jobs.publish import unstorable_reason
 from rpa_tasks.models import DedupeBy, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.markers import MARKERS
-from scheduling.durations import format_duration
-from scheduling.errors import ErrorCollector, is_number
+from scheduling.configuration.validation import check_retry_delays
+from scheduling.errors import ErrorCollector
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
-MAX_RETRY_DELAY = timedelta(days=7)
-MAX_RETRIES = 20
 MAX_BACKLOG = 1_000_000
 MAX_SCHEMA = 65_536  #: characters
 EXIT_CLASSES = ("transient", "business", "session", "platform")
@@ -62,12 +60,10 @@ def check_flow(values: Mapping[str, Any]) -> None:
     _check_path(values, found)
     if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
         found.add("dedupe_by", f"must be one of {', '.join(DedupeBy.values)}")
-    timeout = values.get("timeout")
-    if timeout is not None and not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
-        found.add("timeout", f"must be between {format_duration(MIN_TIMEOUT)} and {format_duration(MAX_TIMEOUT)}")
+    found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
     _check_exit_codes(values.get("exit_codes", {}), found)
     _check_schema(values.get("payload_schema", {}), found)
-    _check_retry_delays(values.get("retry_delays", []), found)
+    check_retry_delays(values, found)
     _check_environment(values, found)
     found.raise_if_any()
 
@@ -169,13 +165,6 @@ def _check_schema(schema: Any, found: ErrorCollector) -> None:
         found.add(where, error.message.splitlines()[0][:200])
     except ValueError as error:  # nested too deeply
         found.add("payload_schema", str(error)[:200])
-
-
-def _check_retry_delays(delays: Any, found: ErrorCollector) -> None:
-    if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
-        found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
-    elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
-        found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
 
 
 def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None:

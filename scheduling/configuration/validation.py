@@ -172,13 +172,18 @@ def check_channel(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
     found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
+    check_retry_delays(values, found)
+    _check_config(values, found)
+    found.raise_if_any()
+
+
+def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    """Check `retry_delays`, of a channel or of another app's row."""
     delays = values.get("retry_delays", [])
     if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
         found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
     elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
         found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
-    _check_config(values, found)
-    found.raise_if_any()
 
 
 def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
