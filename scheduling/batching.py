@@ -1,4 +1,4 @@
-"""Collect items of an event loop into batches for a thread. The thread runs one batch at a time."""
+"""Run work in batches: collect items of an event loop for a thread, and halve a batch that fails."""
 
 from __future__ import annotations
 
@@ -17,6 +17,36 @@ Done = Callable[[R | Exception], None]
 
 MAX_BATCH = 500  #: items per batch
 WAITING_LIMIT = 20_000  #: items; the results of more than a second's work would come too late
+
+
+def bisect(
+    items: Sequence[T],
+    act: Callable[[Sequence[T]], object],
+    settle_failed: Callable[[T, Exception], None],
+    *,
+    concerns_all: Callable[[Exception, int], bool],
+) -> None:
+    """Run `act` on `items`. If it fails, halve them until the faulty item fails alone; `settle_failed` gets that item.
+
+    Raises:
+        Exception: an error of `act` for which `concerns_all` is true. It gets the error and the number of items.
+    """
+    try:
+        act(items)
+    except Exception as error:
+        if not items or concerns_all(error, len(items)):
+            raise
+        if len(items) == 1:
+            settle_failed(items[0], error)
+            return
+        for half in halve(items):
+            bisect(half, act, settle_failed, concerns_all=concerns_all)
+
+
+def halve(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Return the two halves of a failed batch."""
+    half = len(items) // 2
+    return items[:half], items[half:]
 
 
 class BatcherOverloaded(Exception):
@@ -55,7 +85,7 @@ class MicroBatcher(Generic[T, R]):
     async def submit_and_wait(self, item: T) -> R:
         """Queue an item and return its result. Raises `BatcherOverloaded` or the exception of `work`."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self.submit(item, lambda result: _set_result(future, result))
+        self.submit(item, lambda result: set_result(future, result))
         return await future
 
     async def submit_all_and_wait(self, items: Sequence[T]) -> list[R]:
@@ -63,7 +93,7 @@ class MicroBatcher(Generic[T, R]):
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[R]] = [loop.create_future() for _ in items]
         for item, future in zip(items, futures, strict=True):
-            self.submit(item, lambda result, future=future: _set_result(future, result))  # type: ignore[misc]
+            self.submit(item, lambda result, future=future: set_result(future, result))  # type: ignore[misc]
         return list(await asyncio.gather(*futures))
 
     async def _run(self) -> None:
@@ -97,7 +127,8 @@ class MicroBatcher(Generic[T, R]):
             close_old_connections()
 
 
-def _set_result(future: asyncio.Future[R], result: R | Exception) -> None:
+def set_result(future: asyncio.Future[R], result: R | Exception) -> None:
+    """Set a result or an exception, unless the waiting caller has cancelled the future."""
     if future.done():
         return
     if isinstance(result, Exception):

@@ -20,8 +20,7 @@ from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Shop
 from scheduling import sql
 from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.dispatcher import BackgroundPublisher
-from scheduling.dispatch.publisher import publication_headers
+from scheduling.dispatch.publisher import BackgroundPublisher, publication_headers
 from scheduling.ledger.transitions import WakeUp
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from uuid import UUID
 import structlog
 from django.db import transaction
 
-from scheduling import metrics, sql, tracing
+from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Delivered
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
@@ -51,19 +51,13 @@ def deliver_touches(task_ids: Sequence[UUID]) -> None:
             The latter may mean that the machine was suspended.
         Reconfigured: the configuration changed during each of `MAX_JUDGEMENTS` tries.
     """
-    try:
-        _deliver_batch(task_ids)
-    except Reconfigured:
-        raise
-    except Exception as error:
-        if isinstance(error, sql.UNAVAILABLE_ERRORS) and not (sql.is_idle_timeout(error) and len(task_ids) > 1):
-            raise
-        if len(task_ids) == 1:
-            _give_up(task_ids[0], error)
-            return
-        half = len(task_ids) // 2
-        deliver_touches(task_ids[:half])
-        deliver_touches(task_ids[half:])
+    batching.bisect(task_ids, _deliver_batch, _give_up, concerns_all=_concerns_all)
+
+
+def _concerns_all(error: Exception, count: int) -> bool:
+    if isinstance(error, sql.UNAVAILABLE_ERRORS):
+        return count == 1 or not sql.is_idle_timeout(error)
+    return isinstance(error, Reconfigured)
 
 
 def _give_up(task_id: UUID, error: Exception) -> None:

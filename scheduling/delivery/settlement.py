@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 from django.db import transaction
 
-from scheduling import metrics, sql, tracing
+from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.delivery.outgoing import Deferred, Delivery, DeliveryResult, SendRefused, Untried
 from scheduling.delivery.routing import target_digest
@@ -42,18 +42,17 @@ def settle_results(results: Sequence[DeliveryResult]) -> None:
     Raises:
         django.db.Error: PostgreSQL is unavailable.
     """
-    try:
-        _settle_results(results)
-    except sql.UNAVAILABLE_ERRORS:
-        raise
-    except Exception:
-        if len(results) == 1:
-            log.exception("answer_broke", task_id=str(results[0][0].claim.task_id))
-            _settle_results([(results[0][0], without_detail(results[0][1]))])
-            return
-        half = len(results) // 2
-        settle_results(results[:half])
-        settle_results(results[half:])
+    batching.bisect(results, _settle_results, _settle_without_detail, concerns_all=_is_unavailable)
+
+
+def _is_unavailable(error: Exception, _: int) -> bool:
+    return isinstance(error, sql.UNAVAILABLE_ERRORS)
+
+
+def _settle_without_detail(result: DeliveryResult, error: Exception) -> None:
+    delivery, outcome = result
+    log.error("answer_broke", task_id=str(delivery.claim.task_id), exc_info=error)
+    _settle_results([(delivery, without_detail(outcome))])
 
 
 def _settle_results(results: Sequence[DeliveryResult]) -> None:

@@ -5,21 +5,19 @@ Any number of passes may run at once on any node. Each pass is idempotent.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import structlog
 from django.conf import settings
-from django.db import close_old_connections, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from scheduling import metrics, tracing
 from scheduling.configuration import snapshot
 from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.publisher import TOUCH_QUEUES, oldest_message_at, publish_touches
+from scheduling.dispatch.publisher import TOUCH_QUEUES, BackgroundPublisher, oldest_message_at, publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Settlement, WakeUp
@@ -158,43 +156,6 @@ def resume_unpaused() -> int:
         while datetime.now(UTC) < ends_at and (count := touches.resume_paused(scope, spread=RESUME_SPREAD)):
             unparked += count
     return unparked
-
-
-class BackgroundPublisher:
-    """Publish dispatched touches in a background thread, so that no request or commit waits for the broker.
-
-    Wake-ups beyond the capacity are dropped. The leases of their rows expire and the rescue dispatches them again.
-    """
-
-    def __init__(self, publish: Callable[[list[WakeUp]], None], *, capacity: int = 1000) -> None:
-        self._publish = publish
-        self._waiting: queue.Queue[list[WakeUp]] = queue.Queue(capacity)
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-
-    def submit(self, wakeups: list[WakeUp]) -> None:
-        with self._starting:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="doorbell", daemon=True)
-                self._thread.start()
-        try:
-            self._waiting.put_nowait(wakeups)
-        except queue.Full:
-            log.warning("wakeups_dropped", count=len(wakeups))
-
-    def _run(self) -> None:
-        while True:
-            wakeups = self._waiting.get()
-            while len(wakeups) < PASS_LIMIT:
-                try:
-                    wakeups = wakeups + self._waiting.get_nowait()
-                except queue.Empty:
-                    break
-            try:
-                close_old_connections()
-                self._publish(wakeups)
-            except Exception:
-                log.exception("wakeups_lost", count=len(wakeups))
 
 
 background_publisher = BackgroundPublisher(publish_wakeups)

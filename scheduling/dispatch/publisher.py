@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import queue as queues
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import structlog
 from celery import current_app
 from django.conf import settings
+from django.db import close_old_connections
 from kombu.exceptions import OperationalError
 
 from scheduling.dispatch.broker_health import broker_alarm
@@ -22,6 +25,7 @@ log = structlog.get_logger(__name__)
 TOUCH_QUEUES = {0: "touch.high", 1: "touch.normal", 2: "touch.low"}
 DUE_BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries touches due together
 MESSAGE_LIMIT = 500  #: ids per message
+GATHER_LIMIT = 1000  #: wake-ups that the background publisher gathers before it publishes
 DELIVER_TASK = "scheduling.deliver"
 
 
@@ -107,3 +111,40 @@ def read_publication_time(raw: bytes) -> datetime | None:
         return datetime.fromtimestamp(json.loads(raw)["headers"]["published_at"], UTC)
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+class BackgroundPublisher:
+    """Publish dispatched touches in a background thread, so that no request or commit waits for the broker.
+
+    Wake-ups beyond the capacity are dropped. The leases of their rows expire and the rescue dispatches them again.
+    """
+
+    def __init__(self, publish: Callable[[list[WakeUp]], None], *, capacity: int = 1000) -> None:
+        self._publish = publish
+        self._waiting: queues.Queue[list[WakeUp]] = queues.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def submit(self, wakeups: list[WakeUp]) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(wakeups)
+        except queues.Full:
+            log.warning("wakeups_dropped", count=len(wakeups))
+
+    def _run(self) -> None:
+        while True:
+            wakeups = self._waiting.get()
+            while len(wakeups) < GATHER_LIMIT:
+                try:
+                    wakeups = wakeups + self._waiting.get_nowait()
+                except queues.Empty:
+                    break
+            try:
+                close_old_connections()
+                self._publish(wakeups)
+            except Exception:
+                log.exception("wakeups_lost", count=len(wakeups))

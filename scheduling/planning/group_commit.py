@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Sequence, Set
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -19,6 +19,7 @@ from django.conf import settings
 from django.db import connection, reset_queries
 
 from scheduling import sql
+from scheduling.batching import halve, set_result
 from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ledger.locks import locked_users
@@ -170,7 +171,7 @@ class GroupCommit:
         if apart:
             self._store(apart, SHORT_LOCK_WAIT)
 
-    def _store(self, group: list[_Submission], lock_wait: float, ends_at: float | None = None) -> None:
+    def _store(self, group: Sequence[_Submission], lock_wait: float, ends_at: float | None = None) -> None:
         """Store `group` in one transaction and answer it.
 
         If its content fails, halve the group until the faulty submission fails alone. After `ends_at` (monotonic
@@ -192,10 +193,10 @@ class GroupCommit:
                     log.exception("events_not_stored", events=len(group[0].events))
                 _resolve_group(group, [error])
                 return
-            for half in _split_in_half(group):
+            for half in halve(group):
                 self._store(half, lock_wait, ends_at)
 
-    def _store_unlocked(self, group: list[_Submission], ends_at: float) -> None:
+    def _store_unlocked(self, group: Sequence[_Submission], ends_at: float) -> None:
         """Store the submissions that no lock of another transaction delays. Refuse the others."""
         locked = locked_users(user_id for each in group for user_id in each.users)
         self._locked |= dict.fromkeys(locked, monotonic() + REMEMBER_LOCKED)
@@ -205,10 +206,10 @@ class GroupCommit:
             return
         free, held_up = _split_by_lock(group, locked)
         # A customer whom another transaction inserts right now has no visible row, so the lock check misses it.
-        for part in (free, held_up) if free and held_up else _split_in_half(group):
+        for part in (free, held_up) if free and held_up else halve(group):
             self._store(part, SHORT_LOCK_WAIT, ends_at)
 
-    def _commit(self, group: list[_Submission], lock_wait: float) -> Sequence[SubmissionResult]:
+    def _commit(self, group: Sequence[_Submission], lock_wait: float) -> Sequence[SubmissionResult]:
         """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
         events = [event for submission in group for event in submission.events]
         try:
@@ -251,7 +252,7 @@ def _resolve_group(group: Sequence[_Submission], outcomes: Sequence[SubmissionRe
             log.info("response_discarded", submissions=len(answers))  # the loop is closed
 
 
-def _split_by_lock(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
+def _split_by_lock(group: Sequence[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
     """Return the submissions without a `locked` customer, then those with one."""
     free: list[_Submission] = []
     held_up: list[_Submission] = []
@@ -260,19 +261,9 @@ def _split_by_lock(group: list[_Submission], locked: Set[str]) -> tuple[list[_Su
     return free, held_up
 
 
-def _split_in_half(group: list[_Submission]) -> Iterable[list[_Submission]]:
-    half = len(group) // 2
-    return group[:half], group[half:]
-
-
 def _set_results(answers: Sequence[tuple[asyncio.Future[list[Receipt]], SubmissionResult]]) -> None:
     for future, outcome in answers:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        set_result(future, outcome)
 
 
 group_commit = GroupCommit()

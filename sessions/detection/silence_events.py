@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db import DataError, IntegrityError, OperationalError
 
 from scheduling import sql
+from scheduling.batching import halve
 from scheduling.configuration.snapshot import current
 from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import InvalidInput
@@ -56,8 +57,7 @@ def record_silences(silences: Sequence[ClaimedSilence], now_ms: int) -> list[Cla
 
 
 def _record_in_halves(silences: Sequence[ClaimedSilence], now_ms: int) -> list[ClaimedSilence]:
-    half = len(silences) // 2
-    return record_silences(silences[:half], now_ms) + record_silences(silences[half:], now_ms)
+    return [each for half in halve(silences) for each in record_silences(half, now_ms)]
 
 
 def silence_event(silence: ClaimedSilence, now_ms: int) -> NewEvent:

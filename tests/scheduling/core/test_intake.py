@@ -211,7 +211,7 @@ def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix:
 @pytest.mark.django_db(transaction=True)
 def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the hints to the broker, and a broker that fails costs only the hint."""
-    from scheduling.dispatch import dispatcher
+    from scheduling.dispatch import dispatcher, publisher
 
     matrix.node(delay=timedelta(0))
     published_by: list[str] = []
@@ -224,14 +224,14 @@ def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.
         raise OSError("the broker is away")
 
     monkeypatch.setattr(dispatcher, "publish_touches", publish)
-    bell = dispatcher.BackgroundPublisher(dispatcher.publish_wakeups)
+    bell = publisher.BackgroundPublisher(dispatcher.publish_wakeups)
     record_events([new()], publish_wakeups=bell.submit)
     while not published_by:
         both.wait(0.01)
     record_events([new()], publish_wakeups=bell.submit)
 
     assert both.wait(10), "the bell went dumb after a failure"
-    assert set(published_by) == {"doorbell"}
+    assert set(published_by) == {"publisher"}
 
 
 # --- cancel_on -------------------------------------------------------------------------------------------------------
