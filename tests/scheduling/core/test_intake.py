@@ -100,7 +100,7 @@ def test_of_32_that_bring_the_same_event_at_once_one_plans_it(matrix: Any, race:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "note_customers"])
+@pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "update_customers"])
 def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
     matrix: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
