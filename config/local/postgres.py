@@ -7,9 +7,12 @@ servers has its password.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -20,7 +23,7 @@ from psycopg import sql
 
 from config.local.endpoints import EmbeddedServerError, read_or_create_secret
 from config.local.processes import PLAIN_ENVIRONMENT, end_process
-from config.local.server import Server
+from config.local.server import Server, package_folders
 
 NAME = "aftertouch"
 ADMIN = "postgres"
@@ -107,6 +110,9 @@ class Postgres(Server):
     def admin_url(self, port: int, database: str = NAME) -> str:
         return f"postgresql://{ADMIN}:{self.admin_password()}@127.0.0.1:{port}/{database}"
 
+    def programs(self) -> list[Path]:
+        return [*package_folders(binaries().parents[1]), binaries()]
+
     def command(self, port: int) -> list[str]:
         settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
         return [str(binaries() / "postgres"), "-D", str(self.data), "-p", str(port), *settings]
@@ -121,25 +127,43 @@ class Postgres(Server):
         """Create the cluster beside its final path and rename it, so that a kill leaves no partial cluster."""
         for abandoned in self.folder.glob("data.*"):
             shutil.rmtree(abandoned, ignore_errors=True)
+        for abandoned in self.folder.glob("password.*"):
+            abandoned.unlink(missing_ok=True)
         # A unique name: the initdb of a killed starter may still run and must not write into this cluster.
         draft = self.folder / f"data.{token_hex(4)}"
         self.account.own(self.folder)
-        self.admin_password()
-        self.run_to_make(
-            draft,
-            [str(binaries() / "initdb"), "-D", str(draft), "-U", ADMIN,
-             "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres-admin'}",
-             "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
-        )  # fmt: skip
+        with self.readable(self.admin_password()) as password:
+            self.run_to_make(
+                draft,
+                [str(binaries() / "initdb"), "-D", str(draft), "-U", ADMIN,
+                 "--auth=scram-sha-256", f"--pwfile={password}",
+                 "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
+            )  # fmt: skip
         # Without a server, so that a cluster never exists without its role. Each line is one statement.
         statements = f"CREATE ROLE {NAME} LOGIN PASSWORD '{self.password()}'\nCREATE DATABASE {NAME} OWNER {NAME}\n"
         alone = ["--single", "-D", str(draft), "-c", "exit_on_error=on", "postgres"]
         self.run_to_make(draft, [str(binaries() / "postgres"), *alone], statements)
         draft.rename(self.data)
 
+    @contextmanager
+    def readable(self, password: str) -> Iterator[Path]:
+        """Store the password for a moment in a file that only the server's account can read.
+
+        The account owns the folder, so it could put a link in place of the file.
+        """
+        path = self.folder / f"password.{token_hex(4)}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(password)
+                self.account.own(descriptor)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
     def run_to_make(self, draft: Path, command: list[str], given: str = "") -> None:
         made = subprocess.run(
-            [*self.account.becoming, *command],
+            [*self.becoming, *command],
             input=given, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, timeout=300, check=False,
         )  # fmt: skip
         if made.returncode:

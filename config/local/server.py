@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
@@ -16,6 +17,12 @@ RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed s
 ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
 REFUSED_FOR = 2.0  # seconds; another server on the port answers the same, until the new one fails to bind and exits
 LOG_LIMIT = 10 * 1024 * 1024
+
+
+def package_folders(package: Path) -> list[Path]:
+    """Return the folder of an installed wheel, and that of its libraries if it has any."""
+    libraries = package.with_name(f"{package.name}.libs")
+    return [package, libraries] if libraries.is_dir() else [package]
 
 
 class Server(ABC):
@@ -37,6 +44,10 @@ class Server(ABC):
     def command(self, port: int) -> list[str]: ...
 
     @abstractmethod
+    def programs(self) -> list[Path]:
+        """Return the folders that the server needs next to its own: those of its programs and libraries."""
+
+    @abstractmethod
     def marker(self) -> Path:
         """Return the path that only this server has in its command line."""
 
@@ -53,6 +64,11 @@ class Server(ABC):
 
     @abstractmethod
     def stop(self) -> None: ...
+
+    @cached_property
+    def becoming(self) -> tuple[str, ...]:
+        """Return the words that start a program of the server as its account. The server's folder exists."""
+        return self.account.becoming(*self.programs(), self.folder)
 
     def process(self) -> psutil.Process | None:
         return find_server(self.program, self.marker())
@@ -94,7 +110,7 @@ class Server(ABC):
             self.prepare()
             port = select_port(self.last_port())
             self.remember_port(port)
-            process = start_detached([*self.account.becoming, *self.command(port)], self.log)
+            process = start_detached([*self.becoming, *self.command(port)], self.log)
             if process is not None and self.answers(port, process):
                 return port
             if time.monotonic() >= deadline:

@@ -80,7 +80,7 @@ def open_state_dir(state_dir: Path) -> None:
             f"the state folder {state_dir} belongs to uid {owner}, this is uid {os.geteuid()}; "
             "run as its owner, or set AFTERTOUCH_STATE_DIR to a folder of your own"
         )
-    state_dir.chmod(0o700)
+    server_account().restrict(state_dir)
 
 
 @contextmanager

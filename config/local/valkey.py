@@ -14,7 +14,7 @@ import redis
 
 from config.local.endpoints import EmbeddedServerError, read_or_create_secret
 from config.local.processes import end_process
-from config.local.server import Server
+from config.local.server import Server, package_folders
 
 STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: signals with seconds
 CONFIGURATION = """\
@@ -62,6 +62,9 @@ class Valkey(Server):
 
     def url(self, port: int) -> str:
         return f"redis://:{self.password()}@127.0.0.1:{port}/0"
+
+    def programs(self) -> list[Path]:
+        return [*package_folders(server_binary().parents[2]), server_binary().parent]
 
     def command(self, port: int) -> list[str]:
         return [str(server_binary()), str(self.configuration), "--port", str(port)]

@@ -45,8 +45,9 @@ class _NetPort(ctypes.Structure):
 
 def confine_process(plan: dict[str, Any]) -> None:
     """Restrict this process permanently. Raises `OSError`; the caller must not exec in that case."""
+    if "mounts" in plan:
+        _mount_all(plan["mounts"])
     if "uid" in plan:
-        _mount_all(plan.get("mounts", []))
         os.setgroups([])
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])

