@@ -72,6 +72,8 @@ ERROR_PATTERNS = (
      gettext_noop("must contain {param} or {param_file}; otherwise the command gets no parameters")),
     (r"must not have a placeholder in a word that .*",
      gettext_noop("must not have a placeholder in a word that a shell or an interpreter runs as code")),
+    (r"must not have \{param\} in a word with .*",
+     gettext_noop("must not have {param} in a word with spaces, quotes or other special characters")),
     (r"\{debug_port\} is empty without a browser; .*",
      gettext_noop("{debug_port} is empty without a browser; set needs_browser")),
     (r"must not name more than (?P<most>\d+) folders", gettext_noop("must not name more than %(most)s folders")),

@@ -35,6 +35,8 @@ SECRET_NAME_PARTS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
 #: `{"a": 1}`, `{}` and `${HOME}` do not match.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+#: Characters that no shell or interpreter takes for code; NUL is refused anyway.
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\0-]*")
 
 
 class ParamTooLong(ValueError):
@@ -154,9 +156,20 @@ def check_words(command: object) -> list[str]:
         problems.append("must contain {param} or {param_file}; otherwise the command gets no parameters")
     if any(_PLACEHOLDER.search(command[place]) for place in code_words(command)):
         problems.append("must not have a placeholder in a word that a shell or an interpreter runs as code")
+    elif any(map(_mixes_param, command)):
+        problems.append("must not have {param} in a word with spaces, quotes or other special characters")
     if any("\0" in word for word in command):
         problems.append("must not contain a NUL character")
     return problems
+
+
+def _mixes_param(word: str) -> bool:
+    """Return whether this word may be code around the parameter, whatever program receives it.
+
+    Clients of the API choose the parameter. All other placeholders have restricted values.
+    """
+    around = _PLACEHOLDER.sub("", word)
+    return "param" in _PLACEHOLDER.findall(word) and not _PLAIN.fullmatch(around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +213,9 @@ INTERPRETERS = (
     Interpreter(r"php[\d.]*", "rBRE", ("--run",), ("-d", "-c")),
     Interpreter(r"env", "S", ("--split-string",), ("-u", "-C")),
 )  # fmt: skip
-#: Programs that start another one. After any other program `watch` or `ssh` may be an ordinary word.
+#: Interpreters without an option before the code whose names are ordinary words after most programs.
+ORDINARY_WORDS = re.compile(r"watch|parallel|eval")
+#: Programs that start another one: after them these words are interpreters.
 WRAPPERS = re.compile(
     r"env|nice|ionice|chrt|taskset|timeout|time|setsid|nohup|stdbuf|unbuffer|exec|command|sudo|doas|su|runuser|setpriv"
     r"|gosu|su-exec|xargs|find|busybox|toybox|flock|script|unshare|nsenter|chroot|bwrap|firejail|systemd-run|xvfb-run"
@@ -221,7 +236,7 @@ def _find_code(command: Sequence[str], start: int, word: str) -> Iterator[int]:
     program = _program_name(word)
     for each in INTERPRETERS:
         if re.fullmatch(each.program, program) and (
-            start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program_name(command[0]))
+            start == 0 or not ORDINARY_WORDS.fullmatch(program) or WRAPPERS.fullmatch(_program_name(command[0]))
         ):
             yield from _interpreter_code(each, command, start + 1)
     if re.search(r"\s", word):  # several words in one, as `env -S` accepts them

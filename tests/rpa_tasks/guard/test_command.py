@@ -209,6 +209,8 @@ def test_a_command_that_is_valid_can_be_started(house: House) -> None:
 
 CODE = "must not have a placeholder in a word that a shell or an interpreter runs as code"
 
+MIXED = "must not have {param} in a word with spaces, quotes or other special characters"
+
 
 @pytest.mark.parametrize(
     "command",
@@ -285,6 +287,9 @@ CODE = "must not have a placeholder in a word that a shell or an interpreter run
         ["psql", "-c", "select '{param}'"],
         ["Rscript", "-e", "{param}"],
         ["parallel", "run", "{param}"],
+        ["sshpass", "-p", "x", "ssh", "host", "run", "{param}"],
+        ["torsocks", "/usr/bin/ssh", "host", "{param}"],
+        ["catchsegv", "awk", "{param}"],
     ],
     ids=" ".join,
 )
@@ -295,6 +300,36 @@ def test_check_words_placeholder_in_code_is_refused(command: list[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        ["osh", "-c", "run '{param}'"],
+        ["elvish", "-c", "run {param}"],
+        ["nix-shell", "--run", "run {param}"],
+        ["sg", "shop", "-c", 'run "{param}"'],
+        ["mysql", "-e", "insert into t values ('{param}')"],
+        ["sqlite3", "shop.db", "select '{param}'"],
+        ["jq", "-n", ".={param}|.payload"],
+        ["cmd.exe", "/c", "run;{param}"],
+        ["make", "ARGUMENTS='{param}'", "run"],
+        ["git", "-c", "alias.run=!run {param}", "run"],
+        ["guile", "-c", "(run {param})"],
+        ["vim", "-c", ":!run {param}"],
+        ["xwrap", "--", "$(run {param})"],
+        ["xwrap", "`{param}`"],
+        ["xwrap", "a\n{param}"],
+    ],
+    ids=" ".join,
+)
+def test_check_words_param_within_a_word_that_may_be_code_is_refused_for_any_program(command: list[str]) -> None:
+    assert check_words(command) == [MIXED]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rpa-cli", "--param={param}", "{task_id}"],
+        ["rpa-cli", "-p{param}"],
+        ["rpa-cli", "param:{param}", "--title=run of {task_id}"],
+        ["rpa-cli", "data:,{param},{shop_id}"],
+        ["rpa-cli", "--mode", "parallel", "{param}"],
         ["sh", "-c", 'run "$1"', "_", "{param}"],
         ["bash", "-ec", 'run "$@"', "run", "{param}", "{shop_id}"],
         ["env", "PAGE=1", "rpa-cli", "-c", "{param}"],
