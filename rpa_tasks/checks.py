@@ -45,7 +45,7 @@ def check_isolation(**_: Any) -> list[CheckMessage]:
     if not runs_jobs:
         return []
     if not (complaint := isolation.missing_isolation_reason()):
-        return [*_check_port_limits(), *_check_subordinate_ids()]
+        return isolation_gaps()
     kind, number = (Warning, "W002") if isolation.may_worker_start() else (Error, "E002")
     return [
         kind(
@@ -54,6 +54,14 @@ def check_isolation(**_: Any) -> list[CheckMessage]:
             id=f"rpa_tasks.{number}",
         )
     ]
+
+
+def isolation_gaps() -> list[CheckMessage]:
+    """Return warnings about an isolation that works but does not separate all shops. A worker logs them at its start.
+
+    Raises: `CannotIsolate`.
+    """
+    return [*_check_port_limits(), *_check_subordinate_ids()]
 
 
 def _check_port_limits() -> list[CheckMessage]:
