@@ -30,6 +30,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, is_alive
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor import confine
+from rpa_tasks.supervisor.ancestry import has_supervisor
 from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
@@ -483,7 +484,8 @@ def _belongs_to_browser(process: Process, record: Record | None) -> bool:
     """Return whether the process belongs to the browser in the record of its shop's slot.
 
     A run's process can forge the mark in an environment, but cannot enter the session or mount namespace of a browser.
-    Before the pid is recorded only the mark is available. A forged mark is found as soon as the browser has started.
+    Before the pid is recorded only the mark is available, which counts without a supervisor process. A forged mark is
+    found as soon as the browser has started.
     """
     if record is None:
         return False
@@ -495,7 +497,8 @@ def _belongs_to_browser(process: Process, record: Record | None) -> bool:
     # Zygotes and renderers have overwritten their mark; the browser that leads their session has not.
     marks = {MARKER: registry.slot_marker(record.slot)}
     leader = read_process(process.session)
-    return carries_marks(process, marks) or (leader is not None and carries_marks(leader, marks))
+    is_marked = carries_marks(process, marks) or (leader is not None and carries_marks(leader, marks))
+    return is_marked and not has_supervisor(process)
 
 
 def _change_owner(folder: Path, owner: int) -> None:

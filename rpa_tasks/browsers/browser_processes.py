@@ -2,7 +2,8 @@
 
 Chromium's crash handlers leave its session, and its renderers overwrite their environment. A process belongs to a
 browser by its session or by the mark in its environment. The profile on a command line is weaker: a person may have
-opened it. A flow can forge mark and command line, so they count only for a profile that the process can reach.
+opened it. A flow can forge mark and command line. So they count only for a process without a supervisor process, and
+for a profile that the process can reach.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rpa_tasks.supervisor.ancestry import has_supervisor
 from rpa_tasks.supervisor.markers import TASK_ID
 from rpa_tasks.supervisor.processes import (
     Process,
@@ -38,12 +40,15 @@ def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = 
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}
     in_session = _session_filter(*leader)
-    return [
-        process
-        for process in all_processes()
-        if in_session(process)
-        or (carries_marks(process, marks) and (not profile or reaches_profile(process.pid, profile)))
-    ]
+
+    def is_marked(process: Process) -> bool:
+        return (
+            carries_marks(process, marks)
+            and (not profile or reaches_profile(process.pid, profile))
+            and not has_supervisor(process)
+        )
+
+    return [process for process in all_processes() if in_session(process) or is_marked(process)]
 
 
 def _session_filter(pid: int, ticks: int) -> Callable[[Process], bool]:
@@ -61,9 +66,10 @@ def _session_filter(pid: int, ticks: int) -> Callable[[Process], bool]:
 
 
 def marked_slots(browsers: str) -> set[int]:
-    """Return the slots in this folder that the marker of a running process names."""
-    found = (re.fullmatch(rf"{re.escape(browsers)}/slot-(\d+)", marker) for marker in map(_marker_of, all_processes()))
-    return {int(match[1]) for match in found if match}
+    """Return the slots in this folder that the marker of a running browser names."""
+    pattern = re.compile(rf"{re.escape(browsers)}/slot-([1-9]\d{{0,4}})")
+    found = ((process, pattern.fullmatch(_marker_of(process))) for process in all_processes())
+    return {int(match[1]) for process, match in found if match and not has_supervisor(process)}
 
 
 def leftover_browsers_on(profile: str) -> list[Process]:
@@ -91,6 +97,7 @@ def processes_on_profile(profile: str) -> Iterator[Process]:
             names_profile(read_command_line(process.pid), profile)
             and not read_environment(process.pid, having=TASK_ID)
             and reaches_profile(process.pid, profile)
+            and not has_supervisor(process)
         ):
             yield process
 

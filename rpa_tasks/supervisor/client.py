@@ -26,9 +26,9 @@ import structlog
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.ancestry import belongs, is_supervisor
 from rpa_tasks.supervisor.child import adopt_orphans
-from rpa_tasks.supervisor.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, end_marked_processes
-from rpa_tasks.supervisor.orphans import is_supervisor
+from rpa_tasks.supervisor.markers import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, end_marked_processes
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS
 
 __all__ = [
@@ -129,7 +129,7 @@ class SupervisedCommand:
         # If the supervisor process is killed, its adopted processes become ours instead of init's.
         adopt_orphans()
         try:
-            self._process = _start_supervisor(order.confine.get("ruleset", -1))
+            self._process = _start_supervisor(order.env, order.confine.get("ruleset", -1))
         except OSError as error:
             log.exception("guard_not_started")
             self._ending = CommandResult(ExitCause.NOT_STARTED, error="guard_not_started", tail=str(error))
@@ -261,14 +261,14 @@ class SupervisedCommand:
     def _family(self) -> list[processes.Process]:
         marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
 
-        def belongs(process: processes.Process) -> bool:
-            return self._pid in (process.session, process.group) or processes.carries_marks(process, marks)
+        def is_ours(process: processes.Process) -> bool:
+            return self._pid in (process.session, process.group) or belongs(process, marks)
 
         living = list(processes.all_processes())
         adopted = [
             descendant for each in self._adopted(living) for descendant in (each, *_descendants_of(each, living))
         ]
-        found = [process for process in living if belongs(process)]
+        found = [process for process in living if is_ours(process)]
         return list({process.pid: process for process in (*found, *adopted)}.values())
 
     def _adopted(self, living: Sequence[processes.Process]) -> list[processes.Process]:
@@ -294,10 +294,11 @@ def _descendants_of(above: processes.Process, living: Sequence[processes.Process
     return [*children, *(each for child in children for each in _descendants_of(child, living))]
 
 
-def _start_supervisor(ruleset: int) -> subprocess.Popen[bytes]:
-    """Start it without our terminal and environment, so that it carries no markers of another run."""
+def _start_supervisor(env: Mapping[str, str], ruleset: int) -> subprocess.Popen[bytes]:
+    """Start it without our terminal and environment. The markers of its run are in its command line."""
+    marks = [f"{name}={env[name]}" for name in MARKERS if name in env]
     return subprocess.Popen(  # noqa: S603  (our own script)
-        [sys.executable, "-I", "-S", str(SCRIPT)],
+        [sys.executable, "-I", "-S", str(SCRIPT), *marks],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True, pass_fds=(ruleset,) if ruleset >= 0 else (),
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Find and end processes of runs by the markers in their environment."""
+"""Find and end processes of runs by their markers.
+
+Every process of a run has the markers in its environment, where its flow can change them. While a supervisor process
+lives, its own markers count instead, because a flow cannot choose its ancestors (`rpa_tasks.supervisor.ancestry`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.ancestry import AncestorsUnknown, run_of
 
 log = structlog.get_logger(__name__)
 
@@ -34,17 +39,21 @@ def marked_processes() -> Iterator[tuple[processes.Process, dict[str, str]]]:
 
 
 def _markers_of(process: processes.Process) -> dict[str, str] | None:
-    environment = processes.read_environment(process.pid, having=TASK_ID)
-    if environment.get(STATE_DIR) != state_dir() or TASK_ID not in environment:
+    claimed = processes.read_environment(process.pid, having=TASK_ID)
+    if TASK_ID not in claimed:
         return None
-    return {name: environment.get(name, "") for name in MARKERS}
+    try:
+        marks = run_of(process) or claimed
+    except AncestorsUnknown:
+        return None
+    return {name: marks.get(name, "") for name in MARKERS} if marks.get(STATE_DIR) == state_dir() else None
 
 
 def end_marked_processes(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
-    `match` gets the values of `MARKERS`. A run can forge them: processes with a uid in `spares` are not touched. Runs
-    of another state directory belong to another node and are not touched.
+    `match` gets the values of `MARKERS`. A run without a supervisor process can forge them: processes with a uid in
+    `spares` are not touched. Runs of another state directory belong to another node and are not touched.
 
     Returns the pids whose end is not proven. Takes at most about seven seconds, and milliseconds without processes.
     """

@@ -74,20 +74,17 @@ def read_environment(pid: int, having: str = "") -> dict[str, str]:
     return dict(os.fsdecode(word).split("=", 1) for word in found.split(b"\0") if b"=" in word)
 
 
-def find_process_family(ancestor: int, marks: dict[str, str]) -> list[Process]:
-    """Return all descendants of `ancestor` and all processes whose environment has all `marks`."""
-    living = {process.pid: process for process in all_processes()}
-    return [each for each in living.values() if _descends(each, ancestor, living) or carries_marks(each, marks)]
-
-
 def real_uid(pid: int) -> int:
     """Return the real uid, or -1 after the end of the process. A process can make root the owner of its /proc
     directory.
     """
-    for line in _read_file(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return -1
+    uids = _status(pid, b"Uid:")
+    return int(uids[0]) if uids else -1
+
+
+def is_nested(pid: int) -> bool:
+    """Return whether the process is in a pid namespace below the one of our /proc, as in a sandbox."""
+    return len(_status(pid, b"NSpid:")) > 1
 
 
 def mount_namespace(pid: int) -> str | None:
@@ -139,7 +136,8 @@ def _wait_for_end(
         time.sleep(PAUSE_SECONDS)
 
 
-def _descends(process: Process, ancestor: int, living: dict[int, Process]) -> bool:
+def descends(process: Process, ancestor: int, living: dict[int, Process]) -> bool:
+    """Return whether the process has this ancestor, by a snapshot of all processes."""
     seen = 0
     while process.parent != ancestor:
         parent = living.get(process.parent)
@@ -148,6 +146,12 @@ def _descends(process: Process, ancestor: int, living: dict[int, Process]) -> bo
             return False
         process = parent
     return True
+
+
+def _status(pid: int, name: bytes) -> list[bytes]:
+    """Return the words of a line of /proc/PID/status, which all users can read; empty after the end of the process."""
+    lines = (line.split() for line in _read_file(f"/proc/{pid}/status").splitlines())
+    return next((words[1:] for words in lines if words and words[0] == name), [])
 
 
 def _read_file(path: str) -> bytes:

@@ -12,6 +12,7 @@ import select
 import signal
 
 from rpa_tasks.supervisor import child, processes
+from rpa_tasks.supervisor.ancestry import family
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.hearing import OutputReader
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
@@ -208,7 +209,7 @@ class Watch:
             self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
 
     def family(self) -> list[processes.Process]:
-        return processes.find_process_family(os.getpid(), self.marks)
+        return family(os.getpid(), self.marks)
 
     def command(self) -> processes.Process | None:
         """Return the process that gets the first SIGTERM.

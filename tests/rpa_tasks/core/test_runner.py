@@ -29,6 +29,7 @@ from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import LeftoverRuns
 from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.worker import runner
 from rpa_tasks.worker.evidence import unpack_text
@@ -36,6 +37,7 @@ from scheduling.errors import Conflict
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
+from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, House, wait_for_message, wait_for_start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -520,6 +522,24 @@ def test_run_ends_processes_that_an_earlier_run_of_the_shop_left(does: Any, tmp_
         for process in left:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_run_is_not_held_up_by_a_live_flow_with_the_markers_of_its_shop(
+    does: Any, tmp_path: Path, sandbox: str
+) -> None:
+    house = House(tmp_path)
+    forged = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
+    words = [f"{name}={value}" for name, value in forged.items()]
+    order = house.python(FORGER, *words, env=house.env | {SHOP: "pdd/s2"}, prefix=house.prefix(sandbox), grace=0.5)
+    with SupervisedCommand(order) as guarded:
+        wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+
+        job = does("pass")
+
+        assert (job.state, job.runs.get().reason) == ("succeeded", "")
+        assert guarded.next_event(0) is None  # the flow goes on
 
 
 def test_run_reads_its_parameter_from_a_file_of_its_own_that_goes_with_it(does: Any, market: Any) -> None:

@@ -37,7 +37,7 @@ class InFlight:
 
     def guards(self) -> list[psutil.Process]:
         found = [command.parent() for command in self.commands()]
-        assert all(guard and "supervisor/main.py" in guard.cmdline()[-1] for guard in found)
+        assert all(guard and "supervisor/main.py" in guard.cmdline()[3] for guard in found)
         return [guard for guard in found if guard]
 
     def runners(self, node: Node) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from django.conf import settings
 
 from config.environment import ROOT
@@ -43,6 +45,25 @@ os.wait()
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
+
+
+#: Starts a process that ignores SIGTERM, and short ones all the time, with the given variables as their environment.
+FORGER = """
+import subprocess, sys, time
+variables = dict(word.split("=", 1) for word in sys.argv[1:])
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(1000)"
+words = [sys.executable, "-c", stubborn]
+first = subprocess.Popen(words, env=variables, start_new_session=True, stdout=subprocess.PIPE)
+first.stdout.readline()
+print('{"progress": 0, "message": "ready"}', flush=True)
+short = []
+while True:
+    short = [each for each in short if each.poll() is None]
+    short.append(subprocess.Popen(["/bin/sleep", "0.5"], env=variables, start_new_session=True))
+    time.sleep(0.05)
+"""
+#: Without one a flow shares the uid and the pid namespace of its node. With one it shares the uid.
+SANDBOXES = ("none", "bubblewrap")
 
 
 class House:
@@ -76,6 +97,15 @@ class House:
 
     def python(self, script: str, *arguments: str, **changes: Any) -> RunSpec:
         return self.order(sys.executable, "-c", script, *arguments, **changes)
+
+    def prefix(self, sandbox: str) -> list[str]:
+        """The words that start a command in this sandbox. Its namespaces are those of `rpa_tasks.isolation`."""
+        if sandbox == "none":
+            return []
+        if not shutil.which("bwrap"):
+            pytest.skip("missing service: bubblewrap")
+        words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--die-with-parent"]
+        return [*words, "--dev-bind", "/", "/", "--proc", "/proc", "--"]
 
     def pids(self) -> list[int]:
         """Of all that carry the marker of this task and can still do anything."""

@@ -8,12 +8,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes
-from tests.rpa_tasks.guard.house import DAEMON, PATIENCE, House, eventually, is_alive
+from tests.rpa_tasks.guard.house import (
+    DAEMON,
+    FORGER,
+    PATIENCE,
+    SANDBOXES,
+    House,
+    eventually,
+    guard_of,
+    is_alive,
+    wait_for_message,
+    wait_for_start,
+)
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -91,6 +104,52 @@ def test_who_cannot_be_proven_dead_is_named(house: House, start: Start, monkeypa
     monkeypatch.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
     monkeypatch.setattr(processes.Process, "send", lambda self, number: None)
     assert end_marked_processes(earlier_than(8, house)) == [immortal.pid]
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_live_flow_that_bears_the_markers_of_another_shop_is_not_swept(house: House, sandbox: str) -> None:
+    """It starts such processes all the time and would hold up each run of the other shop."""
+    forged = house.env | {TASK_ID: str(uuid4()), LEASE_NO: "0", SHOP: "pdd/s2"}
+    words = [f"{name}={value}" for name, value in forged.items()]
+    told: list[Mapping[str, str]] = []
+
+    def of_another_shop(markers: Mapping[str, str]) -> bool:
+        told.append(markers)
+        return markers[SHOP] == "pdd/s2"
+
+    def stubborn() -> list[int]:
+        found = [
+            each for each in processes.all_processes() if processes.carries_marks(each, {TASK_ID: forged[TASK_ID]})
+        ]
+        return [each.pid for each in found if b"SIG_IGN" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
+
+    with SupervisedCommand(house.python(FORGER, *words, prefix=house.prefix(sandbox), grace=0.5)) as guarded:
+        wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        before = stubborn()
+        assert len(before) == 1
+
+        assert end_marked_processes(of_another_shop) == []
+
+        assert stubborn() == before
+        assert forged[TASK_ID] not in [markers[TASK_ID] for markers in told]
+        assert house.task_id in [markers[TASK_ID] for markers in told]
+
+
+def test_markers_of_a_flow_whose_supervisor_process_hangs_are_those_of_its_run(house: House) -> None:
+    """The flow says that it belongs to another node. Its shop's next run ends it."""
+    forged = house.env | {LEASE_NO: "99", STATE_DIR: "/somewhere/else"}
+    words = [f"{name}={value}" for name, value in forged.items()]
+    with SupervisedCommand(house.python(FORGER, *words, grace=0.5)) as guarded:
+        command = wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        guard = guard_of(command)
+        os.kill(guard, signal.SIGSTOP)
+        try:
+            assert end_marked_processes(earlier_than(8, house)) == []
+            assert house.pids() == []
+        finally:
+            os.kill(guard, signal.SIGCONT)
 
 
 def test_the_sweeper_itself_is_spared(house: House) -> None:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rpa_tasks.supervisor import orphans, processes
+from rpa_tasks.supervisor import ancestry, processes
+from rpa_tasks.supervisor.ancestry import has_supervisor, run_of
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.orphans import end_unsupervised, has_supervisor
-from tests.rpa_tasks.guard.house import DAEMON, House, eventually, guard_of, is_alive, start_runner, wait_for_start
+from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID
+from rpa_tasks.supervisor.orphans import end_unsupervised
+from tests.rpa_tasks.guard.house import (
+    DAEMON,
+    House,
+    eventually,
+    guard_of,
+    is_alive,
+    start_runner,
+    wait_for_message,
+    wait_for_start,
+)
 
 #: A command whose child has one, too, and says when all are there.
 BRANCHES = """sh -c 'sleep 1000 & touch "$HOME/there"; wait' & wait"""
@@ -87,7 +99,7 @@ def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monk
                 eventually(lambda: guard_of(orphan.pid) == guard)
             return really(pid)
 
-        monkeypatch.setattr(orphans, "read_process", look)
+        monkeypatch.setattr(ancestry, "read_process", look)
         assert has_supervisor(orphan)
         assert not is_alive(parent)
 
@@ -100,3 +112,50 @@ def test_who_has_ended_by_now_is_nobodys_to_end(house: House) -> None:
     process.kill()
     process.wait()
     assert has_supervisor(seen)
+
+
+#: Looks like a supervisor process, with this uid if it can, and has a child.
+PRETENDER = """
+import os, subprocess
+if {uid}:
+    os.setresuid({uid}, {uid}, {uid})
+child = subprocess.Popen(["/bin/sleep", "1000"])
+print('{{"progress": 0, "message": "ready"}}', flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bubblewrap", "uid"])
+def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(house: House, sandbox: str) -> None:
+    if sandbox == "uid" and os.geteuid() != 0:
+        pytest.skip("only root can become another uid")
+    script = house.folder / "rpa_tasks" / "supervisor" / "main.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(PRETENDER.format(uid=61234 if sandbox == "uid" else 0))
+    words = [*house.prefix(sandbox.replace("uid", "none")), sys.executable, "-I", "-S", str(script)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
+        try:
+            assert started.stdout
+            assert started.stdout.readline()
+            (child,) = (each for each in processes.all_processes() if each.session == started.pid and is_sleep(each))
+            assert has_supervisor(child) == (sandbox == "none")  # isolation is off there
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def is_sleep(process: processes.Process) -> bool:
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"/bin/sleep")
+
+
+def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_real_one(house: House) -> None:
+    script = house.folder / "rpa_tasks" / "supervisor" / "main.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(PRETENDER.format(uid=0))
+    words = (sys.executable, "-I", "-S", str(script), f"{TASK_ID}=another", f"{LEASE_NO}=99")
+    with SupervisedCommand(house.order(*words)) as guarded:
+        wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        (child,) = (each for each in processes.all_processes() if each.pid in house.pids() and is_sleep(each))
+        markers = run_of(child)
+        assert markers
+        assert (markers[TASK_ID], markers[LEASE_NO]) == (house.task_id, house.env[LEASE_NO])
