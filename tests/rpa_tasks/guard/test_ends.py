@@ -219,7 +219,7 @@ def test_a_runner_that_is_stopped_loses_its_lease_and_learns_it_later(house: Hou
         os.kill(runner.pid, signal.SIGSTOP)
         eventually(lambda: not is_alive(command))
         os.kill(runner.pid, signal.SIGCONT)
-        assert "LEASE_LOST" in wait_for_line(runner, "Ending")
+        assert "LEASE_LOST" in wait_for_line(runner, "CommandResult")
         assert runner.wait(PATIENCE) == 0
 
 

@@ -212,12 +212,12 @@ def test_only_an_unknown_outcome_can_be_resolved(buried: Any) -> None:
 def test_what_can_be_done_after_what(buried: Any, first: str, then: dict[str, bool]) -> None:
     for number, (second, allowed) in enumerate(then.items()):
         row = buried(user=f"user-{number}")
-        getattr(failed_tasks, first)(row.pk, ANN)
+        getattr(failed_tasks, f"{first}_failed_task")(row.pk, ANN)
         if allowed:
-            getattr(failed_tasks, second)(row.pk, ANN)
+            getattr(failed_tasks, f"{second}_failed_task")(row.pk, ANN)
         else:
             with pytest.raises(Conflict):
-                getattr(failed_tasks, second)(row.pk, ANN)
+                getattr(failed_tasks, f"{second}_failed_task")(row.pk, ANN)
 
 
 @pytest.mark.parametrize("action", ["retry", "ignore", "archive", "resolve"])
@@ -226,7 +226,7 @@ def test_who_did_it_and_why_is_kept(buried: Any, action: str) -> None:
     row = buried("hang_up")
     options = {"delivered": True} if action == "resolve" else {}
 
-    getattr(failed_tasks, action)(row.pk, Actor("Ann", user, "because"), **options)
+    getattr(failed_tasks, f"{action}_failed_task")(row.pk, Actor("Ann", user, "because"), **options)
 
     row.refresh_from_db()
     assert (row.actor, row.actor_name, row.action_reason) == (user, "Ann", "because")
