@@ -1,25 +1,22 @@
 """Send one mail over SMTP with a total deadline, and know whether the relay may have taken it.
 
-smtplib blocks, so it runs in a thread. Its timeouts apply to each read, so another thread ends a dripping server by
-shutting the socket down. The border is the first byte of the message after the relay's 354. Before it nothing was
-delivered (RFC 5321, 4.1.1.4); after it only a final reply decides. aiosmtplib also bounds replies, but one call sends
-DATA and content: a lost connection does not show which of them failed.
+The border is the first byte of the message after the relay's 354. Before it nothing was delivered (RFC 5321, 4.1.1.4);
+after it only a final reply decides. `aiosmtplib.SMTP.data` sends DATA and content in one call: a lost connection does
+not show which of them failed. So DATA and content are sent in two steps here. aiosmtplib limits a reply to 32 KB.
 """
 
 from __future__ import annotations
 
 import asyncio
-import smtplib
-import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from threading import Lock
-from time import monotonic
+from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import aiohappyeyeballs
+import aiosmtplib
 from django.core.mail.utils import DNS_NAME
 
 from scheduling.channels.base import Delivered, DestinationRefused, Outcome, Permanent, Transient, Unknown
@@ -27,13 +24,11 @@ from scheduling.channels.http_client import excerpt, resolve_host
 from scheduling.channels.registry import thread_pool
 from scheduling.channels.ssrf import PrivateHosts
 
-AT_ONCE = 32  #: concurrent mails of one channel, each in a thread
-THREADS = 1_024  #: of all channels, created on demand: a mail whose time runs never waits for a thread
+AT_ONCE = 32  #: concurrent mails of one channel
+THREADS = 1_024  #: for name lookups and Django's mail backend, created on demand: a mail whose time runs never waits
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
 START_MAIL_INPUT = 354
-MAX_REPLY = 32_768  #: bytes of one reply with all its lines; RFC 5321 requires lines of 512
-MAX_REPLY_LINES = 100
-NO_SUCH_MAILBOX = (b"5.1.1", b"5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
+NO_SUCH_MAILBOX = ("5.1.1", "5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,172 +78,82 @@ class ConversationStage(Enum):
     CONTENT = auto()  #: the message may have been sent
 
 
-class Abandoned(Exception):
-    """The caller stopped waiting. Nothing more may be sent."""
-
-
-class ReplyTooLong(smtplib.SMTPException):
-    """The relay's reply exceeds `MAX_REPLY` or `MAX_REPLY_LINES`."""
-
-
-class BoundedSMTP(smtplib.SMTP):
-    """smtplib with a limit for the number of reply lines; smtplib limits only their length."""
-
-    def getreply(self) -> tuple[int, bytes]:
-        """Return code and text of the reply.
-
-        Raises:
-            ReplyTooLong: also for one long line, which smtplib reports as a refusal with code 500.
-        """
-        if self.file is None:
-            self.file = self.sock.makefile("rb")  # type: ignore[union-attr]
-        said: list[bytes] = []
-        left = MAX_REPLY
-        while len(said) < MAX_REPLY_LINES:
-            try:
-                line = self.file.readline(left + 1)
-            except OSError:
-                line = b""
-            if not line:
-                self.close()
-                raise smtplib.SMTPServerDisconnected("Connection unexpectedly closed")
-            left -= len(line)
-            if left < 0:
-                break
-            said.append(line[4:].strip(b" \t\r\n"))
-            if not line[:3].isdigit():
-                return -1, b"\n".join(said)
-            if line[3:4] != b"-":
-                return int(line[:3]), b"\n".join(said)
-        raise ReplyTooLong
-
-
 class Conversation:
-    """Send one message to the relay. `run` is for the worker thread, `abandon` for the waiting caller."""
+    """Send one message to the relay."""
 
-    def __init__(self, relay: Relay, sender: str, recipient: str, content: bytes, deadline: float) -> None:
-        self._relay, self._sender, self._recipient, self._content = relay, sender, recipient, content
-        self._deadline = deadline  # monotonic seconds
-        self._lock = Lock()
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
         self._stage = ConversationStage.GREETING
-        self._abandoned = False
-        self._line: socket.socket | None = None
-        self._smtp = BoundedSMTP(local_hostname="localhost")
+        self._smtp: aiosmtplib.SMTP | None = None
 
-    def run(self) -> Outcome:
+    async def run(self, sender: str, recipient: str, content: bytes) -> Outcome:
         """Run the whole exchange. Raises nothing for behaviour of the network or the relay."""
         try:
-            self._enter(ConversationStage.GREETING)
-            self._connect()
-            self._enter(ConversationStage.ENVELOPE)
-            return self._send()
-        except smtplib.SMTPResponseException as error:
-            return self._refused(error.smtp_code, error.smtp_error)
-        except smtplib.SMTPNotSupportedError as error:
-            return Transient("smtp_unsupported", excerpt(str(error)))
-        except Abandoned:
-            return self._broken("timeout")
+            smtp = await self._connect()
+            self._stage = ConversationStage.ENVELOPE
+            await smtp.mail(sender)
+            await smtp.rcpt(recipient)
+            ready = await smtp.execute_command(b"DATA")
+            if ready.code != START_MAIL_INPUT:
+                return self._refused(*ready)
+            code, said = await self._send_content(smtp, content)
+            return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
         except DestinationRefused as refused:
             return refused.outcome()
-        except ReplyTooLong:
-            return self._broken("garbled")
-        except (OSError, smtplib.SMTPException) as error:
-            return self._broken("tls" if isinstance(error, ssl.SSLError) else "disconnected", error)
-        finally:
-            self._hang_up()
+        except aiosmtplib.SMTPResponseException as error:
+            return self._refused(error.code, error.message)
+        except OSError as error:
+            cause = error.__cause__ or error
+            return self.broken("tls" if isinstance(cause, ssl.SSLError) else "disconnected", cause)
+        except aiosmtplib.SMTPException as error:
+            return Transient("smtp_unsupported", excerpt(str(error)))
 
-    def abandon(self) -> Outcome:
-        """End the conversation now. The result is final: afterwards the thread cannot start to send the message."""
-        with self._lock:
-            self._abandoned = True
-            if self._line is not None:
-                with suppress(OSError):
-                    self._line.shutdown(socket.SHUT_RDWR)
-        return self._broken("timeout")
-
-    def _connect(self) -> None:
-        relay, context = self._relay, ssl.create_default_context()
-        wire: socket.socket = self._open_shared_socket()
-        if relay.tls:
-            wire = context.wrap_socket(wire, server_hostname=relay.host)
-        smtp = self._smtp
-        # the result is cached; the lookup runs in this thread because it can take seconds
-        smtp.local_hostname = DNS_NAME.get_fqdn()
-        smtp.sock = wire
-        smtp._host = relay.host  # type: ignore[attr-defined]  # what only its own connect() sets; STARTTLS checks it
-        code, said = smtp.getreply()
-        if code != 220:
-            raise smtplib.SMTPConnectError(code, said)
-        smtp.ehlo_or_helo_if_needed()
-        if relay.starttls:
-            smtp.starttls(context=context)
-            smtp.ehlo()
-        if relay.user:
-            smtp.login(relay.user, relay.password)
-
-    def _open_shared_socket(self) -> socket.socket:
-        """Connect and keep a second handle. TLS takes over the first one, and `abandon` must still reach the socket."""
-        wire = self._open_socket()
-        with self._lock:
-            if not self._abandoned:
-                self._line = wire.dup()
-                return wire
-        wire.close()
-        raise Abandoned
-
-    def _open_socket(self) -> socket.socket:
-        """Connect. For a guarded relay use exactly the checked addresses."""
+    async def _connect(self) -> aiosmtplib.SMTP:
+        """Connect, start TLS and log in. A guarded relay is reached at a checked address only."""
         relay = self._relay
-        if not relay.guarded:
-            return socket.create_connection((relay.host, relay.port), self._time_left())
-        addresses = [str(found[-1][0]) for found in resolve_host(relay.host, relay.port)]
-        error = OSError("no address")
-        for address in PrivateHosts.from_settings().usable(relay.host, relay.port, addresses):
+        addresses, context, name = await asyncio.get_running_loop().run_in_executor(mail_threads(), _prepare, relay)
+        wire = await aiohappyeyeballs.start_connection(addresses)
+        self._smtp = smtp = aiosmtplib.SMTP(
+            hostname=relay.host,
+            sock=wire,
+            use_tls=relay.tls,
+            start_tls=relay.starttls,
+            tls_context=context,
+            username=relay.user or None,
+            password=relay.password,
+            local_hostname=name,
+            timeout=None,
+        )
+        await smtp.connect()
+        if smtp.is_ehlo_or_helo_needed:  # `mail` would greet too, but its refusal would count against the recipient
             try:
-                return socket.create_connection((address, relay.port), self._time_left())
-            except OSError as failed:
-                error = failed
-        raise error
+                await smtp.ehlo()
+            except aiosmtplib.SMTPHeloError:
+                await smtp.helo()
+        return smtp
 
-    def _send(self) -> Outcome:
-        smtp = self._smtp
-        for code, said in (smtp.mail(self._sender), smtp.rcpt(self._recipient)):
-            if code not in (250, 251):
-                return self._refused(code, said)
-        code, said = smtp.docmd("DATA")
-        if code != START_MAIL_INPUT:
-            return self._refused(code, said)
-        self._enter(ConversationStage.CONTENT)
-        smtp.send(_dot_stuff(self._content))
-        code, said = smtp.getreply()
-        return Delivered(excerpt(said), code) if code == 250 else self._refused(code, said)
+    async def _send_content(self, smtp: aiosmtplib.SMTP, content: bytes) -> aiosmtplib.SMTPResponse:
+        protocol = smtp.protocol
+        if protocol is None or not protocol.is_connected:
+            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+        self._stage = ConversationStage.CONTENT
+        protocol.write(_dot_stuff(content))
+        return await protocol.read_response()
 
-    def _enter(self, stage: ConversationStage) -> None:
-        with self._lock:
-            if self._abandoned:
-                raise Abandoned
-            self._stage = stage
-
-    def _time_left(self) -> float:
-        left = self._deadline - monotonic()
-        if left <= 0:
-            raise Abandoned
-        return left
-
-    def _refused(self, code: int, said: bytes | str) -> Outcome:
+    def _refused(self, code: int, said: str) -> Outcome:
         """Return the outcome of a refusal: 4xx is transient, 5xx permanent.
 
         5xx at login or greeting is transient too: it concerns this sender, and an operator can correct it.
         """
-        text = excerpt(said)
+        text = excerpt(_encode(said))
         if 500 <= code < 600 and self._stage is not ConversationStage.GREETING:
-            gone = isinstance(said, bytes) and said.startswith(NO_SUCH_MAILBOX)
-            return Permanent(f"smtp_{code}", text, code, disable_target=gone)
+            return Permanent(f"smtp_{code}", text, code, disable_target=said.startswith(NO_SUCH_MAILBOX))
         if 400 <= code < 600:
             return Transient(f"smtp_{code}", text, status=code)
-        return self._broken("garbled")
+        return self.broken("garbled")
 
-    def _broken(self, reason: str, error: Exception | None = None) -> Outcome:
+    def broken(self, reason: str, error: BaseException | None = None) -> Outcome:
+        """Return the outcome of a conversation that ended without a reply."""
         detail = getattr(error, "strerror", None) or type(error).__name__ if error else ""
         if self._stage is ConversationStage.CONTENT:
             return Unknown(reason, detail)
@@ -256,31 +161,44 @@ class Conversation:
             return Transient("connect", detail)
         return Transient("connect_timeout" if reason == "timeout" else reason, detail)
 
-    def _hang_up(self) -> None:
-        """Close without waiting for the reply to QUIT, for which a dripping relay would hold the thread."""
-        with suppress(OSError, smtplib.SMTPException):
-            self._smtp.putcmd("QUIT")
+    def hang_up(self) -> None:
+        """Close without waiting for the reply to QUIT. Content that the relay has not read is dropped."""
+        if self._smtp is None or self._smtp.transport is None:
+            return
+        transport = cast(asyncio.WriteTransport, self._smtp.transport)
+        if self._smtp.protocol and self._smtp.is_connected and not transport.get_write_buffer_size():
+            self._smtp.protocol.write(b"QUIT\r\n")
+        transport.abort()
         self._smtp.close()
-        with self._lock:
-            if self._line is not None:
-                self._line.close()
-                self._line = None
+
+
+def _prepare(relay: Relay) -> tuple[list[tuple[Any, ...]], ssl.SSLContext, str]:
+    """Return the usable addresses, the TLS settings and the name of this host. Blocks for seconds at worst."""
+    found = resolve_host(relay.host, relay.port)
+    if relay.guarded:
+        usable = set(PrivateHosts.from_settings().usable(relay.host, relay.port, [str(each[-1][0]) for each in found]))
+        found = [each for each in found if each[-1][0] in usable]
+    return found, ssl.create_default_context(), str(DNS_NAME.get_fqdn())
 
 
 async def deliver_mail(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
     """Deliver `content` (a whole message with CRLF lines). Return within `seconds`, for any behaviour of the relay."""
-    conversation = Conversation(relay, sender, recipient, content, monotonic() + seconds)
-    running = asyncio.get_running_loop().run_in_executor(mail_threads(), conversation.run)
+    conversation = Conversation(relay)
     try:
-        done, _ = await asyncio.wait({running}, timeout=seconds)
-    except asyncio.CancelledError:
-        conversation.abandon()
-        raise
-    return running.result() if done else conversation.abandon()
+        async with asyncio.timeout(seconds):
+            return await conversation.run(sender, recipient, content)
+    except TimeoutError:
+        return conversation.broken("timeout")
+    finally:
+        conversation.hang_up()
+
+
+def _encode(said: str) -> bytes:
+    return said.encode("utf-8", "surrogateescape")
 
 
 def mail_threads() -> ThreadPoolExecutor:
-    """Return a pool large enough that slow relays do not delay each other."""
+    """Return a pool large enough that slow lookups and backends do not delay each other."""
     return thread_pool("mail", THREADS)
 
 
