@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,13 +51,3 @@ def operator(as_member: Callable[[str], Client]) -> Client:
 @pytest.fixture
 def editor(as_member: Callable[[str], Client]) -> Client:
     return as_member("editor")
-
-
-def remembered(page: str) -> dict[str, list[str]]:
-    """What a page of a form tells the server of what it showed, as a browser sends it back."""
-    sent: dict[str, list[str]] = {}
-    for tag in re.findall(r'<input type="hidden"[^>]*name="(?:[\w-]+-)?initial-[^>]*>', page):
-        name = re.findall(r'name="([^"]+)"', tag)[0]
-        value = html.unescape(next(iter(re.findall(r'value="([^"]*)"', tag)), "")).replace("\n", "\r\n")
-        sent.setdefault(name, []).append(value)
-    return sent

@@ -23,7 +23,7 @@ from rpa_tasks.admin.job_page import format_json
 from rpa_tasks.configuration.validation import check_flow, missing_program
 from rpa_tasks.models import Flow
 from rpa_tasks.outcomes import DEFAULT_EXIT_CODES
-from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
 from scheduling.admin.retirement import Retirable, RetiredFilter
@@ -210,7 +210,7 @@ def shell_command(row: Flow) -> str:
 
 
 @admin.register(Flow)
-class FlowAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
+class FlowAdmin(HistoryAdmin, Retirable):
     form = FlowForm
     list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)

@@ -23,12 +23,12 @@ from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform
-from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin
+from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.timeline import format_instant
 
 
-class Pausing(ChangedFieldsAdmin):
+class Pausing(OpsAdmin):
     """Pause and resume as buttons instead of form fields: saving an old form must not start or stop jobs."""
 
     #: Called with primary key and `by=` the user. They return False if nothing changed.

@@ -28,7 +28,7 @@ from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWi
 
 from scheduling.admin.form_fields import DurationField, NumberField
 from scheduling.admin.labels import translate_error
-from scheduling.admin.merging import OptimisticLockForm
+from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
 from scheduling.operations.failed_tasks import Actor
@@ -92,9 +92,15 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
 
     def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
         fieldsets = self.layout(request, obj) or super().get_fieldsets(request, obj)
-        if obj is None or self.has_change_permission(request, obj):
+        if obj is None:
             return fieldsets
+        if self.has_change_permission(request, obj):
+            (name, options), *others = fieldsets
+            return [(name, {**options, "fields": (VERSION_FIELD, *options["fields"])}), *others]
         return [(name, {**options, "fields": self._for_viewers(options["fields"])}) for name, options in fieldsets]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [each for each in super().get_fields(request, obj) if each != VERSION_FIELD]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
         """Return fieldsets that depend on the row or the user; None for the default."""
@@ -195,19 +201,6 @@ class CheckedForm(OptimisticLockForm):
     def save(self, commit: bool = True) -> Any:
         self.instance._change_reason = self.cleaned_data.get("change_reason") or None
         return super().save(commit)
-
-
-class ChangedFieldsAdmin(OpsAdmin):
-    """Save only the edited fields.
-
-    Concurrent changes of other fields stay: a pause, a retirement, or a canary that an automatic roll-out moved back.
-    For forms whose fields are the model's.
-    """
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            obj.reload_except(form.changed_data)
-        super().save_model(request, obj, form, change)
 
 
 @method_decorator(require_safe, name="history_view")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, TypeVar
 
 from django.db import connection, models, transaction
@@ -43,17 +42,6 @@ class Versioned(models.Model):
                 if any(before[name] != value for name, value in after.items() if name != "version"):
                     self.version = before["version"] + 1
             super().save(*args, **kwargs)
-
-    def reload_except(self, edited: Collection[str]) -> None:
-        """Load the fields outside `edited` from the stored row.
-
-        A save would otherwise overwrite concurrent changes with values read before the lock. Locks the row until the
-        transaction ends.
-        """
-        row = lock_for_write(type(self)._default_manager.all()).get(pk=self.pk)
-        for field in self._meta.concrete_fields:
-            if field.name not in edited:
-                setattr(self, field.attname, getattr(row, field.attname))
 
 
 class Configuration(models.Model):

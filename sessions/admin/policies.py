@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.form_fields import DurationField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
@@ -57,7 +57,7 @@ class SilencePolicyForm(CheckedForm):
 
 
 @admin.register(SilencePolicy)
-class SilencePolicyAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
+class SilencePolicyAdmin(HistoryAdmin, Retirable):
     form = SilencePolicyForm
     list_display = ("tag", "wait", "ladder", "grace_text", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -141,7 +141,7 @@ class CampaignForm(CheckedForm):
 
 
 @admin.register(Campaign)
-class CampaignAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
+class CampaignAdmin(HistoryAdmin, Retirable):
     form = CampaignForm
     list_display = ("key", "wait", "starts_at", "ends_at", "shown_state", "version")
     list_filter = (RetiredFilter,)

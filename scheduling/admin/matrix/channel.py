@@ -81,6 +81,7 @@ def merge_secrets(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[s
 
 class ChannelForm(CheckedForm):
     check = staticmethod(check_channel)
+    written_columns = ("config",)
 
     kind = forms.ChoiceField(label=_("kind"), choices=kind_choices, widget=UnfoldAdminSelectWidget)
     settings = SettingsField(

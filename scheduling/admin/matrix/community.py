@@ -49,6 +49,8 @@ def list_targets(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 class CommunityForm(CheckedForm):
+    written_columns = ("targets",)
+
     class Meta:
         model = Community
         fields: ClassVar[Any] = ("chat_id", "name")

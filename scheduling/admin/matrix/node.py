@@ -23,7 +23,7 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import ChangedFieldsAdmin, CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.experiments import conversion
 from scheduling.admin.experiments.rollout import (
     MOVED_BY_ROLLOUT,
@@ -238,7 +238,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 @admin.register(Node)
-class NodeAdmin(ChangedFieldsAdmin, HistoryAdmin, Retirable):
+class NodeAdmin(HistoryAdmin, Retirable):
     form = NodeForm
     list_display = ("key", "stage", "trigger", "wait", "template", "channel", "priority", "shown_state", "waiting")
     list_filter = (

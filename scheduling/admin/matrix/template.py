@@ -24,7 +24,7 @@ from scheduling.admin.base import CheckedForm, HistoryAdmin
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.matrix.community import list_known_communities
-from scheduling.admin.merging import OptimisticLockForm
+from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.once import send_once
@@ -173,6 +173,8 @@ class TemplateForm(CheckedForm):
 class TextForm(OptimisticLockForm):
     """Refuse a text that cannot be rendered, and name the line or variable."""
 
+    error_field = "body"
+
     class Meta:
         model = TemplateText
         fields = ("locale", "subject", "body")
@@ -202,6 +204,9 @@ class TextInline(StackedInline):  # type: ignore[misc]
     min_num = 1
     hide_title = True
     fields = (("locale", "subject"), "body")
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [VERSION_FIELD, *self.fields] if self.has_change_permission(request, obj) else self.fields
 
 
 @admin.register(Template)

@@ -15,7 +15,7 @@ from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.merging import OptimisticLockForm
+from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.models import ApiKey, Scope
 from scheduling.operations import commands
 

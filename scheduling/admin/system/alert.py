@@ -22,7 +22,7 @@ from scheduling.admin.form_fields import DurationField, NumberField
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
-from scheduling.admin.merging import OptimisticLockForm
+from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.channels.registry import channel_kinds
 from scheduling.delivery.routing import NoTarget
 from scheduling.durations import format_duration, from_seconds, to_seconds
@@ -69,6 +69,8 @@ def make_condition_field(condition: Condition) -> forms.Field:
 
 class AlertReceiverForm(OptimisticLockForm):
     """Edit a receiver. Each condition has a field; an empty or disabled one sends no alert."""
+
+    written_columns = ("limits",)
 
     class Meta:
         model = AlertReceiver

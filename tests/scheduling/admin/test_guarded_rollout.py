@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.db import connection
 from django.test import Client
 
 from scheduling.admin.matrix.node import NodeAdmin, NodeForm
-from scheduling.configuration.validation import check_node
 from scheduling.experiments import rollout_runs
 from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove
 from scheduling.operations.failed_tasks import Actor
@@ -184,15 +183,17 @@ def test_a_page_that_was_being_saved_does_not_undo_a_pause(
     node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, filled: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The row is read, it pauses, the row is written."""
+    """The view reads the row, the roll-out pauses, the form locks and writes the row."""
     url = admin_url("node_change", node.pk)
     data = filled(url, delay="3h", change_reason="later")
+    validate = NodeForm.full_clean
 
-    def check(values: Mapping[str, Any]) -> None:
-        paused_meanwhile()
-        check_node(values)
+    def full_clean(form: NodeForm) -> None:
+        if form.is_bound:
+            paused_meanwhile()
+        validate(form)
 
-    monkeypatch.setattr(NodeForm, "check", staticmethod(check))
+    monkeypatch.setattr(NodeForm, "full_clean", full_clean)
     assert editor.post(url, data).status_code == 302
     stored = Node.objects.get()
     assert (str(stored.delay), stored.canary_percent, stored.canary_communities) == ("3:00:00", 0, [])

@@ -11,6 +11,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from scheduling.models import Node
+from scheduling.models.versioned import lock_for_write
 
 
 @pytest.mark.django_db(transaction=True)
@@ -51,7 +52,7 @@ def test_who_stores_a_file_does_not_come_between_a_row_and_its_write(matrix: Any
 
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
-            node.reload_except({"enabled"})
+            lock_for_write(Node.objects.all()).get(pk=node.pk)
             assert not pool.submit(lock_table).result(20)
             node.save()
         assert pool.submit(lock_table, "15s").result(20)

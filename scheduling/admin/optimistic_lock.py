@@ -1,0 +1,81 @@
+"""Forms that refuse to overwrite a change that another user made after the page was loaded."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, ClassVar
+
+from django import forms
+from django.db import transaction
+from django.db.models import Model
+from django.utils.crypto import salted_hmac
+from django.utils.translation import gettext as _
+
+from scheduling.admin.touches.timeline import format_instant
+from scheduling.models.encrypted import Sealed
+from scheduling.models.versioned import lock_for_write
+
+VERSION_FIELD = "row_version"
+
+
+class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Submit the version of the row that the page showed, and compare it with the stored row on save.
+
+    The comparison locks the row until the save's transaction ends, so the second of two concurrent saves shows the
+    error. Data without a version, as from a program, is applied to the stored row.
+    """
+
+    row_version = forms.CharField(label="", required=False, widget=forms.HiddenInput)
+    #: Columns that the form writes from fields of other names.
+    written_columns: ClassVar[tuple[str, ...]] = ()
+    #: The field that shows the error; None for the top of the form, which stacked inlines do not have.
+    error_field: ClassVar[str | None] = None
+
+    def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
+        return (
+            self._compute_version() if field_name == VERSION_FIELD else super().get_initial_for_field(field, field_name)
+        )
+
+    @cached_property
+    def changed_data(self) -> list[str]:
+        """Return the fields that the user edited. Browsers send line ends as CRLF, which is no edit."""
+        return [name for name in super().changed_data if name != VERSION_FIELD and not self._is_same_text(name)]
+
+    def clean(self) -> dict[str, Any]:
+        shown = self.cleaned_data.pop(VERSION_FIELD, "")
+        if not self.instance._state.adding:
+            self._lock_row()
+            if shown and shown != self._compute_version():
+                self.add_error(self.error_field, _describe_last_change(self.instance))
+        return super().clean() or self.cleaned_data
+
+    def _lock_row(self) -> None:
+        """Load the stored row, so that a save overwrites no column that the form does not have."""
+        with transaction.atomic():
+            self.instance.refresh_from_db(from_queryset=lock_for_write(type(self.instance)._base_manager.all()))
+
+    def _compute_version(self) -> str:
+        """Return a digest of the columns that the form writes.
+
+        The row's own version does not serve: some models have none, and jobs and roll-outs increment it as well.
+        """
+        if self.instance._state.adding:
+            return ""
+        names = {*self.fields, *self.written_columns}
+        values = [getattr(self.instance, each.attname) for each in self.instance._meta.fields if each.name in names]
+        stored = [each.stored if isinstance(each, Sealed) else each for each in values]
+        return salted_hmac(VERSION_FIELD, repr((sorted(self.fields), stored))).hexdigest()
+
+    def _is_same_text(self, name: str) -> bool:
+        sent, shown = self[name].data, self.fields[name].prepare_value(self[name].initial)
+        return isinstance(sent, str) and isinstance(shown, str) and sent.replace("\r\n", "\n") == shown
+
+
+def _describe_last_change(row: Model) -> str:
+    last = row.history.first() if hasattr(row, "history") else None
+    if last is None:
+        return _("Changed after you opened the page. Reload the page to see the current values.")
+    return _("Changed by %(who)s at %(time)s. Reload the page to see the current values.") % {
+        "who": last.history_user or _("a program"),
+        "time": format_instant(last.history_date),
+    }

@@ -1,0 +1,262 @@
+"""Two users, or a user and a customer, change the same row; one of them on a page that is hours old."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db import connection, transaction
+from django.test import Client
+from django.utils.timezone import localtime
+
+from scheduling.admin.optimistic_lock import OptimisticLockForm
+from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
+from scheduling.models.versioned import lock_for_write
+from scheduling.operations import commands
+from tests.scheduling.api.serving import eventually
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+CHANGED = "Changed after you opened the page. Reload the page to see the current values."
+RELOAD = "Reload the page to see the current values."
+
+
+@pytest.fixture
+def node(matrix: Any) -> Node:
+    node: Node = matrix.node(rollout_percent=100)
+    return node
+
+
+def refuse(client: Client, url: str, page: dict[str, Any]) -> str:
+    """Post the page, expect the error of a changed row, and return the answer."""
+    answer = client.post(url, page)
+    assert answer.status_code == 200
+    assert RELOAD in answer.content.decode()
+    return answer.content.decode()
+
+
+def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Url, filled: Any) -> None:
+    commands.update_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = filled(url)
+    commands.update_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
+    answer = refuse(editor, url, {**page, "name": "Anna"})
+    assert (CHANGED in answer, 'value="Anna"' in answer) == (True, True)
+    ann = Customer.objects.get()
+    assert (ann.name, ann.opted_out, ann.level, ann.addresses) == ("Ann", True, "vip", {"email": "b@example.org"})
+    assert ann.opted_out_at is not None
+
+
+def test_activity_of_a_customer_is_no_edit(editor: Client, admin_url: Url, filled: Any) -> None:
+    commands.update_customer("ann", {"name": "Ann"})
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = filled(url)
+    Customer.objects.update(last_active_at=localtime())
+    assert editor.post(url, {**page, "name": "Anna"}).status_code == 302
+    ann = Customer.objects.get()
+    assert (ann.name, ann.last_active_at is None) == ("Anna", False)
+
+
+def test_unticked_box_is_saved(editor: Client, admin_url: Url, filled: Any) -> None:
+    commands.update_customer("ann", {"opted_out": True})
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = filled(url)
+    del page["opted_out"]
+    assert editor.post(url, page).status_code == 302
+    assert not Customer.objects.get().opted_out
+
+
+def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin_url: Url, filled: Any) -> None:
+    url = admin_url("node_change", node.pk)
+    page = filled(url)
+    before = node.delay
+    Node.objects.filter(pk=node.pk).update(enabled=False, canary_percent=0, rollout_percent=7)
+    assert 'value="44m"' in refuse(editor, url, {**page, "delay": "44m"})
+    node.refresh_from_db()
+    assert (node.delay, node.enabled, node.rollout_percent) == (before, False, 7)
+
+
+def test_page_without_the_canary_does_not_write_it_after_the_roll_out_pauses(
+    node: Node, editor: Client, admin_url: Url, filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Template and canary cannot be edited while an automatic roll-out moves them; then it pauses, and they can."""
+    url = admin_url("node_change", node.pk)
+    with monkeypatch.context() as running:
+        running.setattr("scheduling.admin.matrix.node.has_running_rollout", lambda node: True)
+        page = filled(url)
+    assert not {"template", "canary_percent"} & page.keys()
+    Node.objects.filter(pk=node.pk).update(holdout_percent=9)
+    refuse(editor, url, {**page, "delay": "44m"})
+    stored = Node.objects.get()
+    assert (stored.template_id, stored.holdout_percent, stored.delay) == (node.template_id, 9, node.delay)
+
+
+def test_column_that_the_form_does_not_have_keeps_its_stored_value(
+    node: Node, editor: Client, admin_url: Url, filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An automatic roll-out moves the canary between the two requests; the page shows it read-only."""
+    url = admin_url("node_change", node.pk)
+    monkeypatch.setattr("scheduling.admin.matrix.node.has_running_rollout", lambda node: True)
+    page = filled(url)
+    Node.objects.filter(pk=node.pk).update(canary_percent=9)
+    assert editor.post(url, {**page, "delay": "44m"}).status_code == 302
+    stored = Node.objects.get()
+    assert (stored.canary_percent, stored.delay) == (9, timedelta(minutes=44))
+
+
+def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
+    node: Node, editor: Client, as_member: Callable[[str], Client], admin_url: Url, filled: Any
+) -> None:
+    url = admin_url("node_change", node.pk)
+    page = filled(url)
+    before = node.delay
+    other = as_member("admin")
+    assert other.post(url, {**filled(url, other), "rollout_percent": "7"}).status_code == 302
+    answer = refuse(editor, url, {**page, "rollout_percent": "50", "delay": "44m"})
+    last = Node.history.first()
+    assert f"Changed by admin at {localtime(last.history_date):%Y-%m-%d %H:%M:%S}. {RELOAD}" in answer
+    node.refresh_from_db()
+    assert (node.rollout_percent, node.delay) == (7, before)
+    # The page with the error keeps what was typed and still submits the version of the first page.
+    assert ('value="50"' in answer, 'value="44m"' in answer) == (True, True)
+    assert f'name="row_version" value="{page["row_version"]}"' in answer
+    assert editor.post(url, {**filled(url), "rollout_percent": "50"}).status_code == 302
+
+
+def test_change_without_an_author_is_of_a_program(node: Node, editor: Client, admin_url: Url, filled: Any) -> None:
+    url = admin_url("node_change", node.pk)
+    page = filled(url)
+    node.refresh_from_db()
+    node.rollout_percent = 7
+    node.save()
+    assert "Changed by a program at " in refuse(editor, url, {**page, "delay": "44m"})
+
+
+def test_old_page_does_not_write_an_old_text_back(editor: Client, admin_url: Url, filled: Any) -> None:
+    template = Template.objects.create(content_type="greeting", version=1)
+    text = TemplateText.objects.create(template=template, locale="en", body="Helo,\n{{ user.name }}")
+    url = admin_url("template_change", template.pk)
+    page = filled(url)
+    TemplateText.objects.filter(pk=text.pk).update(body="Hello,\n{{ user.name }}")
+    refuse(editor, url, {**page, "category": "service"})
+    text.refresh_from_db()
+    assert (text.body, Template.objects.get().category) == ("Hello,\n{{ user.name }}", template.category)
+
+
+def test_line_ends_of_a_browser_are_no_edit(editor: Client, admin_url: Url, filled: Any) -> None:
+    template = Template.objects.create(content_type="greeting", version=1)
+    text = TemplateText.objects.create(template=template, locale="en", body="Hello,\n{{ user.name }}")
+    url = admin_url("template_change", template.pk)
+    page = {name: str(value).replace("\n", "\r\n") for name, value in filled(url).items()}
+    assert editor.post(url, page).status_code == 302
+    text.refresh_from_db()
+    assert (text.body, text.history.count()) == ("Hello,\n{{ user.name }}", 1)
+
+
+def test_old_page_does_not_make_a_channel_idempotent_again(editor: Client, admin_url: Url, filled: Any) -> None:
+    row = ChannelConfig.objects.create(
+        key="hook", kind="webhook", config={"url": "https://a.example.org/"}, idempotent=True
+    )
+    url = admin_url("channelconfig_change", row.pk)
+    page = filled(url)
+    ChannelConfig.objects.filter(pk=row.pk).update(idempotent=False)
+    refuse(editor, url, {**page, "retry_delays": "10s, 1m"})
+    row.refresh_from_db()
+    assert (row.idempotent, row.retry_delays) == (False, [])
+
+
+def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, filled: Any) -> None:
+    """A page shows no secret, so that its fields cannot tell that another user replaced it."""
+    row = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://a.example.org/"})
+    url = admin_url("channelconfig_change", row.pk)
+    page = filled(url)
+    assert editor.post(url, {**page, "secret_url": "https://b.example.org/"}).status_code == 302
+    refuse(editor, url, {**page, "secret_url": "https://c.example.org/"})
+    assert ChannelConfig.objects.get().config["url"] == "https://b.example.org/"
+
+
+def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Url, filled: Any) -> None:
+    rule = HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
+    url = admin_url("harassmentrule_change", rule.pk)
+    page = filled(url)
+    HarassmentRule.objects.filter(pk=rule.pk).update(limit=1)
+    refuse(editor, url, page)
+    rule.refresh_from_db()
+    assert rule.limit == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_concurrent_saves_the_second_shows_the_error(
+    matrix: Any, editor: Client, as_member: Callable[[str], Client], admin_url: Url, filled: Any
+) -> None:
+    """Both requests pass the page's other checks before either of them writes."""
+    node = matrix.node(rollout_percent=100)
+    url = admin_url("node_change", node.pk)
+    other, page = as_member("admin"), filled(url)
+
+    def post(client: Client, **changes: str) -> int:
+        try:
+            return client.post(url, {**page, **changes}).status_code
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        with transaction.atomic():
+            lock_for_write(Node.objects.all()).get(pk=node.pk)
+            answers = [pool.submit(post, editor, delay="44m"), pool.submit(post, other, rollout_percent="7")]
+            eventually(lambda: pool.submit(count_waiting_for_locks).result(20) == 2)
+        statuses = [each.result(30) for each in answers]
+
+    stored = Node.objects.get()
+    saved = (timedelta(minutes=44), 100) if statuses == [302, 200] else (node.delay, 7)
+    assert (sorted(statuses), (stored.delay, stored.rollout_percent)) == ([200, 302], saved)
+
+
+def count_waiting_for_locks() -> int:
+    """Count from another connection: a transaction reads the statistics once."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            return int(cursor.fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_pages_and_versions_contain_no_secrets(editor: Client, admin_url: Url) -> None:
+    row = Community.objects.create(chat_id="c1", targets={"wecom": {"url": "https://a.example.org/?key=hush"}})
+    hook = ChannelConfig.objects.create(
+        key="hook", kind="webhook", config={"url": "https://a.example.org/?key=hush", "secret": "whsec_aHVzaA=="}
+    )
+    pages = [editor.get(admin_url("community_change", row.pk)), editor.get(admin_url("channelconfig_change", hook.pk))]
+    assert not [page for page in pages if "hush" in page.content.decode() or "aHVzaA" in page.content.decode()]
+
+
+def test_viewers_and_new_rows_have_no_version(
+    node: Node, viewer: Client, editor: Client, admin_url: Url, matrix: Any
+) -> None:
+    pages = [viewer.get(admin_url("node_change", node.pk)), editor.get(admin_url("node_add"))]
+    pages.append(viewer.get(admin_url("template_change", node.template_id)))
+    assert not [page for page in pages if "row_version" in page.content.decode()]
+
+
+def test_every_form_has_a_version(as_member: Any) -> None:
+    """A form without it writes back what other users changed."""
+    ours = {"scheduling", "rpa_tasks", "chat_sessions"}
+    request: Any = type("Request", (), {"user": None, "GET": {}})()
+    request.user = as_member("admin").get("/admin/").wsgi_request.user
+    unversioned = set()
+    for model, page in admin.site._registry.items():
+        if model._meta.app_label in ours and page.has_change_permission(request):
+            inlines = [each for each in page.get_inline_instances(request) if each.has_change_permission(request)]
+            forms = [page.get_form(request, None, change=True), *(each.form for each in inlines)]
+            unversioned |= {
+                (model.__name__, each.__name__) for each in forms if not issubclass(each, OptimisticLockForm)
+            }
+    assert unversioned == set()
