@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
@@ -237,22 +236,22 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     @action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
+        text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
                 "seconds later; completed work stays.")  # fmt: skip
-            return self.page(
-                request, "ops/confirm.html", gettext("Cancel this job?"), text=text, button=gettext("Cancel the job"),
-                back=back, danger=True, original=row,
-            )  # fmt: skip
-        told = self._cancel(request, row.pk)
-        words = {"cancelled": gettext("The job was cancelled."),
-                 "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
-        if told:
-            messages.success(request, words[told])
-        else:
-            messages.error(request, gettext("The job has already ended."))
-        return redirect(back)
+
+        def act() -> None:
+            told = self._cancel(request, row.pk)
+            words = {"cancelled": gettext("The job was cancelled."),
+                     "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
+            if told:
+                messages.success(request, words[told])
+            else:
+                messages.error(request, gettext("The job has already ended."))
+
+        return self.confirm(
+            request, gettext("Cancel this job?"), act, text=text, button=gettext("Cancel the job"),
+            back=self.url("change", row.pk), danger=True, original=row,
+        )  # fmt: skip
 
     def _cancel(self, request: HttpRequest, pk: UUID) -> str:
         try:

@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
@@ -64,47 +63,35 @@ class Pausing(OpsAdmin):
 
     @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        text = gettext("No new job starts. Running jobs continue to their end; newly published jobs wait.")
-        return self._switch(
-            request,
-            object_id,
-            type(self).pauses,
-            gettext("Pause “%(what)s”?"),
-            text,
-            gettext("Pause"),
-            gettext("Paused."),
-        )
+        return self.confirm_row(
+            request, object_id, type(self).pauses, gettext("Pause “%(what)s”?"), button=gettext("Pause"),
+            text=gettext("No new job starts. Running jobs continue to their end; newly published jobs wait."),
+            logged=gettext("Paused."),
+        )  # fmt: skip
 
     @action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
     def resume_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        text = gettext("Waiting jobs start as soon as a node is free.")
-        return self._switch(
-            request,
-            object_id,
-            type(self).resumes,
-            gettext("Resume “%(what)s”?"),
-            text,
-            gettext("Resume"),
-            gettext("Resumed."),
-        )
+        return self.confirm_row(
+            request, object_id, type(self).resumes, gettext("Resume “%(what)s”?"), button=gettext("Resume"),
+            text=gettext("Waiting jobs start as soon as a node is free."), logged=gettext("Resumed."),
+        )  # fmt: skip
 
-    def _switch(
-        self, request: HttpRequest, object_id: str, act: Callable[..., bool], title: str, text: str, button: str,
-        done: str,
+    def confirm_row(
+        self, request: HttpRequest, object_id: str, change: Callable[..., bool], title: str, *, logged: str,
+        done: str = "", unchanged: str = "", **context: Any,
     ) -> HttpResponse:  # fmt: skip
-        """Ask for confirmation, then act."""
+        """Ask for confirmation, then change the row and log the change. `change` is like `pauses`."""
         row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            if change(row.pk, by=request.user.get_username()):
+                self.log_change(request, row, logged)
+                messages.success(request, done or logged)
+            else:
+                messages.info(request, unchanged or gettext("Nothing was changed: the state was already set."))
+
         back = self.url("change", row.pk)
-        if request.method != "POST":
-            return self.page(
-                request, "ops/confirm.html", title % {"what": row}, text=text, button=button, back=back, original=row
-            )
-        if act(row.pk, by=request.user.get_username()):
-            self.log_change(request, row, done)
-            messages.success(request, done)
-        else:
-            messages.info(request, gettext("Nothing was changed: the state was already set."))
-        return redirect(back)
+        return self.confirm(request, title % {"what": row}, act, back=back, original=row, **context)
 
 
 class PlatformForm(CheckedForm):
@@ -223,17 +210,11 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     @action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])  # type: ignore[untyped-decorator]
     def close_breaker(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            return self.page(
-                request, "ops/confirm.html", gettext("Close the breaker of “%(what)s”?") % {"what": row},
-                text=gettext("The shops run again at once. If the platform still blocks runs, the breaker opens "
-                    "again after %(count)s consecutive errors.") % {"count": row.breaker_threshold},
-                button=gettext("Close the breaker"), back=back, original=row,
-            )  # fmt: skip
-        if shops.close_breaker(row.pk, by=request.user.get_username()):
-            self.log_change(request, row, gettext("Breaker closed."))
-            messages.success(request, gettext("The breaker is closed; its shops run again."))
-        else:
-            messages.info(request, gettext("The breaker was already closed."))
-        return redirect(back)
+        return self.confirm_row(
+            request, object_id, shops.close_breaker, gettext("Close the breaker of “%(what)s”?"),
+            text=gettext("The shops run again at once. If the platform still blocks runs, the breaker opens "
+                "again after %(count)s consecutive errors.") % {"count": row.breaker_threshold},
+            button=gettext("Close the breaker"), logged=gettext("Breaker closed."),
+            done=gettext("The breaker is closed; its shops run again."),
+            unchanged=gettext("The breaker was already closed."),
+        )  # fmt: skip

@@ -55,17 +55,19 @@ def source_of(request: HttpRequest) -> str:
 def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     initial = {"priority": row.priority, "payload": row.payload}
     form = PublishForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
-    if request.method == "POST" and form.is_valid():
+
+    def act() -> HttpResponse | None:
         try:
             receipt = publish_job(_repeat_request(request, row, form.cleaned_data))
         except (InvalidInput, BacklogFull) as error:
             form.add_error(None, " ".join(refusal_reasons(error)))
-        else:
-            show_receipt(request, receipt)
-            return redirect(jobs_admin.url("change", receipt.task_id))
+            return None
+        show_receipt(request, receipt)
+        return redirect(jobs_admin.url("change", receipt.task_id))
+
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
-    return jobs_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", _("Run again"), form=form, text=text, button=_("Run again"), original=row,
+    return jobs_admin.confirm(  # type: ignore[no-any-return]
+        request, _("Run again"), act, form=form, text=text, original=row,
         facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)], warning=_repeat_warning(row),
         back=jobs_admin.url("change", row.pk),
     )  # fmt: skip
@@ -141,19 +143,21 @@ def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     shops = selected_shops(request)
     back = _shop_list_url(shops_admin, shops)
     form = RunForm(request.POST or None, task_types=common_task_types(shops), edits_payload=may_edit_payload(request))
-    if request.method == "POST" and form.is_valid():
+
+    def act() -> HttpResponse:
         outcome = publish_for_each(shops[:MOST_AT_ONCE], form.cleaned_data, source_of(request))
         return shops_admin.page(  # type: ignore[no-any-return]
             request, "rpa_tasks/run_outcome.html", _("Run now"), outcome=outcome, back=back, listed=LISTED,
             task_type=form.cleaned_data["task_type"], jobs_link=reverse("admin:rpa_tasks_job_changelist"),
         )  # fmt: skip
+
     problem, warning = _check_selection(shops, form)
-    return shops_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", _("Run now"), form=form, facts=[_join_names(shops)],
+    return shops_admin.confirm(  # type: ignore[no-any-return]
+        request, _("Run now"), act, form=form, facts=[_join_names(shops)],
         problem=problem, warning=warning,
         text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest payload "
                "and the highest priority count."),
-        button=_("Run now"), back=back,
+        back=back,
     )  # fmt: skip
 
 

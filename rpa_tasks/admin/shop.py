@@ -355,38 +355,25 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
     @action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
     def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            where = gettext("Browser profile %(profile)s on node %(node)s.")
-            return self.page(
-                request, "ops/confirm.html", gettext("Is “%(what)s” logged in again?") % {"what": row},
-                text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
-                             "starts at once; a run that still finds no login asks again."),
-                facts=[where % {"profile": row.profile, "node": row.lane.home or "–"}],
-                button=gettext("Yes, it is logged in"), back=back, original=row,
-            )  # fmt: skip
-        if shops.record_login(row.pk, by=request.user.get_username()):
-            self.log_change(request, row, gettext("Logged in."))
-            messages.success(request, gettext("The jobs of the shop continue."))
-        else:
-            messages.info(request, gettext("No login was needed any more."))
-        return redirect(back)
+        where = gettext("Browser profile %(profile)s on node %(node)s.")
+        return self.confirm_row(
+            request, object_id, shops.record_login, gettext("Is “%(what)s” logged in again?"),
+            text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
+                         "starts at once; a run that still finds no login asks again."),
+            facts=[where % {"profile": row.profile, "node": row.lane.home or "–"}],
+            button=gettext("Yes, it is logged in"), logged=gettext("Logged in."),
+            done=gettext("The jobs of the shop continue."), unchanged=gettext("No login was needed any more."),
+        )  # fmt: skip
 
     @action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])  # type: ignore[untyped-decorator]
     def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            return self.page(
-                request, "ops/confirm.html", gettext("Let another node serve “%(what)s”?") % {"what": row},
-                text=gettext("The next node that has room takes the shop, with a browser profile of its own: the "
-                             "platform may ask for a login again."),
-                facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
-                button=gettext("Yes, move it"), back=back, original=row,
-            )  # fmt: skip
-        if shops.unpin_shop(row.pk, by=request.user.get_username()):
-            self.log_change(request, row, gettext("Moved to another node."))
-            messages.success(request, gettext("The next node that has room takes the shop."))
-        else:
-            messages.info(request, gettext("The shop has no preferred node, or a job of it is running there."))
-        return redirect(back)
+        return self.confirm_row(
+            request, object_id, shops.unpin_shop, gettext("Let another node serve “%(what)s”?"),
+            text=gettext("The next node that has room takes the shop, with a browser profile of its own: the "
+                         "platform may ask for a login again."),
+            facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
+            button=gettext("Yes, move it"), logged=gettext("Moved to another node."),
+            done=gettext("The next node that has room takes the shop."),
+            unchanged=gettext("The shop has no preferred node, or a job of it is running there."),
+        )  # fmt: skip

@@ -14,6 +14,7 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.decorators import method_decorator
@@ -127,6 +128,20 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
             template,
             {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
         )
+
+    def confirm(
+        self, request: HttpRequest, title: str, act: Callable[[], HttpResponse | None], *, back: str, form: Any = None,
+        **context: Any,
+    ) -> HttpResponse:  # fmt: skip
+        """Show the confirmation page. A valid POST calls `act` and returns its answer, or to `back`.
+
+        The page is shown again if `act` adds an error to the form. `context` fills `ops/confirm.html`.
+        """
+        if request.method == "POST" and (form is None or form.is_valid()):
+            answer = act()
+            if form is None or form.is_valid():
+                return answer or redirect(back)
+        return self.page(request, "ops/confirm.html", title, back=back, form=form, **{"button": title, **context})
 
     def get_row_or_404(self, request: HttpRequest, object_id: str) -> Any:
         """Return a row.

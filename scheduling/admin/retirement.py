@@ -14,7 +14,6 @@ from django.core.paginator import Paginator
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.utils.functional import cached_property
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
@@ -77,42 +76,34 @@ class Retirable(OpsAdmin):
     def retire(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         problem = self.explain_retirement_block(row)
-        if request.method != "POST":
-            return self.page(
-                request,
-                "ops/confirm.html",
-                _("Retire “%(what)s”?") % {"what": row},
-                text=_(
-                    "Removes the object from the lists and stops its use. The history stays readable. "
-                    "You can restore the object later."
-                ),
-                problem=problem,
-                button=_("Retire"),
-                back=self.url("change", row.pk),
-            )
-        if problem:
-            messages.error(request, problem)
-        else:
+
+        def act() -> None:
+            if problem:
+                messages.error(request, problem)
+                return
             self._write(row, now())
             self.log_change(request, row, _("Retired."))
             messages.success(request, _("“%(what)s” is retired.") % {"what": row})
-        return redirect(self.url("change", row.pk))
+
+        return self.confirm(
+            request, _("Retire “%(what)s”?") % {"what": row}, act, problem=problem, button=_("Retire"),
+            text=_("Removes the object from the lists and stops its use. The history stays readable. "
+                   "You can restore the object later."),
+            back=self.url("change", row.pk),
+        )  # fmt: skip
 
     @action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
     def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        if request.method != "POST":
-            return self.page(
-                request,
-                "ops/confirm.html",
-                _("Restore “%(what)s”?") % {"what": row},
-                text=_("The object is used again at once."),
-                button=_("Restore"),
-                back=self.url("change", row.pk),
-            )
-        self._write(row, None)
-        self.log_change(request, row, _("Restored."))
-        return redirect(self.url("change", row.pk))
+
+        def act() -> None:
+            self._write(row, None)
+            self.log_change(request, row, _("Restored."))
+
+        return self.confirm(
+            request, _("Restore “%(what)s”?") % {"what": row}, act, text=_("The object is used again at once."),
+            button=_("Restore"), back=self.url("change", row.pk),
+        )  # fmt: skip
 
     def _write(self, row: Any, retired_at: datetime | None) -> None:
         """Write to the current row, so that concurrent changes of other fields stay."""

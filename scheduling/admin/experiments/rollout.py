@@ -10,7 +10,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.functional import Promise
 from django.utils.html import format_html
@@ -288,16 +287,16 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
         if node is None:
             raise Http404
         form = RolloutStartForm(request.POST or None, initial=RolloutStartForm.build_initial_values(node.canary_guard))
-        if request.method == "POST" and form.is_valid():
+
+        def act() -> None:
             try:
                 rollout_runs.start_rollout(node.pk, form.cleaned_data, build_user_actor(request))
+                messages.success(request, _("The roll-out has started and is judged every minute."))
             except AftertouchError as error:
                 form.add_error(None, _translate_rollout_error(error))
-            else:
-                messages.success(request, _("The roll-out has started and is judged every minute."))
-                return redirect("admin:scheduling_node_change", node.pk)
-        return self.page(
-            request, "ops/confirm.html", _("Start a guarded roll-out of %(node)s") % {"node": node}, form=form,
+
+        return self.confirm(
+            request, _("Start a guarded roll-out of %(node)s") % {"node": node}, act, form=form,
             text=_("The share of the canary grows by these steps within the limits. When a limit is "
                 "exceeded, all communities receive the stable version."),
             button=_("Start"), back=reverse("admin:scheduling_node_change", args=[node.pk]),
@@ -309,18 +308,17 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
         row = self.get_row_or_404(request, str(rollout_id))
         if verb not in ROLLOUT_ACTIONS:
             raise Http404
-        act, title, text, done = ROLLOUT_ACTIONS[verb]
+        move, title, text, done = ROLLOUT_ACTIONS[verb]
+
+        def act() -> None:
+            try:
+                move(row.pk, build_user_actor(request))
+                messages.success(request, done)
+            except AftertouchError as error:
+                messages.error(request, _translate_rollout_error(error))
+
         back = reverse("admin:scheduling_node_change", args=[row.node_id])
-        if request.method != "POST":
-            return self.page(
-                request, "ops/confirm.html", str(title), text=text, button=title, danger=verb == "stop", back=back
-            )
-        try:
-            act(row.pk, build_user_actor(request))
-            messages.success(request, done)
-        except AftertouchError as error:
-            messages.error(request, _translate_rollout_error(error))
-        return redirect(back)
+        return self.confirm(request, str(title), act, text=text, danger=verb == "stop", back=back)
 
 
 ROLLOUT_ACTIONS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] = {

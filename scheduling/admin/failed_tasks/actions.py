@@ -9,7 +9,6 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -152,9 +151,9 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     if verb is None:
         raise Http404
     verb = verb.for_origins(row.origin)
-    back = tasks_admin.url("change", row.pk)
     form = ReasonForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
+
+    def act() -> None:
         try:
             verb.action.act(row.pk, build_user_actor(request, form.cleaned_data["reason"]))
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
@@ -162,8 +161,8 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
             messages.error(
                 request, _("Nothing was changed: another user acted first, or the state does not allow the action.")
             )
-        return redirect(back)
-    return tasks_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, back=back,
-        danger=verb.action.as_new, original=row,
+
+    return tasks_admin.confirm(  # type: ignore[no-any-return]
+        request, verb.title, act, form=form, text=verb.explains, danger=verb.action.as_new, original=row,
+        back=tasks_admin.url("change", row.pk),
     )  # fmt: skip

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -96,16 +95,16 @@ class ApiKeyAdmin(OpsAdmin):
     @action(description=_("Revoke"), icon="key_off", permissions=["change"])  # type: ignore[untyped-decorator]
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            text = gettext("Requests with this key are rejected at once. This cannot be undone.")
-            title = gettext("Revoke the key “%(name)s”?") % {"name": row.name}
-            return self.page(
-                request, "ops/confirm.html", title, text=text, button=gettext("Revoke"), back=back, danger=True
-            )
-        if row.revoked_at is None:
-            row.revoked_at = now()
-            row.save(update_fields=["revoked_at"])
-            self.log_change(request, row, gettext("Revoked."))
-        messages.success(request, gettext("The key was revoked."))
-        return redirect(back)
+
+        def act() -> None:
+            if row.revoked_at is None:
+                row.revoked_at = now()
+                row.save(update_fields=["revoked_at"])
+                self.log_change(request, row, gettext("Revoked."))
+            messages.success(request, gettext("The key was revoked."))
+
+        return self.confirm(
+            request, gettext("Revoke the key “%(name)s”?") % {"name": row.name}, act, button=gettext("Revoke"),
+            text=gettext("Requests with this key are rejected at once. This cannot be undone."),
+            back=self.url("change", row.pk), danger=True,
+        )  # fmt: skip

@@ -96,15 +96,16 @@ class PauseAdmin(OpsAdmin):
         if not self.has_add_permission(request):
             raise PermissionDenied
         form = PauseForm(request.POST or None, initial={"scope": request.GET.get("scope", "all")})
-        if request.method == "POST" and form.is_valid():
+
+        def act() -> None:
             scope = form.cleaned_data["scope"]
             row = commands.pause_scope(scope, reason=form.cleaned_data["reason"], user=request.user)  # type: ignore[arg-type]
             self.log_addition(request, row, [{"added": {}}])
             messages.warning(request, _("Paused: %(what)s.") % {"what": describe_scope(scope)})
-            return redirect("admin:scheduling_pause_changelist")
+
         text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
-        return self.page(
-            request, "ops/confirm.html", _("Pause"), form=form, text=text, button=_("Pause"), danger=True,
+        return self.confirm(
+            request, _("Pause"), act, form=form, text=text, danger=True,
             back=reverse("admin:scheduling_pause_changelist"),
         )  # fmt: skip
 
@@ -112,14 +113,15 @@ class PauseAdmin(OpsAdmin):
         if not request.user.has_perm("scheduling.delete_pause"):
             raise PermissionDenied
         scope = request.GET.get("scope", "")
-        back = reverse("admin:scheduling_pause_changelist")
-        if request.method == "POST":
+
+        def act() -> None:
             try:
                 commands.resume_scope(scope)
                 messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
             except AftertouchError:
                 messages.info(request, _("The pause had already ended."))
-            return redirect(back)
+
         title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
         text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
-        return self.page(request, "ops/confirm.html", title, text=text, button=_("Resume"), back=back)
+        back = reverse("admin:scheduling_pause_changelist")
+        return self.confirm(request, title, act, text=text, button=_("Resume"), back=back)

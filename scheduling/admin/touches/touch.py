@@ -317,25 +317,18 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
     @action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        back = self.url("change", row.pk)
-        if request.method != "POST":
-            text = gettext("The touch will not be sent. This cannot be undone.")
-            title = gettext("Cancel this touch?")
-            return self.page(
-                request,
-                "ops/confirm.html",
-                title,
-                text=text,
-                button=gettext("Cancel the touch"),
-                back=back,
-                danger=True,
-            )
-        try:
-            commands.cancel_one_touch(row.pk, actor=request.user.get_username())
-            messages.success(request, gettext("The touch was cancelled."))
-        except AftertouchError:
-            messages.error(request, gettext("The touch is already running or has ended."))
-        return redirect(back)
+
+        def act() -> None:
+            try:
+                commands.cancel_one_touch(row.pk, actor=request.user.get_username())
+                messages.success(request, gettext("The touch was cancelled."))
+            except AftertouchError:
+                messages.error(request, gettext("The touch is already running or has ended."))
+
+        return self.confirm(
+            request, gettext("Cancel this touch?"), act, button=gettext("Cancel the touch"), danger=True,
+            text=gettext("The touch will not be sent. This cannot be undone."), back=self.url("change", row.pk),
+        )  # fmt: skip
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         row = self.get_object(request, str(object_id))
