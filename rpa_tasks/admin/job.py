@@ -30,6 +30,7 @@ from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
 from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.touches.timeline import format_instant
 from scheduling.errors import AftertouchError
 
@@ -79,19 +80,8 @@ class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
         )
 
 
-class ReasonFilter(DropdownFilter):  # type: ignore[misc]
-    title = _("reason")
-    parameter_name = "reason"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """List the known reasons, and the one selected by a link."""
-        chosen = request.GET.get("reason", "")
-        return list(REASONS.items()) + (
-            [(chosen, translate_reason(chosen))] if chosen and chosen not in REASONS else []
-        )
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset.filter(reason=self.value()) if self.value() else queryset
+class JobReasonFilter(ReasonFilter):
+    reasons = REASONS
 
 
 UNFINISHED = ("scheduled", "queued", "running")
@@ -114,7 +104,7 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     list_display_links = ("made", "short_id")
     list_filter = (
         DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
-        ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
+        JobReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
     )  # fmt: skip
     list_select_related = ("shop__platform__breaker", "shop__lane", "flow")
     ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first

@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin
@@ -27,6 +27,7 @@ from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
 from scheduling.admin.failed_tasks.failed_bulk import make_list_action
 from scheduling.admin.failed_tasks.retry_sample import find_task, get_task_link, retry_sample_page
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_filters import ColumnFilter
 from scheduling.admin.retirement import CappedPaginator
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import format_instant
@@ -81,18 +82,15 @@ class ClassFilter(admin.SimpleListFilter):
         return queryset.filter(failure=self.value()) if self.value() else queryset
 
 
-class ChannelFilter(DropdownFilter):  # type: ignore[misc]
+class ChannelFilter(ColumnFilter):
     title = _("channel")
     parameter_name = "channel"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(key, key) for key in ChannelConfig.objects.values_list("key", flat=True)]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(channel=self.value()) if self.value() else queryset
 
-
-class CauseFilter(DropdownFilter):  # type: ignore[misc]
+class CauseFilter(ColumnFilter):
     """Offer the reasons of the latest open tasks."""
 
     title = _("reason")
@@ -101,9 +99,6 @@ class CauseFilter(DropdownFilter):  # type: ignore[misc]
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         latest = FailedTask.objects.filter(state="open").order_by("-failed_at").values_list("reason", flat=True)
         return [(code, translate_reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(reason=self.value()) if self.value() else queryset
 
 
 OPEN = FailedTask.State.OPEN

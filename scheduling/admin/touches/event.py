@@ -12,11 +12,12 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
+from unfold.contrib.filters.admin import RangeDateTimeFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_filters import ColumnFilter
 from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.touches.touch import FOUND, LOOKED_AT, SpanFilter
 from scheduling.ids import first_id_at
@@ -33,15 +34,12 @@ class ReceivedFilter(SpanFilter):
         return queryset.filter(**{f"pk__{end}": first_id_at(at) for end, at in ends.items() if at})
 
 
-class TypeFilter(DropdownFilter):  # type: ignore[misc]
+class TypeFilter(ColumnFilter):
     title = _("type")
     parameter_name = "type"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(row.key, str(row)) for row in EventType.objects.all()[:200]]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
-        return queryset.filter(type=self.value()) if self.value() else queryset
 
 
 def _find_events_of_customer(term: str) -> QuerySet[Any]:

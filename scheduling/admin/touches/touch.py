@@ -32,7 +32,8 @@ from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
 from scheduling.admin.failed_tasks.failed_bulk import read_page_time
-from scheduling.admin.labels import REASONS, translate_reason
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.patience import count_within
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import build_timeline, format_instant
@@ -45,19 +46,6 @@ from scheduling.operations.filters import filter_effective_state, matching_rows,
 
 FOUND = 500  #: matches of an id that is not unique, or of words
 LOOKED_AT = 50_000  #: latest attempts and touches that a search reads
-
-
-class ReasonFilter(DropdownFilter):  # type: ignore[misc]
-    title = _("reason")
-    parameter_name = "reason"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        known = list(REASONS.items())
-        chosen = request.GET.get("reason", "")
-        return known if not chosen or chosen in REASONS else [*known, (chosen, translate_reason(chosen))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
-        return queryset.filter(reason=self.value()) if self.value() else queryset
 
 
 class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
