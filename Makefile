@@ -63,7 +63,7 @@ release: ## check that version, changelog, images and tag agree
 stop: ## stop all processes of this checkout
 	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
 		$(PY) -m config.local stop && for state in .state/test*; do \
-			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.local.servers_cli stop; \
+			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.local stop; \
 		done; \
 	fi
 

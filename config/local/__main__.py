@@ -1,12 +1,12 @@
-"""`python -m config.local run [PROGRAM …]` and `stop`, for this checkout and its state directory."""
+"""`python -m config.local run [PROGRAM …]`, `servers` and `stop`, for this checkout and its state directory."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from config.environment import environment
-from config.local import foreground, ownership
+from config.environment import Environment, environment
+from config.local import foreground, ownership, servers
 from config.local.endpoints import EmbeddedServerError
 from config.local.programs import PROGRAMS, StackError, select_programs
 
@@ -16,18 +16,28 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     run = actions.add_parser("run", help="run in the foreground until Ctrl-C")
     run.add_argument("programs", nargs="*", help=f"only these of {', '.join(program.name for program in PROGRAMS)}")
+    actions.add_parser("servers", help="start the servers alone")
     actions.add_parser("stop", help="stop what runs from this state directory, servers included")
     asked = parser.parse_args()
     settings = environment()
     try:
         if asked.action == "run":
             foreground.run_foreground(settings, select_programs(asked.programs))
+        elif asked.action == "servers":
+            start_servers(settings)
         else:
             ownership.stop_stack(settings.aftertouch_state_dir)
     except (StackError, EmbeddedServerError) as error:
         sys.exit(f"Aftertouch: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def start_servers(settings: Environment) -> None:
+    given = {"PostgreSQL": settings.database_url, "Valkey": settings.redis_url}
+    servers.start_servers(settings.aftertouch_state_dir, postgres=not given["PostgreSQL"], valkey=not given["Valkey"])
+    for label, pid in servers.server_pids(settings.aftertouch_state_dir).items():
+        sys.stdout.write(f"{label}: {'given by its URL' if given[label] else f'runs, pid {pid}'}\n")
 
 
 if __name__ == "__main__":

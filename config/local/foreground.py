@@ -18,7 +18,7 @@ from config.environment import ROOT, Environment
 from config.local import servers
 from config.local.endpoints import read_or_create_secret
 from config.local.ownership import LEFTOVERS_WITHIN, add_stack_marker, kill_stale_processes, single_instance_lock
-from config.local.processes import is_port_free, wait_until
+from config.local.processes import is_port_free, tail_of, wait_until
 from config.local.programs import Program, StackError, stop_time_limit
 from config.local.supervisor import StackWatch, Supervisor, start_supervisor, write_configuration
 
@@ -146,8 +146,7 @@ class Foreground:
         """Return the end of each log for the error message."""
         logs = [self.state_dir / "logs" / "supervisor.err"]
         logs += [self.state_dir / "logs" / f"{program.name}.log" for program in self.programs]
-        ends = ((log, log.read_text(errors="replace").splitlines()[-8:]) for log in logs if log.exists())
-        return "".join(f"\n{log}:\n" + "\n".join(f"  {line}" for line in lines) for log, lines in ends if lines)
+        return "".join("\n".join([f"\n{log}:", *lines]) for log in logs if (lines := tail_of(log, 8)))
 
     def announce(self, greeting: str) -> None:
         flower = f"http://127.0.0.1:{self.settings.aftertouch_flower_port}"

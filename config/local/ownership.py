@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,10 @@ from config.local import servers
 from config.local.processes import (
     command_line_of,
     end_process,
-    is_alive,
+    kill_leftovers,
     processes_with_variable,
     send_signal,
-    wait_until,
+    try_lock,
 )
 from config.local.programs import PROGRAMS, StackError, stop_time_limit
 
@@ -36,13 +35,11 @@ def add_stack_marker(environment: Mapping[str, str], state_dir: Path) -> dict[st
 def single_instance_lock(state_dir: Path) -> Iterator[None]:
     """Hold the lock of a state directory. It ends with this process and is not inherited."""
     with (state_dir / "stack.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             raise StackError(
                 f"Aftertouch already runs from {state_dir} (pid {owner_pid(state_dir)}); `make stop` ends it, "
                 "another AFTERTOUCH_STATE_DIR gives a second one"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -60,26 +57,19 @@ def is_owned(state_dir: Path) -> bool:
     if not (state_dir / "stack.lock").exists():
         return False
     with (state_dir / "stack.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(lock)
 
 
 def kill_stale_processes(state_dir: Path, patience: float = 15.0) -> None:
-    """End marked processes: SIGTERM, then SIGKILL in rounds, because a process may start another."""
-    leftovers = processes_with_variable(STACK_MARKER, str(state_dir))
-    for process in leftovers:
+    """End marked processes: SIGTERM, then SIGKILL after `patience` seconds."""
+
+    def find() -> list[psutil.Process]:
+        return processes_with_variable(STACK_MARKER, str(state_dir))
+
+    for process in find():
         send_signal(process, signal.SIGTERM)
-    wait_until(lambda: not any(is_alive(process) for process in leftovers), patience)
-    for _ in range(10):
-        leftovers = [process for process in processes_with_variable(STACK_MARKER, str(state_dir)) if is_alive(process)]
-        if not leftovers:
-            return
-        for process in leftovers:
-            end_process(process, (signal.SIGKILL, 2.0))
-    raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(left.pid) for left in leftovers)}")
+    if left := kill_leftovers(find, patience):
+        raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
 
 
 def stop_stack(state_dir: Path) -> None:

@@ -7,6 +7,7 @@ with this folder is unique, and it is readable where another account's working d
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
@@ -66,15 +68,20 @@ def find_server(program: str, folder: Path) -> psutil.Process | None:
 
 
 def processes_with_variable(variable: str, value: str) -> list[psutil.Process]:
-    """Return the processes that inherited this variable, regardless of session or parent."""
+    """Return the running processes that inherited this variable, regardless of session or parent."""
 
     def carries(process: psutil.Process) -> bool:
-        try:
-            return bool(process.environ().get(variable) == value)
-        except (psutil.Error, OSError):
-            return False
+        return process.pid != os.getpid() and variable_of(process, variable) == value and is_alive(process)
 
-    return [process for process in psutil.process_iter() if process.pid != os.getpid() and carries(process)]
+    return [process for process in psutil.process_iter() if carries(process)]
+
+
+def variable_of(process: psutil.Process, variable: str) -> str:
+    """Return the value in the process's environment, or an empty text if it cannot be read."""
+    try:
+        return str(process.environ().get(variable, ""))
+    except (psutil.Error, OSError):
+        return ""
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
@@ -89,6 +96,36 @@ def end_process(process: psutil.Process, *steps: tuple[signal.Signals, float]) -
         if wait_until(lambda: not is_alive(process), seconds):
             return True
     return not is_alive(process)
+
+
+def kill_leftovers(find: Callable[[], list[psutil.Process]], seconds: float) -> list[psutil.Process]:
+    """Wait for processes that got a signal to end, then kill them in rounds, because a process may start another.
+
+    Returns those that did not end.
+    """
+    wait_until(lambda: not find(), seconds, pause=0.2)
+    for _ in range(10):
+        if not (left := find()):
+            return []
+        for process in left:
+            end_process(process, (signal.SIGKILL, 2.0))
+    return find()
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Lock the file unless another process has. The lock ends with this process and is not inherited."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def tail_of(log: Path, count: int) -> list[str]:
+    """Return the last lines, indented. Without a log, none."""
+    if not log.exists():
+        return []
+    return [f"  {line}" for line in log.read_text(errors="replace").splitlines()[-count:]]
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:

@@ -20,7 +20,16 @@ from types import FrameType
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from config.local.processes import MARK, ROOT, command_line_of, end_process, is_alive, send_signal, wait_until
+from config.local.processes import (
+    MARK,
+    ROOT,
+    command_line_of,
+    is_alive,
+    kill_leftovers,
+    send_signal,
+    variable_of,
+    wait_until,
+)
 
 TERMINATE_SECONDS = 20.0  #: seconds from SIGTERM to SIGKILL; enough for a test stack unless the machine is overloaded
 END_WITHIN = 90.0  #: seconds that a run waits for its reaper
@@ -93,18 +102,12 @@ def processes_of_run(mark: str) -> list[psutil.Process]:
 
     Only root can read the environment of a process that is not dumpable; its parent's is usually readable.
     """
-    found = {process.pid: process for process in psutil.process_iter() if _has_mark(process, mark)}
-    for process in list(found.values()):
+    marked = [each for each in psutil.process_iter() if f"{variable_of(each, MARK)}/".startswith(f"{mark}/")]
+    found = {process.pid: process for process in marked}
+    for process in marked:
         with suppress(psutil.NoSuchProcess):
             found.update({child.pid: child for child in process.children(recursive=True)})
     return [process for process in found.values() if process.pid != os.getpid() and is_alive(process)]
-
-
-def _has_mark(process: psutil.Process, mark: str) -> bool:
-    try:
-        return bool(f"{process.environ().get(MARK, '')}/".startswith(f"{mark}/"))
-    except (psutil.Error, OSError):
-        return False
 
 
 def wait_for_owner(owner: psutil.Process | None) -> None:
@@ -126,14 +129,7 @@ def end_processes_of_run(mark: str, state_dir: Path | None) -> list[psutil.Proce
         send_signal(process, signal.SIGINT if is_postgres else signal.SIGTERM)
     if state_dir is not None:
         _stop_servers(state_dir)
-    wait_until(lambda: not processes_of_run(mark), TERMINATE_SECONDS, pause=0.2)
-    for _ in range(10):
-        left = processes_of_run(mark)
-        if not left:
-            return []
-        for process in left:
-            end_process(process, (signal.SIGKILL, 2.0))
-    return processes_of_run(mark)
+    return kill_leftovers(lambda: processes_of_run(mark), TERMINATE_SECONDS)
 
 
 def _stop_servers(state_dir: Path) -> None:

@@ -11,7 +11,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local.account import Account
 from config.local.endpoints import EmbeddedServerError, PasswordRefusedError
-from config.local.processes import command_line_of, find_server, is_alive, select_port, start_detached
+from config.local.processes import command_line_of, find_server, is_alive, select_port, start_detached, tail_of
 
 RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier
 ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
@@ -114,7 +114,8 @@ class Server(ABC):
             if process is not None and self.answers(port, process):
                 return port
             if time.monotonic() >= deadline:
-                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{self.tail_of_log()}")
+                end = "\n".join(tail_of(self.log, 12)) or "  (empty)"
+                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{end}")
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
 
@@ -138,9 +139,3 @@ class Server(ABC):
                 time.sleep(0.05)
             else:
                 return True
-
-    def tail_of_log(self) -> str:
-        try:
-            return "\n".join("  " + line for line in self.log.read_text(errors="replace").splitlines()[-12:])
-        except FileNotFoundError:
-            return "  (empty)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from config.local import postgres, valkey
 from config.local.account import server_account
 from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, write_endpoints
 from config.local.postgres import Postgres
-from config.local.processes import wait_until
+from config.local.processes import try_lock, wait_until
 from config.local.server import Server
 from config.local.valkey import Valkey
 
@@ -87,14 +86,6 @@ def open_state_dir(state_dir: Path) -> None:
 def lock_servers(state_dir: Path) -> Iterator[None]:
     """Wait for the lock. It ends with its process and is not inherited by the servers."""
     with (state_dir / "servers.lock").open("a") as lock:
-
-        def taken() -> bool:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        if not wait_until(taken, LOCK_TIMEOUT):
+        if not wait_until(lambda: try_lock(lock), LOCK_TIMEOUT):
             raise EmbeddedServerError(f"another start or stop of {state_dir} has not ended for {LOCK_TIMEOUT:.0f} s")
         yield

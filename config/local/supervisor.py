@@ -19,6 +19,7 @@ from xmlrpc.client import Error as RpcError
 from xmlrpc.client import ServerProxy
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
+from jinja2 import StrictUndefined, Template
 from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped,unused-ignore]
 
 from config.environment import ROOT, Environment
@@ -30,75 +31,29 @@ from config.local.programs import Program, StackError, program_command
 SOCKET_PATH_LIMIT = 90  # bytes; the kernel accepts 107, and the supervisor first binds a longer name
 OPEN_FILES = 65_536
 
-SUPERVISOR = """\
-[supervisord]
-nodaemon=true
-silent=true
-{user}directory={root}
-logfile={logs}/supervisor.log
-logfile_maxbytes=10MB
-logfile_backups=2
-pidfile={state}/supervisor.pid
-childlogdir={logs}
-minfds={open_files}
-
-[unix_http_server]
-file={socket}
-chmod=0700
-username=aftertouch
-password={password}
-
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-"""
-
+TEMPLATE = Path(__file__).with_name("supervisor.conf.j2")
 GROUP = "aftertouch"  # the supervisor stops groups in sequence, but the programs of one group in parallel
-GROUP_OF_ALL = """
-[group:{group}]
-programs={names}
-"""
-
-PROGRAM = """
-[program:{name}]
-command={command}
-directory={root}
-autorestart=true
-startsecs=1
-startretries=4
-stopsignal=TERM
-stopwaitsecs={stop_within}
-killasgroup=true
-redirect_stderr=true
-stdout_logfile={logs}/{name}.log
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=3
-"""
 
 
 def write_configuration(settings: Environment, state_dir: Path, programs: Sequence[Program]) -> Path:
     logs = state_dir / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = SUPERVISOR.format(
-        user="user=root\n" if os.geteuid() == 0 else "",
-        root=escape_percent(ROOT), logs=escape_percent(logs), state=escape_percent(state_dir),
-        open_files=min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES,
-        socket=escape_percent(socket_path(state_dir)), password=read_or_create_secret(state_dir, "supervisor"),
-    )  # fmt: skip
-    for program in programs:
-        text += PROGRAM.format(
-            name=program.name, command=escape_percent(program_command(program, settings)),
-            stop_within=program.stop_within, root=escape_percent(ROOT), logs=escape_percent(logs),
-        )  # fmt: skip
-    text += GROUP_OF_ALL.format(group=GROUP, names=",".join(program.name for program in programs))
+    # The supervisor expands `%`.
+    template = Template(
+        TEMPLATE.read_text(), undefined=StrictUndefined, finalize=lambda value: str(value).replace("%", "%%")
+    )
     path = state_dir / "supervisor.conf"
     path.touch(mode=0o600)
-    path.write_text(text)
+    path.write_text(
+        template.render(
+            root=ROOT, logs=logs, state=state_dir, root_user=os.geteuid() == 0, group=GROUP,
+            open_files=min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES,
+            socket=socket_path(state_dir), password=read_or_create_secret(state_dir, "supervisor"),
+            programs=[(each.name, program_command(each, settings), each.stop_within) for each in programs],
+        )
+    )  # fmt: skip
     return path
-
-
-def escape_percent(value: object) -> str:
-    return str(value).replace("%", "%%")
 
 
 def socket_path(state_dir: Path) -> Path:

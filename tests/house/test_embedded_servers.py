@@ -44,7 +44,7 @@ def shared() -> Iterator[Endpoints]:
 def start_in_a_process(state_dir: Path, **env: str) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
     return subprocess.Popen(
-        [sys.executable, "-m", "config.local.servers_cli", "start"],
+        [sys.executable, "-m", "config.local", "servers"],
         cwd=ROOT, env={**inherited, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -43,7 +43,7 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
         "HOME": str(folder),
     }
     done = subprocess.run(
-        [*before, python, "-m", "config.local.servers_cli", "start"],
+        [*before, python, "-m", "config.local", "servers"],
         cwd=folder, env=environment, text=True, timeout=120, check=False, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip

@@ -29,11 +29,10 @@ def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[s
         ("DJANGO_LOG_LEVEL", "LOUD"),
     ],
 )
-@pytest.mark.parametrize("module", ["config.local.servers_cli", "config.local"])
-def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, module: str, name: str, value: str) -> None:
+@pytest.mark.parametrize("action", ["servers", "run"])
+def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, action: str, name: str, value: str) -> None:
     state_dir = tmp_path / "state"
-    refused = start(module, {"config.local.servers_cli": "start", "config.local": "run"}[module],
-                    AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})  # fmt: skip
+    refused = start("config.local", action, AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})
     assert refused.returncode == 1
     assert name in refused.stderr
     assert "Traceback" not in refused.stderr
