@@ -178,7 +178,7 @@ class Foreground:
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        kill_stale_processes(self.state_dir, patience=LEFTOVERS_WITHIN)
+        kill_stale_processes(self.state_dir, seconds=LEFTOVERS_WITHIN)
         servers.stop_servers(self.state_dir)
         print_status("Aftertouch has stopped.")
 

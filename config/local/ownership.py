@@ -60,15 +60,15 @@ def is_owned(state_dir: Path) -> bool:
         return not try_lock(lock)
 
 
-def kill_stale_processes(state_dir: Path, patience: float = 15.0) -> None:
-    """End marked processes: SIGTERM, then SIGKILL after `patience` seconds."""
+def kill_stale_processes(state_dir: Path, seconds: float = 15.0) -> None:
+    """End marked processes: SIGTERM, then SIGKILL after `seconds`."""
 
     def find() -> list[psutil.Process]:
         return processes_with_variable(STACK_MARKER, str(state_dir))
 
     for process in find():
         send_signal(process, signal.SIGTERM)
-    if left := kill_leftovers(find, patience):
+    if left := kill_leftovers(find, seconds):
         raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
 
 
@@ -80,5 +80,5 @@ def stop_stack(state_dir: Path) -> None:
         owner = psutil.Process(pid)
         if "config.local" in command_line_of(owner):
             end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
-    kill_stale_processes(state_dir, patience=5.0)
+    kill_stale_processes(state_dir, seconds=5.0)
     servers.stop_servers(state_dir)
