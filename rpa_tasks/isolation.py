@@ -27,7 +27,7 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_processes import MARKER, is_alive
+from rpa_tasks.browsers.browser_processes import MARKER
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor import confine
 from rpa_tasks.supervisor.ancestry import has_supervisor
@@ -35,6 +35,7 @@ from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
     carries_marks,
+    is_alive,
     mount_namespace,
     read_process,
     real_uid,

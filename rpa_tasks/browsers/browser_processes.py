@@ -30,12 +30,6 @@ MARKER = "AFTERTOUCH_BROWSER"
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
-def is_alive(pid: int, ticks: int) -> bool:
-    """Return whether the process with this start time is still running."""
-    process = read_process(pid)
-    return process is not None and not process.gone and process.started == ticks
-
-
 def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}

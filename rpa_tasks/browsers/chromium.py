@@ -16,10 +16,10 @@ from django.conf import settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_processes import MARKER, is_alive, leftover_browsers_on, listens_on, unowned_processes
+from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
 from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.singleton import release_singleton
-from rpa_tasks.supervisor.processes import end_processes, read_process
+from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
 MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing

@@ -7,7 +7,6 @@ needs its slot, or when it is old. So its session cookies are stored beside the 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def save_session_cookies(port: int, path: str, profile: Path) -> None:
     cookies = devtools.send_command(port, path, "Storage.getCookies", timeout=ANSWER_WITHIN)["cookies"]
     lasting = [{key: cookie[key] for key in COOKIE_FIELDS if key in cookie} for cookie in cookies if cookie["session"]]
     try:
-        _write_cookies(profile / COOKIE_FILE, lasting)
+        registry.replace_json(profile / COOKIE_FILE, lasting)
     except OSError as error:
         log.warning("session_cookies_not_kept", profile=profile.name, error=str(error))
 
@@ -64,11 +63,3 @@ def delete_session_cookies(profile: Path) -> None:
 
 def _cookie_key(cookie: dict[str, Any]) -> tuple[str, str, str]:
     return cookie["name"], cookie["domain"], cookie["path"]
-
-
-def _write_cookies(path: Path, cookies: list[dict[str, Any]]) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.unlink(missing_ok=True)
-    with open(draft, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        json.dump(cookies, file)
-    draft.replace(path)

@@ -46,6 +46,10 @@ def runs_dir() -> Path:
     return _create_directory(browser_root() / "runs")
 
 
+def run_slots_dir() -> Path:
+    return _create_directory(browser_root() / "slots")
+
+
 def workers_dir() -> Path:
     return _create_directory(browser_root() / "workers")
 
@@ -104,6 +108,23 @@ def write_own(path: Path, text: str) -> None:
         file.write(text)
 
 
+def replace_json(path: Path, content: object) -> None:
+    """Replace a file by rename, so that each reader finds a whole one. Only one process may write it at a time.
+
+    The draft is a new file: in its place a program of a shop may have put a link. Raises `OSError`, for example on a
+    full disk; the old file stays then.
+    """
+    draft = path.with_suffix(".tmp")
+    draft.unlink(missing_ok=True)
+    try:
+        with open(draft, "x", encoding="utf-8", opener=_without_links) as file:
+            json.dump(content, file)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
 def _without_links(path: str, flags: int) -> int:
     # A named pipe in its place must not block.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -151,14 +172,7 @@ def read_record(slot: int) -> Record | None:
 
 def write_record(record: Record) -> None:
     """Write the record. Raises `OSError`, for example on a full disk; the old record stays then."""
-    path = slot_record(record.slot)
-    draft = path.with_suffix(".tmp")  # one name is enough: only one process has the lock
-    try:
-        draft.write_text(json.dumps(dataclasses.asdict(record)))
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    replace_json(slot_record(record.slot), dataclasses.asdict(record))
 
 
 def delete_record(slot: int) -> None:
@@ -254,9 +268,7 @@ def _change_recent_uses(change: Callable[[list[Use]], list[Use]]) -> None:
     if not lock.try_acquire():
         return
     try:
-        path = browsers_dir() / "recent.json"
-        path.with_suffix(".tmp").write_text(json.dumps(change(last_uses())[:USES_KEPT]))
-        path.with_suffix(".tmp").replace(path)
+        replace_json(browsers_dir() / "recent.json", change(last_uses())[:USES_KEPT])
     finally:
         lock.release()
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import structlog
 
 from rpa_tasks.browsers import devtools, profiles, registry
-from rpa_tasks.browsers.browser_processes import find_browser_family, is_alive, read_command_line
+from rpa_tasks.browsers.browser_processes import find_browser_family, read_command_line
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.processes import Process
+from rpa_tasks.supervisor.processes import Process, is_alive
 
 log = structlog.get_logger(__name__)
 

@@ -53,6 +53,12 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, stat) if stat else None
 
 
+def is_alive(pid: int, ticks: int) -> bool:
+    """Return whether the process with this start time is still running."""
+    process = read_process(pid)
+    return process is not None and not process.gone and process.started == ticks
+
+
 def all_processes() -> Iterator[Process]:
     """Yield all running processes except this one."""
     me = os.getpid()

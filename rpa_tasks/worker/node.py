@@ -6,7 +6,6 @@ cannot leak. The process that runs the job takes it after the fork, because an i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -19,27 +18,20 @@ from typing import Any
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_processes import is_alive
-from rpa_tasks.supervisor.processes import read_process
+from rpa_tasks.supervisor.processes import is_alive, read_process
 
 
 @contextmanager
 def acquire_slot() -> Iterator[int | None]:
     """Hold a free slot; None if all are taken."""
-    folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "slots"
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(settings.AFTERTOUCH_RPA_SLOTS):
-        handle = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            continue
-        try:
-            yield number
-        finally:
-            os.close(handle)
-        return
+        lock = registry.Lock(registry.run_slots_dir() / str(number))
+        if lock.try_acquire():
+            try:
+                yield number
+            finally:
+                lock.release()
+            return
     yield None
 
 
@@ -74,9 +66,7 @@ def record_worker(queues: Sequence[str], processes: int = 0) -> None:
     me = read_process(os.getpid())
     assert me is not None
     path = registry.workers_dir() / f"{me.pid}-{me.started}.json"
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"queues": list(queues), "processes": processes}))
-    draft.replace(path)
+    registry.replace_json(path, {"queues": list(queues), "processes": processes})
 
 
 def served_queues() -> list[str]:
