@@ -17,7 +17,7 @@ from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish
 from scheduling import sql
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.registry import thread_pool
+from scheduling.channels.kinds import thread_pool
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to PostgreSQL while it stores a job

@@ -6,7 +6,6 @@ from typing import Any
 
 from config.reference.tables import Table
 from scheduling.configuration.file.base import Section
-from scheduling.configuration.file.registry import sections
 from scheduling.configuration.file.schema import (
     REQUIRED,
     Choice,
@@ -21,6 +20,7 @@ from scheduling.configuration.file.schema import (
     Text,
     Whole,
 )
+from scheduling.configuration.file.sections import sections
 
 
 def section_tables() -> dict[str, Table]:

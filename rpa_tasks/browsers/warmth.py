@@ -11,7 +11,7 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.errors import NoBrowser
+from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.pool import start_in_slot
 from rpa_tasks.browsers.recycling import records_in
 from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock

@@ -278,28 +278,7 @@ def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tupl
     if parameters["key"] is None:
         return None
     found = sql.rows(
-        """
-        WITH standing AS MATERIALIZED (
-            SELECT task_id, priority, due_at FROM rpa_tasks_job
-            WHERE shop_id = %(shop)s AND flow_id = %(flow)s
-              AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = '' OR starts_with(dedupe_key, %(payload_key)s)))
-              AND state IN ('scheduled', 'queued')
-            ORDER BY fresh DESC, due_at LIMIT 1
-            FOR NO KEY UPDATE
-        )
-        UPDATE rpa_tasks_job AS row
-        SET requests = row.requests + 1,
-            root_id = CASE WHEN %(renews)s AND row.attempt > 0 AND row.payload <> %(payload)s::jsonb
-                           THEN %(new_id)s ELSE row.root_id END,
-            payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
-            priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
-            due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
-                          ELSE row.due_at END
-        FROM standing WHERE row.task_id = standing.task_id
-        RETURNING row.task_id, row.state, row.due_at, row.priority,
-                  row.due_at <= statement_timestamp() + %(horizon)s
-                  AND (row.due_at < standing.due_at OR row.priority < standing.priority)
-        """,
+        _MERGE_INTO_WAITING,
         parameters
         | {
             "merges": request.merges,
@@ -316,6 +295,30 @@ def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tupl
     task_id, state, due_at, priority, better = found[0]
     hint = WakeUp(task_id, due_at, priority, shop.pk) if better else None
     return Receipt(task_id, True, state), hint
+
+
+_MERGE_INTO_WAITING = """
+WITH standing AS MATERIALIZED (
+    SELECT task_id, priority, due_at FROM rpa_tasks_job
+    WHERE shop_id = %(shop)s AND flow_id = %(flow)s
+      AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = '' OR starts_with(dedupe_key, %(payload_key)s)))
+      AND state IN ('scheduled', 'queued')
+    ORDER BY fresh DESC, due_at LIMIT 1
+    FOR NO KEY UPDATE
+)
+UPDATE rpa_tasks_job AS row
+SET requests = row.requests + 1,
+    root_id = CASE WHEN %(renews)s AND row.attempt > 0 AND row.payload <> %(payload)s::jsonb
+                   THEN %(new_id)s ELSE row.root_id END,
+    payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
+    priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
+    due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
+                  ELSE row.due_at END
+FROM standing WHERE row.task_id = standing.task_id
+RETURNING row.task_id, row.state, row.due_at, row.priority,
+          row.due_at <= statement_timestamp() + %(horizon)s
+          AND (row.due_at < standing.due_at OR row.priority < standing.priority)
+"""
 
 
 def _insert_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:

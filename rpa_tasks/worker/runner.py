@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.errors import NoBrowser
+from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
@@ -314,15 +314,7 @@ class _Run:
         isolation.make_run_directory(shop.profile, folder)
         if command.uses_param_file(flow.command):
             isolation.store_file(shop.profile, param_file, command.param_text(self._build_param()))
-        environment = command.environment_for(
-            task_id=str(self.job.pk),
-            lease_no=claim.lease_no,
-            shop=self._shop_name(),
-            home=isolation.home_dir(shop.profile),
-            temporary=folder / "tmp",
-            names=flow.environment,
-            path=flow.path,
-        )
+        environment = self._build_environment(folder)
         plan = prepared.enter_context(
             isolation.plan_for_run(
                 shop.profile,
@@ -331,8 +323,6 @@ class _Run:
                 port=self.browser.port if self.browser else None,
             )
         )
-        if flow.command[0] == "{python}":  # the flow runner of this project
-            environment["PYTHONPATH"] = str(settings.BASE_DIR)
         return RunSpec(
             argv=argv,
             env=environment,
@@ -343,6 +333,21 @@ class _Run:
             log_path=str(self._log_path()),
             mask=command.secrets_in(environment),
         )
+
+    def _build_environment(self, folder: Path) -> dict[str, str]:
+        flow = self.job.flow
+        environment = command.environment_for(
+            task_id=str(self.job.pk),
+            lease_no=self.pick.claim.lease_no,
+            shop=self._shop_name(),
+            home=isolation.home_dir(self.job.shop.profile),
+            temporary=folder / "tmp",
+            names=flow.environment,
+            path=flow.path,
+        )
+        if flow.command[0] == "{python}":  # the flow runner of this project
+            environment["PYTHONPATH"] = str(settings.BASE_DIR)
+        return environment
 
     def _shop_name(self) -> str:
         return f"{self.job.shop.platform.key}/{self.job.shop.shop_id}"

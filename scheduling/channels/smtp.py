@@ -21,7 +21,7 @@ from django.core.mail.utils import DNS_NAME
 
 from scheduling.channels.base import Delivered, DestinationRefused, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.http_client import excerpt, resolve_host
-from scheduling.channels.registry import thread_pool
+from scheduling.channels.kinds import thread_pool
 from scheduling.channels.ssrf import PrivateHosts
 
 AT_ONCE = 32  #: concurrent mails of one channel

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection
 
 from scheduling.channels.base import is_immediate
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
 from scheduling.policy.specs import ChannelSpec, DelayRulesSpec, NodeSpec, RuleSpec, TemplateSpec, TextSpec
 

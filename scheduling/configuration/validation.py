@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from scheduling.channels.base import Channel
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.durations import format_duration
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.models import Category, HarassmentRule

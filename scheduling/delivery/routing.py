@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from scheduling.channels.base import Channel
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.models import Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from scheduling.planning.disabled_targets import Target, channels_with_disabled, digest_address, find_disabled

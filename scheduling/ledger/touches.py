@@ -98,32 +98,7 @@ class TouchLedger(Ledger):
         contents = [each.content for each in settlements]
         task_ids = [task_id for task_ids in settlements.values() for task_id in task_ids]
         written = sql.execute(
-            f"""
-            UPDATE {self.table} AS row
-            SET lease_no = row.lease_no + 1, hints = 0,
-                state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
-                lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
-                sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
-                attempt = row.attempt + (d.state = 'delivered')::int,
-                settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
-                reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
-                                   WHEN NOT d.frees_slot THEN row.reserved_at END,
-                content_type = COALESCE(d.content_type, row.content_type),
-                template_id = COALESCE(d.template_id, row.template_id),
-                template_version = COALESCE(d.template_version, row.template_version),
-                counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
-            FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, number),
-                unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
-                       %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
-                       %(counts)b::bool[])
-                WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
-                                     template_version, counts, number)
-            WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
-              AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
-                  SELECT FROM scheduling_configuration
-                  WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
-              ))
-            """,
+            _SETTLE_BATCH,
             {
                 "at": at,
                 "lease": lease,
@@ -239,6 +214,33 @@ SELECT task_id, lease_no, attempt, root_id, node_id, customer_id, priority, due_
        template_id, is_repeat, id, source, event_id, type, occurred_at, user_id, chat_id,
        CASE WHEN fits THEN data END, trace_id, at, fits
 FROM sized
+"""
+
+_SETTLE_BATCH = """
+UPDATE scheduling_touch AS row
+SET lease_no = row.lease_no + 1, hints = 0,
+    state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
+    lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
+    sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
+    attempt = row.attempt + (d.state = 'delivered')::int,
+    settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
+    reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
+                       WHEN NOT d.frees_slot THEN row.reserved_at END,
+    content_type = COALESCE(d.content_type, row.content_type),
+    template_id = COALESCE(d.template_id, row.template_id),
+    template_version = COALESCE(d.template_version, row.template_version),
+    counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
+FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, number),
+    unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
+           %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+           %(counts)b::bool[])
+    WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
+                         template_version, counts, number)
+WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+  AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
+      SELECT FROM scheduling_configuration
+      WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
+  ))
 """
 
 _CANCELLABLE = """

@@ -137,27 +137,7 @@ class Ledger:
         """
         priorities = list(trusted_since)
         return sql.execute(
-            f"""
-            WITH lapsed AS MATERIALIZED (
-                SELECT task_id, priority, due_at, queued_at, hints FROM {self.table}
-                WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
-                  AND lease_until < statement_timestamp()
-                ORDER BY lease_until LIMIT %(limit)s
-                FOR UPDATE SKIP LOCKED
-            ), backlog AS (
-                SELECT * FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[]) AS b(priority, since)
-            ), judged AS (
-                SELECT task_id, CASE WHEN b.since = %(unseen)b::timestamptz THEN
-                    GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
-                    > statement_timestamp()
-                ELSE queued_at >= b.since END AS waits
-                FROM lapsed LEFT JOIN backlog AS b USING (priority)
-            )
-            UPDATE {self.table} AS row
-            SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
-                lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
-            FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM lapsed))
-            """,
+            _REQUEUE_EXPIRED.format(table=self.table),
             {
                 "limit": limit,
                 "priorities": priorities,
@@ -374,3 +354,26 @@ class Ledger:
 
 def _fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
     return [WakeUp(*row) for row in sql.rows(statement, parameters)]
+
+
+_REQUEUE_EXPIRED = """
+WITH lapsed AS MATERIALIZED (
+    SELECT task_id, priority, due_at, queued_at, hints FROM {table}
+    WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
+      AND lease_until < statement_timestamp()
+    ORDER BY lease_until LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), backlog AS (
+    SELECT * FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[]) AS b(priority, since)
+), judged AS (
+    SELECT task_id, CASE WHEN b.since = %(unseen)b::timestamptz THEN
+        GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
+        > statement_timestamp()
+    ELSE queued_at >= b.since END AS waits
+    FROM lapsed LEFT JOIN backlog AS b USING (priority)
+)
+UPDATE {table} AS row
+SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
+    lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
+FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM lapsed))
+"""

@@ -15,7 +15,7 @@ from config.environment import ROOT, Environment
 from config.reference import settings as settings_page
 from config.reference.__main__ import build_pages
 from config.reference.tables import rewrite_tables, silent
-from scheduling.configuration.file.registry import sections
+from scheduling.configuration.file.sections import sections
 from tests.docs.pages import anchors
 
 SETTINGS = ROOT / "docs/reference/settings.md"

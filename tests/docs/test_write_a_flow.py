@@ -16,8 +16,8 @@ from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
 from examples.demo.order_sync import demo_shop
+from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.chromium import find_chromium
-from rpa_tasks.browsers.errors import NoBrowser
 from tests.docs.pages import blocks
 
 PAGE = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")

@@ -20,7 +20,7 @@ from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_displ
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.validation import check_channel
 from scheduling.models import ChannelConfig, DisabledTarget, Pause
 from scheduling.models.encrypted import Sealed

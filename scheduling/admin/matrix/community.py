@@ -16,7 +16,7 @@ from unfold.decorators import display
 from scheduling.admin.base import CheckedForm
 from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.validation import channel_kind_for_target, check_community
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed

@@ -23,7 +23,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
 from scheduling.admin.optimistic_lock import OptimisticLockForm
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.delivery.routing import NoTarget
 from scheduling.durations import format_duration, from_seconds, to_seconds
 from scheduling.ids import new_id

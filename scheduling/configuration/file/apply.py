@@ -10,8 +10,8 @@ from django.db import OperationalError, connection, transaction
 
 from scheduling.configuration.file.base import Change, Section, Stamp
 from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.registry import RESERVED, sections
 from scheduling.configuration.file.schema import FileProblem
+from scheduling.configuration.file.sections import RESERVED, sections
 from scheduling.errors import AftertouchError, Conflict
 
 VERSION = 1

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from scheduling.configuration.file.apply import VERSION
-from scheduling.configuration.file.registry import sections
+from scheduling.configuration.file.sections import sections
 from scheduling.strict_text import MAX_SIZE as MAX_SIZE
 from scheduling.strict_text import InvalidText, read_yaml, write_yaml
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduling.configuration.file.rules import Group
+from scheduling.configuration.file.guard_rules import Group
 from scheduling.configuration.file.schema import NUMBER, Field, ListOf, Plain, Seconds, Whole
 from scheduling.policy.rollout import PLAN_DEFAULTS, RATES, Limit
 

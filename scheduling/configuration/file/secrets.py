@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from scheduling.channels.base import Channel
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file.base import HIDDEN, KEPT, Difference
 from scheduling.models.encrypted import Sealed
 

@@ -22,8 +22,8 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import InvalidDocument
-from scheduling.configuration.file.registry import sections
 from scheduling.configuration.file.schema import FileProblem
+from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import history

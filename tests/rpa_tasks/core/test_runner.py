@@ -20,7 +20,7 @@ from django.utils.timezone import now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.errors import NoBrowser
+from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import request_cancel

@@ -20,7 +20,7 @@ import django
 
 django.setup()
 
-from rpa_tasks.browsers.errors import NoBrowser  # noqa: E402
+from rpa_tasks.browsers.browser_errors import NoBrowser  # noqa: E402
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser  # noqa: E402
 
 

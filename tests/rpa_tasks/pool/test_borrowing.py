@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.browser_errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import Lock
 from tests.rpa_tasks.pool.actors import BorrowerProcess, is_gone, record_of, states, visit

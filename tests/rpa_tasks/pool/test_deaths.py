@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import devtools, recycling, registry, shutdown
-from rpa_tasks.browsers.errors import PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.browser_errors import PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import all_processes

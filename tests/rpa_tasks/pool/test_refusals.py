@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import chromium, registry
-from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.pool.actors import eventually, states
 

@@ -14,8 +14,8 @@ from scheduling.channels.base import Channel, Delivered, ImmediateChannel
 from scheduling.channels.dingtalk import DingTalk
 from scheduling.channels.email import Email
 from scheduling.channels.feishu import Feishu
+from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
-from scheduling.channels.registry import channel_kinds
 from scheduling.channels.webhook import Webhook
 from scheduling.channels.wecom import WeCom
 from tests.scheduling.channels.receivers import Cast

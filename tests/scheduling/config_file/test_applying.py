@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from pytest_django import Settings
 
 from scheduling.channels.http_client import close_shared_transport
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending

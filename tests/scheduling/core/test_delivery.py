@@ -577,7 +577,7 @@ def test_a_dead_endpoint_does_not_hold_up_another(
 def test_a_quota_holds_what_is_too_much_without_spending_an_attempt_or_a_slot(
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre, settings: Settings, valkey: Any
 ) -> None:
-    from scheduling.channels.registry import channel_kinds
+    from scheduling.channels.kinds import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.puppets.Limited"}
     channel_kinds.cache_clear()

@@ -130,8 +130,8 @@ def test_nothing_outside_is_called_inside_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
+    from scheduling.channels.kinds import channel_kinds
     from scheduling.channels.log import Log
-    from scheduling.channels.registry import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.puppets.Limited"}
     settings.PRESENCE = ["tests.scheduling.core.test_invariants.Silent"]

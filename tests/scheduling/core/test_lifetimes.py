@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.registry import channel_kinds
+from scheduling.channels.kinds import channel_kinds
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import Delivery, DeliveryResult
 from scheduling.delivery.settlement import settle_results

@@ -10,8 +10,8 @@ from django.utils.module_loading import import_string
 from scheduling.configuration.file.base import Section
 from scheduling.configuration.file.channels import Channels
 from scheduling.configuration.file.communities import Communities
-from scheduling.configuration.file.matrix import Nodes, Stages
-from scheduling.configuration.file.rules import DelayRulesSection, HarassmentRules
+from scheduling.configuration.file.guard_rules import DelayRulesSection, HarassmentRules
+from scheduling.configuration.file.nodes import Nodes, Stages
 from scheduling.configuration.file.templates import Templates
 
 OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRulesSection, HarassmentRules)
