@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from rpa_tasks import isolation
+from rpa_tasks import isolation, shop_uids
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import validate_command
 
@@ -86,7 +86,7 @@ def _check_port_limits() -> list[CheckMessage]:
 
 
 def _check_subordinate_ids() -> list[CheckMessage]:
-    if isolation.mode() != isolation.UID or not (shared := isolation.subordinate_ids()):
+    if isolation.mode() != isolation.UID or not (shared := shop_uids.subordinate_ids()):
         return []
     return [
         Warning(

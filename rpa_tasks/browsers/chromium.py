@@ -16,8 +16,8 @@ from django.conf import settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 

@@ -13,8 +13,8 @@ from typing import Self
 import structlog
 
 from rpa_tasks.browsers import chromium, devtools, profiles, recycling, registry
-from rpa_tasks.browsers.browser_processes import listens_on, names_profile, read_command_line
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
+from rpa_tasks.browsers.browser_processes import listens_on, names_profile, read_command_line
 from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
 from rpa_tasks.browsers.slots import Slot, records_of_profile, take_slot
 from rpa_tasks.supervisor.processes import is_alive

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import structlog
 
-from rpa_tasks import isolation
+from rpa_tasks import shop_uids
 from rpa_tasks.supervisor.ancestry import has_supervisor
 from rpa_tasks.supervisor.markers import SWEEP_GRACE, marked_processes
 from rpa_tasks.supervisor.processes import Process, end_processes
@@ -31,8 +31,8 @@ def end_unsupervised() -> int:
 
 def _run_processes() -> list[Process]:
     found = {process.pid: process for process, _ in marked_processes()}
-    if uids := isolation.shop_uids():
-        found |= {process.pid: process for process in isolation.leftover_run_processes(uids)}
+    if uids := shop_uids.directories_by_uid():
+        found |= {process.pid: process for process in shop_uids.leftover_run_processes(uids)}
     return list(found.values())
 
 

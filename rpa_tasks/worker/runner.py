@@ -21,7 +21,7 @@ from django.conf import settings
 from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
-from rpa_tasks import isolation
+from rpa_tasks import isolation, shop_uids
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
@@ -119,13 +119,13 @@ class _Run:
         shop = self._shop_name()
         left = end_marked_processes(
             lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no_of(marks) < self.pick.claim.lease_no,
-            spares=isolation.uids_of_others(self.job.shop.profile),
+            spares=shop_uids.uids_of_others(self.job.shop.profile),
         )
         if not left and isolation.mode() == isolation.UID:
-            uids = {isolation.uid_of(self.job.shop.profile)}
+            uids = {shop_uids.uid_of(self.job.shop.profile)}
             left = [
                 each.pid
-                for each in processes.end_processes(lambda: isolation.leftover_run_processes(uids), SWEEP_GRACE)
+                for each in processes.end_processes(lambda: shop_uids.leftover_run_processes(uids), SWEEP_GRACE)
             ]
         return "processes_left" if left else ""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks import checks, isolation
+from rpa_tasks import checks, isolation, shop_uids
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")
 
@@ -74,7 +74,7 @@ def test_check_subordinate_uids_in_the_range_are_named(
 ) -> None:
     settings.AFTERTOUCH_RPA_UIDS = (700_000, 799_999)
     (tmp_path / "subuid").write_text(f"{line}\n")
-    monkeypatch.setattr(isolation, "SUBORDINATE", (str(tmp_path / "subuid"), str(tmp_path / "missing")))
+    monkeypatch.setattr(shop_uids, "SUBORDINATE", (str(tmp_path / "subuid"), str(tmp_path / "missing")))
     if warned:
         ((id, message),) = found()
         assert (id, "AFTERTOUCH_RPA_UIDS" in message, line in message) == ("rpa_tasks.W005", True, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks import isolation
+from rpa_tasks import shop_uids
 
 FIRST, LAST = 1000, 1004
 
@@ -21,20 +21,20 @@ def _state(settings: Any, tmp_path: Path) -> None:
 
 def test_uid_of_shops_differ_and_are_kept() -> None:
     profiles = [f"pdd-s{number}" for number in range(LAST - FIRST)]
-    given = {profile: isolation.uid_of(profile) for profile in profiles}
+    given = {profile: shop_uids.uid_of(profile) for profile in profiles}
     assert sorted(given.values()) == list(range(FIRST, LAST))
-    assert {profile: isolation.uid_of(profile) for profile in reversed(profiles)} == given
-    assert isolation.shop_uids() == {uid: profile for profile, uid in given.items()}
+    assert {profile: shop_uids.uid_of(profile) for profile in reversed(profiles)} == given
+    assert shop_uids.directories_by_uid() == {uid: profile for profile, uid in given.items()}
 
 
 def test_uid_of_a_used_up_range_raises_and_leaves_the_last_for_trials() -> None:
     for number in range(LAST - FIRST):
-        isolation.uid_of(f"pdd-s{number}")
+        shop_uids.uid_of(f"pdd-s{number}")
     with pytest.raises(OSError, match="AFTERTOUCH_RPA_UIDS: all 4 are taken"):
-        isolation.uid_of("pdd-s9")
+        shop_uids.uid_of("pdd-s9")
 
 
 def test_uid_of_a_shop_outside_a_changed_range_is_replaced(settings: Any) -> None:
-    before = isolation.uid_of("pdd-s1")
+    before = shop_uids.uid_of("pdd-s1")
     settings.AFTERTOUCH_RPA_UIDS = (LAST, LAST + 2)
-    assert before < LAST <= isolation.uid_of("pdd-s1") < LAST + 2
+    assert before < LAST <= shop_uids.uid_of("pdd-s1") < LAST + 2

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from config.celery.application import require_isolation
 from config.environment import ROOT
-from rpa_tasks import isolation
+from rpa_tasks import isolation, shop_uids
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -37,7 +37,7 @@ def test_worker_start_uids_that_users_can_take_are_logged(
     settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "subuid").write_text("ann:700000:1\n")
-    monkeypatch.setattr(isolation, "SUBORDINATE", (str(tmp_path / "subuid"),))
+    monkeypatch.setattr(shop_uids, "SUBORDINATE", (str(tmp_path / "subuid"),))
     settings.AFTERTOUCH_RPA_UIDS = (700_000, 799_999)
 
     (line,) = start("high")
@@ -49,7 +49,7 @@ def test_worker_start_uids_that_users_can_take_are_logged(
 
 
 def test_worker_start_without_gaps_logs_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "SUBORDINATE", ())
+    monkeypatch.setattr(shop_uids, "SUBORDINATE", ())
     assert start("high") == []
 
 

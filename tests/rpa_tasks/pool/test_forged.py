@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks import isolation
+from rpa_tasks import isolation, shop_uids
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
@@ -39,7 +39,7 @@ def begin(state: Path, settings: Any) -> Iterator[Begin]:
     def begin(kind: str, profile: str, *arguments: str, **environment: str) -> int:
         if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
             pytest.skip("missing service: bubblewrap")
-        owner = isolation.uid_of(profile) if kind == isolation.UID else 0
+        owner = shop_uids.uid_of(profile) if kind == isolation.UID else 0
         binds = {str(isolation.home_dir(profile)): confine.WRITE, str(registry.profile_dir(profile)): confine.READ}
         plan = isolation._build_plan(kind, owner, binds, ruleset=-1)
         command = [sys.executable, "-c", SLEEP, *arguments]
@@ -114,21 +114,21 @@ def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: B
     registry.write_record(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
     flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(slot)})
 
-    assert [each.pid for each in isolation.leftover_run_processes({isolation.uid_of("s1")})] == [flow]
+    assert [each.pid for each in shop_uids.leftover_run_processes({shop_uids.uid_of("s1")})] == [flow]
 
 
 @pytest.mark.browser
 def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) -> None:
     borrowed = lend("s1")
-    uid = isolation.uid_of("s1")
+    uid = shop_uids.uid_of("s1")
     flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(borrowed.slot)})
     assert real_uid(borrowed.pid) == uid
 
-    assert [each.pid for each in isolation.leftover_run_processes({uid})] == [flow]
+    assert [each.pid for each in shop_uids.leftover_run_processes({uid})] == [flow]
     record = registry.read_record(borrowed.slot)
     assert record
     registry.write_record(Record(slot=borrowed.slot, state=BUSY, profile="s1"))  # as while it is started
-    starting = isolation.leftover_run_processes({uid})
+    starting = shop_uids.leftover_run_processes({uid})
     registry.write_record(record)
     assert borrowed.pid not in [each.pid for each in starting]
 
@@ -139,6 +139,6 @@ def test_sweep_process_of_another_shop_that_bears_this_shops_marks_is_spared(beg
     forged = begin(isolation.UID, "s2", **marks)
     own = begin(isolation.UID, "s1", **marks)
 
-    assert end_marked_processes(lambda found: found[SHOP] == "p/s1", spares=isolation.uids_of_others("s1")) == []
+    assert end_marked_processes(lambda found: found[SHOP] == "p/s1", spares=shop_uids.uids_of_others("s1")) == []
 
     assert (is_gone(own), is_gone(forged)) == (True, False)
