@@ -17,7 +17,7 @@ from scheduling.durations import format_duration
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.models import Category, HarassmentRule
 from scheduling.policy.rollout import read_plan
-from scheduling.rendering import check_text
+from scheduling.templating.rendering import check_text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
 MAX_RETRY_DELAY = timedelta(days=7)

@@ -14,7 +14,8 @@ from scheduling.ledger.touches import Due
 from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
 from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
-from scheduling.rendering import CannotRender, choose_text, render_message
+from scheduling.templating.rendering import choose_text, render_message
+from scheduling.templating.values import CannotRender
 
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 

@@ -21,7 +21,8 @@ from scheduling.planning.ingest import NewEvent
 from scheduling.policy import guards, matrix
 from scheduling.policy.guards import SEND, Candidate, CapSlot, GuardContext, GuardVerdict
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
-from scheduling.rendering import CannotRender, render_message
+from scheduling.templating.rendering import render_message
+from scheduling.templating.values import CannotRender
 
 
 @dataclass(frozen=True, slots=True)

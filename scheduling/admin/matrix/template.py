@@ -36,7 +36,8 @@ from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.rendering import CannotRender, render_message
+from scheduling.templating.rendering import render_message
+from scheduling.templating.values import CannotRender
 
 SAMPLE_USER = "sample"
 SUGGESTED = 500  #: chats that the input suggests; others can be typed

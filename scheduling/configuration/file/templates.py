@@ -14,7 +14,7 @@ from scheduling.configuration.file.rows import RowSection, Wanted
 from scheduling.configuration.file.schema import KEY, Choice, Field, Text, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
-from scheduling.templating import MAX_SOURCE
+from scheduling.templating.compiler import MAX_SOURCE
 
 LOCALE = "zh-hans"
 

@@ -21,7 +21,8 @@ from scheduling.models.encrypted import Unreadable
 from scheduling.planning.disabled_targets import TargetLookup
 from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
-from scheduling.rendering import CannotRender, render_message
+from scheduling.templating.rendering import render_message
+from scheduling.templating.values import CannotRender
 
 Progress = Callable[[int], None]
 

@@ -15,7 +15,8 @@ from scheduling.errors import InvalidInput
 from scheduling.models import Template, Touch
 from scheduling.models.touch import TouchState
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec
-from scheduling.rendering import CannotRender, check_text, choose_text, render_message, template_variables
+from scheduling.templating.rendering import check_text, choose_text, render_message, template_variables
+from scheduling.templating.values import CannotRender
 
 SAMPLES = 20  #: touches per template
 MOST_SEARCHED = 10_000  #: of the latest delivered touches

@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.rendering import render_message
+from scheduling.templating.rendering import render_message
 
 pytestmark = pytest.mark.django_db
 

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from time import process_time
 from typing import Any
 
-from scheduling.templating import CannotRender, InvalidTemplate, compile_text
+from scheduling.templating.compiler import InvalidTemplate, compile_text
+from scheduling.templating.values import CannotRender
 
 LOOP = "{% for a in event.data.rows %}BODY{% endfor %}"
 

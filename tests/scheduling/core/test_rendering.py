@@ -8,7 +8,8 @@ import pytest
 
 from scheduling.errors import InvalidInput
 from scheduling.policy.specs import TextSpec
-from scheduling.rendering import CannotRender, check_text, render_message
+from scheduling.templating.rendering import check_text, render_message
+from scheduling.templating.values import CannotRender
 from tests.scheduling.core.cast import ann, event, template
 
 

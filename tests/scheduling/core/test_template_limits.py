@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policy.specs import TextSpec
-from scheduling.rendering import CannotRender, render_message
-from scheduling.templating import FILTERS, MAX_TEXT
+from scheduling.templating.rendering import render_message
+from scheduling.templating.values import FILTERS, MAX_TEXT, CannotRender
 from tests.scheduling.core.cast import ann, event, template
 from tests.scheduling.core.template_bombs import BOMBS
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from scheduling.errors import InvalidInput
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.templating import CannotRender as CannotRender
-from scheduling.templating import InvalidTemplate, Program, compile_text
+from scheduling.templating.compiler import InvalidTemplate, Program, compile_text
+from scheduling.templating.values import CannotRender
 
 
 def render_message(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> tuple[str, str, str]:

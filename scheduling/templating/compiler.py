@@ -11,22 +11,35 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import reduce
 from typing import Any, NoReturn
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
-from jinja2.filters import do_title, do_truncate, do_urlencode
+from jinja2 import TemplateSyntaxError, nodes
+
+from scheduling.templating.values import (
+    FILTERS,
+    JINJA,
+    MAX_NAME,
+    MAX_NUMERAL,
+    NUMBER_FORMAT,
+    CannotRender,
+    Missing,
+    Run,
+    apply_default,
+    check_found_value,
+    check_list_value,
+    check_number,
+    check_present_value,
+    check_single_value,
+    check_text_length,
+    contains_value,
+    read_as_text,
+    to_text,
+)
 
 MAX_SOURCE = 32_768  #: characters
 MAX_TOKENS = 4_000
 MAX_DEPTH = 40  #: nested nodes
-MAX_TEXT = 65_536  #: characters of a result, and of each text that a filter reads or returns
-MAX_WORK = 100_000  #: units: a loop round costs its nodes, a filter at least one unit per 16 characters
 MIN_ROUND = 10  #: units
-MAX_NUMERAL = 20  #: characters of a number in a text
-MAX_NAME = 200  #: characters
-MAX_NUMBER = 10**18  #: operands and results of calculations
-MAX_PRINTED = 10**100  #: numbers that are printed
 
 #: Variables and their fields; an empty set allows any field. Only the event itself determines `event.data`.
 VARIABLES: Mapping[str, frozenset[str]] = {
@@ -36,9 +49,7 @@ VARIABLES: Mapping[str, frozenset[str]] = {
 }
 LOOP = frozenset({"index", "first", "last"})
 
-_FORMAT = re.compile(r"(?:[^%]|%%)*%[-+ 0#]{0,3}\d{0,3}(?:\.\d{1,2})?[dfFeEgGxX](?:[^%]|%%)*")
 _STRFTIME = re.compile(r"(?:[^%]|%-?[aAbBdmyYHIMSpjzZfuwUWVGcxX%]){0,100}")
-_JINJA = Environment(autoescape=False)  # noqa: S701  only its lexer and parser run; messages are plain text
 
 #: By Jinja's names.
 _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod}
@@ -49,42 +60,8 @@ Evaluate = Callable[["Run"], Any]
 Execute = Callable[["Run"], None]
 
 
-class CannotRender(Exception):
-    """The data of this touch lacks a value, or has one that the text cannot use."""
-
-
-class TooMuchWork(CannotRender):
-    """The text exceeds a limit with this data."""
-
-
 class InvalidTemplate(ValueError):
     """The text is not in the template language. The message names the line."""
-
-
-class Missing:
-    """The value of a path without an item. Only `default` and `is defined` accept it."""
-
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-
-class Run:
-    """The state of one rendering."""
-
-    __slots__ = ("left", "names", "pieces")
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
-        self.left = MAX_WORK
-        self.pieces: list[str] = []
-
-    def spend(self, work: int) -> None:
-        """Use up `work` units. Raises `TooMuchWork` if fewer are left."""
-        self.left -= work
-        if self.left < 0:
-            raise TooMuchWork("its loops and filters take too much work with this data")
 
 
 class Program:
@@ -102,7 +79,7 @@ class Program:
             _run_parts(self._parts, run)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CannotRender(f"{type(error).__name__}: {error}") from None
-        _check_length(sum(map(len, run.pieces)))
+        check_text_length(sum(map(len, run.pieces)))
         return "".join(run.pieces)
 
 
@@ -110,7 +87,7 @@ def compile_text(source: str) -> Program:
     """Compile a text. Raises `InvalidTemplate`."""
     try:
         _check_tokens(source)
-        tree = _JINJA.parse(source)
+        tree = JINJA.parse(source)
         _check_depth(tree)
         return Program(_Compiler().compile_body(tree.body))
     except TemplateSyntaxError as error:
@@ -123,7 +100,7 @@ def _check_tokens(source: str) -> None:
     """Bound the work of the parser."""
     if len(source) > MAX_SOURCE:
         raise InvalidTemplate(f"must not be longer than {MAX_SOURCE} characters")
-    for number, (line, kind, token) in enumerate(_JINJA.lex(source)):
+    for number, (line, kind, token) in enumerate(JINJA.lex(source)):
         if number >= MAX_TOKENS:
             raise InvalidTemplate(f"line {line}: a text must not have more than {MAX_TOKENS} tokens")
         limit = {"integer": MAX_NUMERAL, "float": MAX_NUMERAL, "name": MAX_NAME}.get(kind, MAX_SOURCE)
@@ -200,7 +177,7 @@ class _Compiler:
         def loop(run: Run) -> None:
             names = run.names
             entries = []
-            for entry in _check_list(entries_of(run), path):
+            for entry in check_list_value(entries_of(run), path):
                 run.spend(cost)
                 run.names = {**names, name: entry}
                 if test is None or test(run):
@@ -255,7 +232,7 @@ class _Compiler:
     def _require(self, node: nodes.Node) -> Evaluate:
         """Compile an expression whose value must not be missing."""
         evaluate = self._compile(node)
-        return lambda run: _check_found(evaluate(run))
+        return lambda run: check_found_value(evaluate(run))
 
     def _compile_path(self, node: nodes.Expr) -> Evaluate:
         root, *steps = _steps(node) or _reject(node)
@@ -294,32 +271,32 @@ class _Compiler:
         def apply(run: Run) -> Any:
             value = evaluate(run)
             run.spend(1)
-            if function is not _default:
-                _check_present(value, path)
+            if function is not apply_default:
+                check_present_value(value, path)
             found = function(run, value, **{name: each(run) for name, each in arguments})
-            return _read_text(run, found) if isinstance(found, str) and found is not value else found
+            return read_as_text(run, found) if isinstance(found, str) and found is not value else found
 
         return apply
 
     def _compile_format(self, node: nodes.Filter) -> Evaluate:
         match node:
             case nodes.Filter(node=nodes.Const(value=str() as form), args=[value], kwargs=[], dyn_args=None,
-                              dyn_kwargs=None) if _FORMAT.fullmatch(form):  # fmt: skip
+                              dyn_kwargs=None) if NUMBER_FORMAT.fullmatch(form):  # fmt: skip
                 evaluate = self._require(value)
-                return lambda run: _read_text(run, form % check_number(evaluate(run)))
+                return lambda run: read_as_text(run, form % check_number(evaluate(run)))
         _reject(node, "“format” takes a format of one number, such as '%.2f' or '%03d', and the number")
 
     def _compile_comparison(self, node: nodes.Compare) -> Evaluate:
         left, operand = self._require(node.expr), node.ops[0]
         if operand.op not in ("in", "notin"):
             compare, right = _COMPARISONS[operand.op], self._require(operand.expr)
-            return lambda run: compare(_check_single(run, left(run)), _check_single(run, right(run)))
+            return lambda run: compare(check_single_value(run, left(run)), check_single_value(run, right(run)))
         negated = operand.op == "notin"
         if isinstance(operand.expr, nodes.List | nodes.Tuple):
             entries = [self._require(each) for each in operand.expr.items]
-            return lambda run: _contains(run, [each(run) for each in entries], left(run)) is not negated
+            return lambda run: contains_value(run, [each(run) for each in entries], left(run)) is not negated
         whole = self._require(operand.expr)
-        return lambda run: _contains(run, whole(run), left(run)) is not negated
+        return lambda run: contains_value(run, whole(run), left(run)) is not negated
 
     def _compile_arithmetic(self, node: nodes.BinExpr) -> Evaluate:
         if any(isinstance(each, nodes.Const) and isinstance(each.value, str) for each in (node.left, node.right)):
@@ -375,150 +352,4 @@ def _run_parts(parts: list[str | Execute], run: Run) -> None:
             part(run)  # type: ignore[operator]
 
 
-def to_text(value: Any, path: str) -> str:
-    """Return a value as text.
-
-    Raises:
-        CannotRender: for missing values, null, lists, objects, NaN and huge numbers.
-    """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str | datetime) or (isinstance(value, int | float) and abs(value) < MAX_PRINTED):
-        return str(value)
-    _check_present(value, path)
-    if isinstance(value, list | tuple):
-        raise CannotRender(f"“{path}” is a list; name one of its entries, or use join")
-    if isinstance(value, dict):
-        raise CannotRender(f"“{path}” is an object; name one of its fields")
-    raise CannotRender(f"“{path}” cannot be printed")
-
-
-def _read_text(run: Run, value: Any, unit: int = 16) -> str:
-    """Return the text of a value and spend one unit of work per `unit` characters."""
-    text = value if type(value) is str else to_text(value, "…")
-    _check_length(len(text))
-    run.spend(1 + len(text) // unit)
-    return text
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_TEXT:
-        raise TooMuchWork(f"a text must not come to more than {MAX_TEXT} characters")
-
-
-def _check_found(value: Any) -> Any:
-    if isinstance(value, Missing):
-        raise CannotRender(f"“{value.path}” is missing")
-    return value
-
-
-def _check_present(value: Any, path: str) -> Any:
-    if value is None:
-        raise CannotRender(f"“{path}” is null")
-    return _check_found(value)
-
-
-def check_number(value: Any) -> Any:
-    """Return a number. Raises `CannotRender` for other types, NaN and numbers above `MAX_NUMBER`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CannotRender("only numbers can be calculated with")
-    if not abs(value) <= MAX_NUMBER:
-        raise CannotRender("a number is too large")
-    return value
-
-
-def _check_list(value: Any, path: str) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(_check_present(value, path), list | tuple):
-        raise CannotRender(f"“{path}” is not a list")
-    return value  # type: ignore[no-any-return]
-
-
-def _check_single(run: Run, value: Any) -> Any:
-    """Refuse values whose comparison has no bounded cost."""
-    if isinstance(value, dict | list | tuple):
-        raise CannotRender("lists and objects cannot be compared; ask for their length or a field")
-    if isinstance(value, str):
-        run.spend(len(value) // 64)
-    return value
-
-
-def _contains(run: Run, whole: Any, value: Any) -> bool:
-    value = _check_single(run, value)
-    if isinstance(whole, str):
-        if not isinstance(value, str):
-            raise CannotRender("“in” looks for a text in a text")
-        run.spend(1 + len(whole) // 8)
-        return value in whole
-    whole = _check_list(whole, "…")
-    run.spend(len(whole) * (1 + (len(value) // 64 if isinstance(value, str) else 0)))
-    return any(value == each for each in whole if not isinstance(each, dict | list | tuple))
-
-
 # --- filters ----------------------------------------------------------------------------------------------------------
-
-
-def _default(run: Run, value: Any, default_value: Any = "", boolean: bool = False) -> Any:
-    """Replace null too, because it has no text."""
-    return default_value if isinstance(value, Missing) or value is None or (boolean and not value) else value
-
-
-def _on_text(function: Callable[[str], str], unit: int = 16) -> Callable[[Run, Any], str]:
-    """Make a filter of a function. It spends one unit of work per `unit` characters."""
-    return lambda run, value: function(_read_text(run, value, unit))
-
-
-def _truncate(run: Run, value: Any, length: int = 255, killwords: bool = False, end: str = "...") -> str:
-    """Truncate a text. Only the kept part counts, so the text may be longer than `MAX_TEXT`."""
-    end = _read_text(run, end)
-    if type(length) is not int or not len(end) <= length <= MAX_TEXT:
-        raise CannotRender("“truncate” takes a length above that of its end")
-    return do_truncate(_JINJA, to_text(value, "…"), length, killwords, end, leeway=5)
-
-
-def _replace_text(run: Run, value: Any, old: Any, new: Any) -> str:
-    text, old, new = _read_text(run, value), _read_text(run, old), _read_text(run, new)
-    _check_length(len(text) + text.count(old) * (len(new) - len(old)))
-    return text.replace(old, new)
-
-
-def _join(run: Run, value: Any, d: Any = "", attribute: Any = "") -> str:
-    entries, between = _check_list(value, "…"), to_text(d, "…")
-    steps = [
-        int(part) if part.isdecimal() else part for part in _read_text(run, attribute)[:MAX_NAME].split(".") if part
-    ]
-    run.spend(len(entries) * (1 + len(steps)))
-    try:
-        texts = [to_text(reduce(operator.getitem, steps, each), "…|join") for each in entries]
-    except (LookupError, TypeError):
-        raise CannotRender(f"“….{attribute}” is missing") from None
-    _check_length(sum(map(len, texts)) + len(between) * len(texts))
-    return between.join(texts)
-
-
-def _round(run: Run, value: Any, precision: int = 0) -> Any:
-    if type(precision) is not int or abs(precision) > MAX_NUMERAL:
-        raise CannotRender(f"“round” takes at most {MAX_NUMERAL} digits")
-    return round(check_number(value), precision)
-
-
-def _int(run: Run, value: Any) -> int:
-    text = _read_text(run, value)
-    return int(text) if text.isdecimal() else int(float(text))
-
-
-FILTERS: Mapping[str, Callable[..., Any]] = {
-    "capitalize": _on_text(str.capitalize),
-    "default": _default,
-    "float": lambda run, value: float(_read_text(run, value)),
-    "int": _int,
-    "join": _join,
-    "length": lambda run, value: len(value),
-    "lower": _on_text(str.lower),
-    "replace": _replace_text,
-    "round": _round,
-    "title": _on_text(do_title, unit=1),
-    "trim": _on_text(str.strip),
-    "truncate": _truncate,
-    "upper": _on_text(str.upper),
-    "urlencode": _on_text(do_urlencode, unit=1),
-}

@@ -1,0 +1,1 @@
+"""Compile and render message templates."""
