@@ -51,11 +51,11 @@ def _judge(batch: DueBatch, row: Due) -> Judged:
     candidate = batch.candidate(row)
     verdict = guards.judge_touch(candidate, batch.surroundings(row), batch.locked_at)
     if verdict.decision == guards.SEND:
-        return _prepare(batch, row, candidate, verdict)
+        return _prepare_send(batch, row, candidate, verdict)
     return Judged(row, verdict, _without_attempt(batch, row, settlement.decision_for(verdict)))
 
 
-def _prepare(batch: DueBatch, row: Due, candidate: Candidate, verdict: GuardVerdict) -> Judged:
+def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: GuardVerdict) -> Judged:
     """Render the message and find its target before it takes a cap slot.
 
     A failure after that would use a slot that other touches need.

@@ -22,7 +22,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, U
 
 from scheduling.admin.base import OpsAdmin, build_user_actor
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.matrix.node import report_moved_touches
+from scheduling.admin.matrix.node_impact import report_moved_touches
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -131,6 +132,13 @@ def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
     return str(import_string(path)(request, row)) if path else ""
 
 
+def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
+    """Return the causes of these failed tasks, the most frequent first."""
+    facts = {name: Max(name) for name in ("reason", "channel", "detail", "failure", "origin")}
+    rows = FailedTask.objects.filter(pk__in=chosen).values("fingerprint")
+    return rows.annotate(count=Count("pk"), last_at=Max("failed_at"), **facts).order_by("-count")[:100]
+
+
 @admin.register(FailedTask)
 class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
     list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
@@ -236,20 +244,6 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
             raise PermissionDenied
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
-        groups = (
-            FailedTask.objects.filter(pk__in=latest[:GROUPED])
-            .values("fingerprint")
-            .annotate(
-                count=Count("pk"),
-                last_at=Max("failed_at"),
-                reason=Max("reason"),
-                channel=Max("channel"),
-                detail=Max("detail"),
-                failure=Max("failure"),
-                origin=Max("origin"),
-            )
-            .order_by("-count")[:100]
-        )
         may_act = state == OPEN and self.has_act_permission(request)
         listed = [
             {
@@ -260,7 +254,7 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
                 "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
-            for group in groups
+            for group in _group_by_cause(latest[:GROUPED])
         ]
         return self.page(
             request,

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.test import Client
 
-from scheduling.admin.matrix import node as impact
+from scheduling.admin.matrix import node_impact as impact
 from scheduling.models import Node, Touch
 from tests.scheduling.core.conftest import pass_time
 
