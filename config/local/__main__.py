@@ -24,7 +24,7 @@ def main() -> None:
         if asked.action == "run":
             foreground.run_foreground(settings, select_programs(asked.programs))
         elif asked.action == "servers":
-            start_servers(settings)
+            start_servers_alone(settings)
         else:
             ownership.stop_stack(settings.aftertouch_state_dir)
     except (StackError, EmbeddedServerError) as error:
@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit(130)
 
 
-def start_servers(settings: Environment) -> None:
+def start_servers_alone(settings: Environment) -> None:
     given = {"PostgreSQL": settings.database_url, "Valkey": settings.redis_url}
     servers.start_servers(settings.aftertouch_state_dir, postgres=not given["PostgreSQL"], valkey=not given["Valkey"])
     for label, pid in servers.server_pids(settings.aftertouch_state_dir).items():
