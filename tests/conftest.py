@@ -24,8 +24,8 @@ pytest_plugins = [
 _reaper = pytest.StashKey[Reaper]()
 
 # How long an example takes says something about the machine, not about the code.
-hypothesis.settings.register_profile("house", deadline=None)
-hypothesis.settings.load_profile("house")
+hypothesis.settings.register_profile("no_deadline", deadline=None)
+hypothesis.settings.load_profile("no_deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -140,12 +140,12 @@ class MatrixBuilder:
 
 
 @pytest.fixture
-def happen() -> Callable[..., Any]:
+def record_event() -> Callable[..., Any]:
     """Record one event; returns its receipt."""
     from scheduling.ids import new_id
     from scheduling.planning.ingest import NewEvent, record_events
 
-    def happen(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
+    def record_event(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
         event = NewEvent(
             source=changes.pop("source", "shop"),
             event_id=changes.pop("event_id", str(new_id())),
@@ -155,7 +155,7 @@ def happen() -> Callable[..., Any]:
         )
         return record_events([event])[0]
 
-    return happen
+    return record_event
 
 
 @pytest.fixture

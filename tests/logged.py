@@ -12,7 +12,7 @@ import structlog
 
 
 @pytest.fixture
-def logged(capsys: Any) -> Iterator[Callable[[], str]]:
+def read_log(capsys: Any) -> Iterator[Callable[[], str]]:
     """All of it from now on, as the house writes it, of every library, at every level."""
     root = logging.getLogger()
     (house,) = [each for each in root.handlers if isinstance(each.formatter, structlog.stdlib.ProcessorFormatter)]

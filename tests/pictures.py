@@ -14,7 +14,7 @@ from config.environment import ROOT
 SHOWN = ROOT / "docs" / "screenshots"
 
 
-def picture(page: Any, name: str, **options: Any) -> None:
+def save_screenshot(page: Any, name: str, **options: Any) -> None:
     """Of a page or of a part of it."""
     wanted = os.environ.get("AFTERTOUCH_SCREENSHOTS")
     path = (SHOWN if wanted == "1" else Path(wanted or ".")) / f"{name}.png"

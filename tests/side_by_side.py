@@ -33,13 +33,13 @@ class ByFolderOrFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
         folder = path.rpartition("/")[0]
-        return folder if is_of_faults(path) else path
+        return folder if is_fault_test(path) else path
 
 
-def is_of_faults(path: str) -> bool:
+def is_fault_test(path: str) -> bool:
     return "faults" in path.split("/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, or the last process would be alone with them."""
-    items.sort(key=lambda item: not is_of_faults(item.nodeid.split("::", 1)[0]))
+    items.sort(key=lambda item: not is_fault_test(item.nodeid.split("::", 1)[0]))

@@ -34,7 +34,7 @@ LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 IN_PYTHON = {"default", "auto_now", "auto_now_add"}
 
 
-def later_than(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]:
+def list_later_migrations(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]:
     """Every migration that no base contains, with what stood before it."""
     loader = MigrationLoader(None, ignore_no_migrations=True)
     known = {node for leaf in base.items() for node in loader.graph.forwards_plan(leaf)}
@@ -47,7 +47,7 @@ def later_than(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]
         migration.mutate_state(state, preserve=False)
 
 
-def objections(migration: Migration, state: ProjectState) -> Iterator[tuple[str, str]]:
+def list_objections(migration: Migration, state: ProjectState) -> Iterator[tuple[str, str]]:
     """The name of each operation that is not harmless, and why. `state` is moved on."""
     app, made = migration.app_label, set()
     if migration.atomic and not _limits_lock_waits(migration.operations[0]):
@@ -59,11 +59,11 @@ def objections(migration: Migration, state: ProjectState) -> Iterator[tuple[str,
             elif getattr(step, "model_name_lower", None) not in made:
                 why = "; ".join(_objections(step, migration, state))
                 if why:
-                    yield f"{app}.{migration.name}: {name_of(step)}", why
+                    yield f"{app}.{migration.name}: {name_operation(step)}", why
         operation.state_forwards(app, state)
 
 
-def name_of(step: Operation) -> str:
+def name_operation(step: Operation) -> str:
     words = [type(step).__name__, getattr(step, "model_name", "") or getattr(step, "name", "")]
     part = getattr(step, "constraint", None) or getattr(step, "index", None) or step
     return " ".join([*words, str(getattr(part, "name", ""))]).strip() if words[1] else words[0]
@@ -73,17 +73,17 @@ def _objections(step: Operation, migration: Migration, state: ProjectState) -> I
     if isinstance(step, HARMLESS):
         return
     if isinstance(step, operations.AddField):
-        yield from _of_new(step.field)
+        yield from _new_field_objections(step.field)
     elif isinstance(step, operations.AlterField):
         before = state.models[migration.app_label, step.model_name_lower].fields[step.name]
-        yield from _of_altered(before, step.field)
+        yield from _altered_field_objections(before, step.field)
     elif isinstance(step, operations.AddIndex):
         yield "all who write wait for the index: AddIndexConcurrently, in a migration with atomic = False"
     elif not (_limits_lock_waits(step) or _sets_storage(step) or _makes_indexes(step, migration)):
         yield "not known to be harmless to programs of the version before"
 
 
-def _of_new(field: Field[Any, Any]) -> Iterator[str]:
+def _new_field_objections(field: Field[Any, Any]) -> Iterator[str]:
     if isinstance(field, ManyToManyField):
         return  # a table of its own
     default = field.db_default
@@ -97,8 +97,8 @@ def _of_new(field: Field[Any, Any]) -> Iterator[str]:
         yield "all who write wait until its rows are compared: db_constraint=False"
 
 
-def _of_altered(before: Field[Any, Any], after: Field[Any, Any]) -> Iterator[str]:
-    old, new = _in_the_database(before), _in_the_database(after)
+def _altered_field_objections(before: Field[Any, Any], after: Field[Any, Any]) -> Iterator[str]:
+    old, new = _database_options(before), _database_options(after)
     for name in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
         longer = name == "max_length" and (new.get(name) or float("inf")) > (old.get(name) or float("inf"))
         eased = (name == "db_constraint" and new.get(name) is False) or (name == "db_default" and name in new)
@@ -106,7 +106,7 @@ def _of_altered(before: Field[Any, Any], after: Field[Any, Any]) -> Iterator[str
             yield f"{name} was {old.get(name)} and becomes {new.get(name)}: programs of both kinds read and write it"
 
 
-def _in_the_database(field: Field[Any, Any]) -> dict[str, Any]:
+def _database_options(field: Field[Any, Any]) -> dict[str, Any]:
     _, path, _, options = field.deconstruct()
     no_matter = {*field.non_db_attrs, *IN_PYTHON}
     return {"kind": path, **{key: value for key, value in options.items() if key not in no_matter}}

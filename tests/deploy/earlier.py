@@ -15,7 +15,7 @@ PACKAGES = "requirements/base.txt"
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierVersion:
     commit: str
     today: str
     tree: Path  #: a checkout of the former, at first
@@ -24,19 +24,19 @@ class Earlier:
         subprocess.run(["git", "-C", str(self.tree), "checkout", "--quiet", commit], check=True)
 
 
-def check_out(tree: Path) -> Earlier:
-    commit = before_the_newest_migration() if shutil.which("git") else ""
+def check_out(tree: Path) -> EarlierVersion:
+    commit = find_previous_version() if shutil.which("git") else ""
     if not commit:
         pytest.skip("missing service: the history of this repository")
     if _git("show", f"{commit}:{PACKAGES}") != (ROOT / PACKAGES).read_text("utf-8").strip():
         pytest.skip(f"missing service: the packages of {commit}")
-    made = Earlier(commit, _git("rev-parse", "HEAD"), tree)
+    made = EarlierVersion(commit, _git("rev-parse", "HEAD"), tree)
     subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree)], check=True)
     made.switch(commit)
     return made
 
 
-def before_the_newest_migration() -> str:
+def find_previous_version() -> str:
     """Return the last commit that has a part of today's migrations and no others: two that existed side by side for an
     hour were never a version. HEAD if each app has its initial migration only; "" if the history is too short."""
     today = {str(path.relative_to(ROOT)) for path in ROOT.glob("*/migrations/[0-9]*.py")}

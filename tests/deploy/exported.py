@@ -26,21 +26,25 @@ class Exported:
     labels: tuple[str, ...]
 
 
-def exported() -> dict[str, Exported]:
+def list_exported_metrics() -> dict[str, Exported]:
     """By the name under which it is told; a histogram without its suffixes. Asks the database, Redis and the broker."""
     found = {}
     for module in INSTRUMENTS:
         for each in vars(module).values():
             if hasattr(each, "_labelnames") and hasattr(each, "_type"):
-                found[_told(each._name, each._type)] = Exported(each._type, tuple(each._labelnames))
+                found[_exposed_name(each._name, each._type)] = Exported(each._type, tuple(each._labelnames))
     for family in _families():
-        found[_told(family.name, family.type)] = Exported(family.type, tuple(getattr(family, "_labelnames", ())))
-    registered = {_told(family.name, family.type) for family in REGISTRY.collect() if family.name.startswith(OURS)}
+        found[_exposed_name(family.name, family.type)] = Exported(
+            family.type, tuple(getattr(family, "_labelnames", ()))
+        )
+    registered = {
+        _exposed_name(family.name, family.type) for family in REGISTRY.collect() if family.name.startswith(OURS)
+    }
     assert registered <= set(found), "an instrument in a module that is not named here"
     return found
 
 
-def series(metrics: dict[str, Exported]) -> set[str]:
+def list_series_names(metrics: dict[str, Exported]) -> set[str]:
     """Names as queries use them."""
     return {
         name if each.kind == "counter" else name + suffix
@@ -54,5 +58,5 @@ def _families() -> Iterable[Metric]:
         yield from import_string(path)().collect()
 
 
-def _told(name: str, kind: str) -> str:
+def _exposed_name(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name

@@ -73,7 +73,7 @@ class PgBouncer:
 
 
 @contextmanager
-def pooled(database: str, mode: str, lines: str = "") -> Iterator[PgBouncer]:
+def run_pgbouncer(database: str, mode: str, lines: str = "") -> Iterator[PgBouncer]:
     with tempfile.TemporaryDirectory(prefix="pgbouncer-", ignore_cleanup_errors=True) as name:
         made = PgBouncer(Path(name), database, mode, lines)
         with made.server.standing(made.answers):

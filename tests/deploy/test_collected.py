@@ -21,9 +21,7 @@ PATIENCE = 90
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_collector_tells_of_the_watcher_beside_it_of_what_it_runs_and_of_the_house(
-    tmp_path: Path, valkey: Any
-) -> None:
+def test_serve_metrics_reports_processes_of_its_node(tmp_path: Path, valkey: Any) -> None:
     env = {
         **os.environ, "AFTERTOUCH_METRICS_DIR": str(tmp_path / "metrics"), "AFTERTOUCH_STATE_DIR": str(tmp_path),
         "DJANGO_SETTINGS_MODULE": "config.settings.local", "DATABASE_URL": database_url(),

@@ -47,7 +47,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def missing() -> str:
+def missing_docker() -> str:
     """What of Docker there is not; empty where it can be asked to compose."""
     if not shutil.which("docker"):
         return "docker"
@@ -118,7 +118,7 @@ class Composed:
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
-    if gap := missing():
+    if gap := missing_docker():
         pytest.skip(f"missing service: {gap}")
     composed = Composed(tmp_path)
     try:
@@ -130,7 +130,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 
 
 @pytest.mark.campaign
-def test_composed_services_deliver_a_touch_and_run_a_job(composed: Composed) -> None:
+def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     everything = {*composed("config", "--services").split()} - {"migrate"}
     assert wait_until(lambda: composed.running() == everything, WITHIN), composed("ps", "-a")
 
@@ -152,7 +152,7 @@ def test_composed_services_deliver_a_touch_and_run_a_job(composed: Composed) -> 
 def _deliver(composed: Composed) -> None:
     event = {"specversion": "1.0", "id": "1", "source": "/trial", "type": "signup.succeeded", "subject": "ann"}
     (task_id,) = composed.call("api/v1/events", {**event, "data": {"chat_id": "c1"}})["touches"]
-    _ends(functools.partial(composed.call, f"api/v1/touches/{task_id}"), "delivered", composed, "core")
+    _await_state(functools.partial(composed.call, f"api/v1/touches/{task_id}"), "delivered", composed, "core")
 
 
 def _synchronise(composed: Composed) -> None:
@@ -160,9 +160,9 @@ def _synchronise(composed: Composed) -> None:
     payload = {"site": "http://127.0.0.1:8765", "login": True}
     job = {"platform": "demo", "shop_id": "s1", "task_type": "sync_order", "payload": payload}
     task_id = composed.call("api/v1/rpa/jobs", job)["task_id"]
-    _ends(functools.partial(composed.call, f"api/v1/rpa/jobs/{task_id}"), "succeeded", composed, "execution")
+    _await_state(functools.partial(composed.call, f"api/v1/rpa/jobs/{task_id}"), "succeeded", composed, "execution")
 
 
-def _ends(look: Callable[[], Any], state: str, composed: Composed, service: str) -> None:
+def _await_state(look: Callable[[], Any], state: str, composed: Composed, service: str) -> None:
     ended = wait_until(lambda: look()["state"] == state, WITHIN, 1)
     assert ended, f"{look()} {composed('logs', '--no-color', service)[-3000:]}"

@@ -23,7 +23,7 @@ from config.local.processes import select_port, wait_until
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql
-from tests.deploy.test_scraping import PATIENCE, asked
+from tests.deploy.test_scraping import PATIENCE, has_series
 from tests.faults.brokers import Server
 
 DEPLOY = ROOT / "deploy"
@@ -43,7 +43,7 @@ SERVICE_KEYS = {
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
-def test_a_service_says_only_what_compose_knows(name: str) -> None:
+def test_compose_service_uses_only_known_keys(name: str) -> None:
     service = COMPOSE["services"][name]
     assert set(service) <= SERVICE_KEYS
     assert all(isinstance(word, str) for word in service.get("command", []))
@@ -58,7 +58,7 @@ def test_a_service_says_only_what_compose_knows(name: str) -> None:
         assert port.startswith("127.0.0.1:"), "only the proxy speaks to the outside"
 
 
-def test_services_and_units_run_the_same() -> None:
+def test_container_commands_match_units() -> None:
     for name in ("core", "execution", "beat", "watcher"):
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         words = _plain(shlex.split(re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)[0].replace("%%", "%")))
@@ -84,7 +84,7 @@ def _pod(name: str) -> dict[str, Any]:
     return pod
 
 
-def test_what_counts_is_in_memory_and_never_shared() -> None:
+def test_metrics_folder_is_in_memory_and_not_shared() -> None:
     """Two containers' process ids are the same numbers."""
     for name in ("web", "core", "execution", "beat", "watcher"):
         assert any(each.startswith("/run/aftertouch:") for each in COMPOSE["services"][name]["tmpfs"])
@@ -94,7 +94,7 @@ def test_what_counts_is_in_memory_and_never_shared() -> None:
     assert "AFTERTOUCH_METRICS_DIR=/run/aftertouch/metrics" in (DEPLOY / "Dockerfile").read_text()
 
 
-def test_whoever_counts_is_served_by_its_own_container() -> None:
+def test_each_counting_container_serves_its_own_metrics() -> None:
     """Web knows only what web counts: without the others' figures alerts would say that no worker and no beat lives."""
     services = {name: each for name, each in COMPOSE["services"].items() if each["image"].startswith("aftertouch")}
     deployments = {each["metadata"]["name"]: each for _, each in MANIFESTS if each["kind"] == "Deployment"}
@@ -109,7 +109,7 @@ def test_whoever_counts_is_served_by_its_own_container() -> None:
     assert {"name": "AFTERTOUCH_METRICS_CLUSTER", "value": "true"} in _container("web")["env"]
 
 
-def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_told_to_stop(tmp_path: Path) -> None:
+def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> None:
     port = select_port()
     env = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "DJANGO_SETTINGS_MODULE": "config.settings.local",
@@ -121,7 +121,7 @@ def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_t
         script.start()
     assert script.process
     try:
-        answers = partial(asked, f"127.0.0.2:{port}", "core-1:9102")
+        answers = partial(has_series, f"127.0.0.2:{port}", "core-1:9102")
         assert wait_until(answers, PATIENCE, pause=0.2), script.log.read_text()
         main = psutil.Process(script.process.pid)
         assert main.cmdline() == ["sleep", "600"]
@@ -136,7 +136,7 @@ def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_t
         script.kill()
 
 
-def test_web_believes_the_proxy_and_starts_only_where_it_is_named() -> None:
+def test_web_trusts_only_the_named_proxies() -> None:
     for command in (COMPOSE["services"]["web"]["command"], _container("web")["command"]):
         assert "AFTERTOUCH_TRUSTED_PROXIES" in command[command.index("--forwarded-allow-ips") + 1]
         assert "--proxy-headers" in command
@@ -145,13 +145,13 @@ def test_web_believes_the_proxy_and_starts_only_where_it_is_named() -> None:
     assert "optional" not in variable["valueFrom"]["secretKeyRef"]
 
 
-def test_compose_no_command_names_a_password() -> None:
+def test_compose_commands_contain_no_password() -> None:
     for name, service in COMPOSE["services"].items():
         words = [*service.get("command", []), *service.get("healthcheck", {}).get("test", [])]
         assert not [word for word in words if "PASSWORD" in word or "AUTH" in word], name
 
 
-def test_compose_each_program_has_its_own_redis_user() -> None:
+def test_compose_programs_have_own_redis_users() -> None:
     users = {
         line.split()[1] for line in (DEPLOY / "redis" / "users.acl").read_text().splitlines() if line[:5] == "user "
     }
@@ -165,7 +165,7 @@ def test_compose_each_program_has_its_own_redis_user() -> None:
             assert user in users
 
 
-def test_execution_containers_get_no_keys_and_name_their_isolation() -> None:
+def test_execution_containers_get_no_keys_and_name_isolation() -> None:
     for name, service in COMPOSE["services"].items():
         if service["image"].startswith("aftertouch"):
             assert ("keys.environment" in service["env_file"]) == (name != "execution"), name
@@ -182,7 +182,7 @@ def test_execution_containers_get_no_keys_and_name_their_isolation() -> None:
     assert variables == {"AFTERTOUCH_ROLE": "execution", "AFTERTOUCH_RPA_ISOLATION": "none"}
 
 
-def test_grace_is_as_long_as_the_units() -> None:
+def test_containers_have_the_grace_period_of_the_units() -> None:
     for name in ("core", "execution"):
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         seconds = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]
@@ -191,7 +191,7 @@ def test_grace_is_as_long_as_the_units() -> None:
 
 
 @pytest.mark.parametrize(("file", "manifest"), MANIFESTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_manifest_is_whole(file: str, manifest: dict[str, Any]) -> None:
+def test_manifest_has_members_and_volumes(file: str, manifest: dict[str, Any]) -> None:
     assert {"apiVersion", "kind", "metadata"} <= set(manifest)
     assert manifest["metadata"]["namespace"] == "aftertouch"
     if manifest["kind"] not in ("Deployment", "Job"):
@@ -204,7 +204,7 @@ def test_a_manifest_is_whole(file: str, manifest: dict[str, Any]) -> None:
         assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
 
 
-def test_scaling_looks_at_queues_and_workloads_that_exist() -> None:
+def test_scalers_name_existing_queues_and_workloads() -> None:
     workloads = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "Deployment"}
     secrets = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "TriggerAuthentication"}
     scalers = [each["spec"] for _, each in MANIFESTS if each["kind"] == "ScaledObject"]
@@ -217,7 +217,7 @@ def test_scaling_looks_at_queues_and_workloads_that_exist() -> None:
 
 
 @pytest.mark.django_db
-def test_what_scales_execution_nodes_is_a_query_that_runs() -> None:
+def test_execution_scaler_query_runs() -> None:
     (query,) = [
         trigger["metadata"]["query"]
         for _, each in MANIFESTS
@@ -229,7 +229,7 @@ def test_what_scales_execution_nodes_is_a_query_that_runs() -> None:
     assert sql.rows(query, {}) == [(0,)]
 
 
-def test_the_image_has_what_runs() -> None:
+def test_dockerfile_names_existing_files_and_settings() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         assert all((ROOT / each).exists() for each in source.split())
@@ -239,7 +239,7 @@ def test_the_image_has_what_runs() -> None:
     assert {each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each} <= stages
 
 
-def test_a_program_misses_no_file_in_the_image(tmp_path: Path) -> None:
+def test_image_contains_all_program_files(tmp_path: Path) -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     for sources, target in re.findall(r"^COPY (.+) (\S+)$", text, re.MULTILINE):
         for source in sources.split():

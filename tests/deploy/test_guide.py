@@ -32,7 +32,7 @@ UNITS = ("web", "core", "execution", "beat", "watcher", "flower")
 HOUSE = ("/opt/aftertouch", "/etc/aftertouch", "/etc/redis", "/var/lib/aftertouch")
 
 
-def programs() -> Path:
+def postgres_binaries() -> Path:
     """PostgreSQL as Debian packages it, else the one that comes with the tests."""
     packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     return packaged[-1] if packaged else binaries()
@@ -47,7 +47,8 @@ class Machine:
         self.user = (NOBODY, NOBODY) if os.geteuid() == 0 else (None, None)
         self.groups: list[int] | None = [] if self.user[0] else None
         self.env = {
-            "PATH": f"{programs()}:/usr/local/bin:/usr/bin:/bin", "HOME": str(folder / "home"), "LANG": "C.UTF-8",
+            "PATH": f"{postgres_binaries()}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(folder / "home"), "LANG": "C.UTF-8",
             "TMPDIR": str(folder / "tmp"), "REPOSITORY": str(folder / "repository"), "GIT_CONFIG_NOSYSTEM": "1",
             "PGHOST": str(folder / "run"), "PGPORT": str(self.ports["5432"]),
             **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
@@ -136,7 +137,15 @@ def machine() -> Iterator[Machine]:
 def postgres(machine: Machine) -> Iterator[None]:
     data = machine.folder / "postgres"
     machine.run(f"initdb -D {data} -U postgres --auth-local=trust --auth-host=scram-sha-256 -E UTF8 --locale=C.UTF-8")
-    words = [str(programs() / "postgres"), "-D", str(data), "-p", machine.env["PGPORT"], "-k", machine.env["PGHOST"]]
+    words = [
+        str(postgres_binaries() / "postgres"),
+        "-D",
+        str(data),
+        "-p",
+        machine.env["PGPORT"],
+        "-k",
+        machine.env["PGHOST"],
+    ]
     with machine.running([*words, "-c", "listen_addresses=127.0.0.1"], "postgres"):
         assert wait_until(lambda: _succeeds(machine, "pg_isready"), 60, 0.2), machine.log("postgres")
         yield
@@ -147,7 +156,7 @@ def _succeeds(machine: Machine, word: str) -> bool:
 
 
 @pytest.mark.campaign
-def test_the_guide_leads_to_a_machine_that_delivers_and_can_be_restored(machine: Machine) -> None:
+def test_deploy_guide_sets_up_machine_and_restores_dump(machine: Machine) -> None:
     todo = [block.replace(EXAMPLE, f"{EXAMPLE}\n{machine.elsewhere}") for block in blocks(GUIDE, "console")]
     checks = next(number for number, block in enumerate(todo) if "/health/ready" in block)
     with ExitStack() as house:
@@ -206,7 +215,7 @@ def _count(machine: Machine, database: str, table: str) -> int:
         return int(row[0])
 
 
-def test_what_no_test_tries_says_so() -> None:
+def test_deploy_guide_marks_untested_commands() -> None:
     """Every block of commands is either followed by the test above, or says that it is not."""
     for match in re.finditer(r"([^\n]*\n[^\n]*\n[^\n]*)\n\n```sh\n", GUIDE):
         assert "not tried" in match[1].lower(), match[1]

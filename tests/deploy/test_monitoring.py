@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT
-from tests.deploy.exported import exported, series
+from tests.deploy.exported import list_exported_metrics, list_series_names
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 RULE_TESTS = ROOT / "deploy" / "prometheus" / "alerts_test.yml"
@@ -64,28 +64,28 @@ def promtool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_query_is_taken_apart() -> None:
+def test_names_in_query_returns_metric_names() -> None:
     query = 'histogram_quantile(.99, sum by (le, kind) (rate(a_bucket{x="y z"}[5m]))) > 3 unless on (q) max(b:c) == 0'
     assert names_in(query) == {"a_bucket", "b:c"}
     assert labels_in(query) == {("a_bucket", "x")}
 
 
-def test_prometheus_takes_the_rules() -> None:
+def test_alert_rules_pass_promtool_check() -> None:
     promtool("check", "rules", str(RULES))
 
 
-def test_every_alert_fires_and_holds_its_peace_as_it_should() -> None:
+def test_alert_rules_pass_promtool_tests() -> None:
     promtool("test", "rules", str(RULE_TESTS))
 
 
-def test_no_alert_is_without_both_tests() -> None:
+def test_each_alert_has_both_test_cases() -> None:
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
     tested = [case for test in yaml.safe_load(RULE_TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in tested if case["exp_alerts"]} == alerts
     assert {case["alertname"] for case in tested if not case["exp_alerts"]} == alerts
 
 
-def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+def test_each_alert_has_severity_summary_and_action() -> None:
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule["alert"]
@@ -93,9 +93,9 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
 
 
 @pytest.mark.django_db
-def test_queries_name_what_is_exported(valkey: Any) -> None:
-    metrics = exported()
-    known = series(metrics) | FROM_PROMETHEUS | {rule["record"] for rule in rules() if "record" in rule}
+def test_queries_name_only_exported_metrics_and_labels(valkey: Any) -> None:
+    metrics = list_exported_metrics()
+    known = list_series_names(metrics) | FROM_PROMETHEUS | {rule["record"] for rule in rules() if "record" in rule}
     for query in [*(rule["expr"] for rule in rules()), *queries()]:
         assert names_in(query) <= known, query
         for name, label in labels_in(query):
@@ -105,12 +105,12 @@ def test_queries_name_what_is_exported(valkey: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_dashboard_shows_everything_that_is_exported(valkey: Any) -> None:
+def test_dashboard_shows_all_exported_metrics(valkey: Any) -> None:
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for query in queries() for name in names_in(query)}
-    assert set(exported()) - shown == set()
+    assert set(list_exported_metrics()) - shown == set()
 
 
-def test_panels_have_places_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
     assert len(ids) == len(set(ids))
@@ -123,18 +123,18 @@ def test_panels_have_places_of_their_own() -> None:
 
 
 @pytest.mark.django_db
-def test_the_reference_lists_what_is_exported(valkey: Any) -> None:
+def test_reference_lists_exported_metrics(valkey: Any) -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| ([^|]*)\| ([^|]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
-    assert told == {name: (each.kind, each.labels) for name, each in exported().items()}
+    assert told == {name: (each.kind, each.labels) for name, each in list_exported_metrics().items()}
     assert len(rows) == len(told), "a metric is listed twice"
 
 
-def test_alerts_are_in_the_reference() -> None:
+def test_metrics_reference_lists_all_alerts() -> None:
     text = PAGE.read_text("utf-8")
     assert [rule["alert"] for rule in rules() if "alert" in rule and f"`{rule['alert']}`" not in text] == []
 
 
-def test_files_are_where_the_reference_says() -> None:
+def test_metrics_reference_names_rule_and_dashboard_files() -> None:
     for path in (RULES, RULE_TESTS, DASHBOARD):
         assert str(Path("..", "..", path.relative_to(ROOT))) in PAGE.read_text("utf-8")

@@ -20,7 +20,7 @@ from psycopg import sql
 from config.environment import environment
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
-from tests.deploy.pooler import PROGRAM, PgBouncer, pooled
+from tests.deploy.pooler import PROGRAM, PgBouncer, run_pgbouncer
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.faults.workers import celery
 
@@ -78,23 +78,23 @@ def database() -> Iterator[str]:
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="missing service: pgbouncer")
-def test_everything_works_behind_pgbouncer(database: str) -> None:
+def test_programs_behind_pgbouncer_deliver_once_and_keep_caps(database: str) -> None:
     env = {
         "AFTERTOUCH_PREPARE_STATEMENTS": "false", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
         "AFTERTOUCH_RPA_SLOTS": "1", "DJANGO_SETTINGS_MODULE": "config.settings.test",
     }  # fmt: skip
     with (
         EffectReceiver(answer_after=(0.0, 0.05)) as receiver,
-        pooled(database, "transaction", FEW) as pool,
+        run_pgbouncer(database, "transaction", FEW) as pool,
         running_stack({**env, "DATABASE_URL": pool.url}, ["web", "core", "execution"]) as stack,
     ):
         # The lock of the beat that leads is a session's: it needs one to itself.
         own = {"AFTERTOUCH_STATE_DIR": str(stack.state_dir), "DATABASE_URL": database}
         with celery({**stack.environment, **own}, "beat", "-s", str(stack.state_dir / "beat"), log="beat") as beat:
             session, key = _set_up(stack, receiver)
-            _events_race(stack, key)
+            _post_concurrent_events(stack, key)
             _post(stack, key, "rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
-            _each_touch_is_delivered_once_and_the_cap_holds(stack, pool, receiver)
+            _check_deliveries_and_cap(stack, pool, receiver)
             assert wait_until(lambda: bool(pool.ask(SUCCEEDED)), WITHIN, 0.2), stack.log("execution")[-3000:]
             for path in ("/admin/", "/admin/scheduling/node/add/", "/admin/rpa_tasks/shop/add/", "/health/ready"):
                 _get(stack, path, session)
@@ -105,10 +105,10 @@ def test_everything_works_behind_pgbouncer(database: str) -> None:
             with celery(shared, "beat", "-s", str(stack.state_dir / "other"), log="misled-beat") as misled:
                 misled.await_log("DATABASE_URL leads to a pooler")
                 assert misled.await_exit()
-            _connections_are_shared_and_nothing_is_left_on_them(pool)
-        with pooled(database, "session") as pool:
-            _what_is_kept_on_a_connection_is_found_there_again(stack, pool)
-            _a_lock_goes_with_its_client(pool)
+            _check_shared_connections(pool)
+        with run_pgbouncer(database, "session") as pool:
+            _check_session_pooling(stack, pool)
+            _check_lock_release(pool)
 
 
 SUCCEEDED = "SELECT FROM rpa_tasks_job WHERE state = 'succeeded'"
@@ -145,24 +145,22 @@ def _set_up(stack: RunningStack, receiver: EffectReceiver) -> tuple[str, str]:
     return session, key
 
 
-def _events_race(stack: RunningStack, key: str) -> None:
+def _post_concurrent_events(stack: RunningStack, key: str) -> None:
     """Those of one customer from many connections at once, those of others together."""
 
-    def happen(user: str, number: int = 0) -> dict[str, Any]:
+    def record_event(user: str, number: int = 0) -> dict[str, Any]:
         return {
             "specversion": "1.0", "id": f"{user}/{number}", "source": "/s", "type": "order.paid", "subject": user
         }  # fmt: skip
 
     with ThreadPoolExecutor(8) as many:
-        racing = [many.submit(_post, stack, key, "events", happen("ann", number)) for number in range(RACING)]
-        racing.append(many.submit(_post, stack, key, "events", [happen(f"user-{n}") for n in range(OTHERS)]))
+        racing = [many.submit(_post, stack, key, "events", record_event("ann", number)) for number in range(RACING)]
+        racing.append(many.submit(_post, stack, key, "events", [record_event(f"user-{n}") for n in range(OTHERS)]))
         for each in racing:
             each.result()
 
 
-def _each_touch_is_delivered_once_and_the_cap_holds(
-    stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver
-) -> None:
+def _check_deliveries_and_cap(stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver) -> None:
     """Who stands behind three that are not settled yet is held for the length of a lease: nothing waits for that."""
     wanted = {"delivered": OTHERS + CAP, "planned": OTHERS + RACING, "waiting": 0}
     assert wait_until(lambda: pool.ask(JUDGED) == [wanted], WITHIN, 0.2), stack.log("core")[-3000:]
@@ -170,7 +168,7 @@ def _each_touch_is_delivered_once_and_the_cap_holds(
     assert Counter(calls) == {"ann": CAP, **{f"user-{number}": 1 for number in range(OTHERS)}}
 
 
-def _connections_are_shared_and_nothing_is_left_on_them(pool: PgBouncer) -> None:
+def _check_shared_connections(pool: PgBouncer) -> None:
     assert wait_until(lambda: pool.clients() > 2 * SERVERS, WITHIN, 0.2), pool.clients()
     assert wait_until(lambda: len(pool.servers()) == SERVERS, WITHIN, 0.2), pool.servers()
     found: dict[int, dict[str, Any]] = {}
@@ -186,12 +184,12 @@ def _connections_are_shared_and_nothing_is_left_on_them(pool: PgBouncer) -> None
     assert found == dict.fromkeys(found, NOTHING)
 
 
-def _what_is_kept_on_a_connection_is_found_there_again(stack: RunningStack, pool: PgBouncer) -> None:
+def _check_session_pooling(stack: RunningStack, pool: PgBouncer) -> None:
     env = {**stack.environment, "DATABASE_URL": pool.url, "AFTERTOUCH_PREPARE_STATEMENTS": "true"}
     replace(stack, environment=env).manage("shell", "--no-imports", "-c", KEPT.format(read=OTHERS + RACING))
 
 
-def _a_lock_goes_with_its_client(pool: PgBouncer) -> None:
+def _check_lock_release(pool: PgBouncer) -> None:
     """Beat's, for one."""
     take = "SELECT pg_try_advisory_lock(1) AS taken"
     with pool.connection() as standby:

@@ -115,9 +115,7 @@ def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
         server.kill()
 
 
-def test_a_web_process_and_an_exporter_are_scraped_and_all_queries_are_taken(
-    live_server: Any, valkey: Any, tmp_path: Path
-) -> None:
+def test_prometheus_scrapes_web_and_exporter_and_runs_queries(live_server: Any, valkey: Any, tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
     counting = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
@@ -165,14 +163,14 @@ class Shop:
             assert answer.status == 202
 
 
-def shop(stack: RunningStack) -> Shop:
+def configure_shop(stack: RunningStack) -> Shop:
     file = stack.state_dir / "matrix.json"
     file.write_text(json.dumps(MATRIX))
     stack.manage("apply_config", str(file))
     return Shop(stack, stack.manage("create_api_key", "shop", "--scope", "events").split()[-1])
 
 
-def stopped(stack: RunningStack, program: str) -> bool:
+def try_stop(stack: RunningStack, program: str) -> bool:
     """Refused while the supervisor has noticed a death and not yet begun anew."""
     try:
         stack.stop(program)
@@ -181,13 +179,13 @@ def stopped(stack: RunningStack, program: str) -> bool:
     return True
 
 
-def firing(alert: str, **labels: str) -> str:
+def firing_alert(alert: str, **labels: str) -> str:
     about = "".join(f', {name}="{value}"' for name, value in labels.items())
     return f'ALERTS{{alertname="{alert}", alertstate="firing"{about}}}'
 
 
 @pytest.mark.campaign
-def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
+def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path) -> None:
     """With the alerts' patience shortened to a second. A worker is killed: nobody consumes, a queue grows, touches are
     overdue; what the next worker then delivers is late."""
     with ExitStack() as running:
@@ -196,7 +194,7 @@ def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
         exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
         web = stack.base_url.removeprefix("http://")
         scraper = running.enter_context(prometheus(tmp_path / "prometheus", [web, exporter]))
-        customers = shop(stack)
+        customers = configure_shop(stack)
         customers.tell(1, timedelta(0))
         for target in (web, exporter):
             scraper.await_query(f'aftertouch_pass_last_timestamp_seconds{{instance="{target}"}} > 0')
@@ -208,18 +206,20 @@ def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
         assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled|QueueGrowing|TouchesOverdue"}')
 
         stack.kill("core")
-        assert wait_until(lambda: stopped(stack, "core"), 30)  # or it would be started again
+        assert wait_until(lambda: try_stop(stack, "core"), 30)  # or it would be started again
         for _ in range(2):
             customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
         customers.tell(100, timedelta(minutes=-3))
-        scraper.await_query(firing("NoCoreWorker"))
-        scraper.await_query(firing("QueueWithoutConsumer", queue="ticks"))  # what beat goes on publishing piles up
-        scraper.await_query(firing("QueueGrowing", queue="touch.normal"))
-        scraper.await_query(firing("TouchesOverdue"))
-        assert not scraper.query(firing("LatenessHigh"))
+        scraper.await_query(firing_alert("NoCoreWorker"))
+        scraper.await_query(
+            firing_alert("QueueWithoutConsumer", queue="ticks")
+        )  # what beat goes on publishing piles up
+        scraper.await_query(firing_alert("QueueGrowing", queue="touch.normal"))
+        scraper.await_query(firing_alert("TouchesOverdue"))
+        assert not scraper.query(firing_alert("LatenessHigh"))
 
         stack.start("core")
         for alert in ("LatenessHigh", "LatenessVeryHigh"):
-            scraper.await_query(firing(alert))
+            scraper.await_query(firing_alert(alert))
         for alert in ("NoCoreWorker", "QueueGrowing", "TouchesOverdue"):
             scraper.await_query(f'absent(ALERTS{{alertname="{alert}"}})')

@@ -45,7 +45,7 @@ CONFIG: dict[str, Any] = {
 @pytest.mark.campaign
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_quorum_queues_carry_touches_and_tokens() -> None:
+def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="quorum-", ignore_cleanup_errors=True) as name,
         rabbitmq(Path(name)) as broker,
@@ -60,14 +60,16 @@ def test_quorum_queues_carry_touches_and_tokens() -> None:
             stack.manage("apply_config", str(file))
             key = stack.manage("create_api_key", "quorum", "--scope", "events", "--scope", "rpa").split()[-1]
             _post(stack, key, "events", [_event("order.paid", number) for number in range(WAITING)])
-            assert wait_until(lambda: _one(stack, HANDED_OVER) == WAITING, WITHIN, 0.1)
+            assert wait_until(lambda: _query_value(stack, HANDED_OVER) == WAITING, WITHIN, 0.1)
             _post(stack, key, "events", _event("signup.succeeded", WAITING))
             for shop in ("s1", "own"):
                 _post(stack, key, "rpa/jobs", {"shop_id": shop, "platform": "pdd", "task_type": "look", "payload": {}})
-            assert wait_until(lambda: _one(stack, DELIVERED) == WAITING + 1, WITHIN, 0.2), stack.log("core")[-3000:]
-            assert _one(stack, OVERTOOK), "what was due at once came after what was not due yet"
-            assert wait_until(lambda: _one(stack, SUCCEEDED) == 1, WITHIN, 0.2), stack.log("execution")[-3000:]
-            home = _one(stack, "SELECT 'n.' || name || '.normal' FROM rpa_tasks_executionnode")
+            assert wait_until(lambda: _query_value(stack, DELIVERED) == WAITING + 1, WITHIN, 0.2), stack.log("core")[
+                -3000:
+            ]
+            assert _query_value(stack, OVERTOOK), "what was due at once came after what was not due yet"
+            assert wait_until(lambda: _query_value(stack, SUCCEEDED) == 1, WITHIN, 0.2), stack.log("execution")[-3000:]
+            home = _query_value(stack, "SELECT 'n.' || name || '.normal' FROM rpa_tasks_executionnode")
             assert "native delayed delivery" not in stack.log("core") + stack.log("beat") + stack.log("web")
         for queue in (*CORE_QUEUES, *RPA_QUEUES, home, "s.pdd.own"):
             assert _is_quorum(broker.url, str(queue)), queue
@@ -94,7 +96,7 @@ def _post(stack: RunningStack, key: str, path: str, body: Any) -> None:
         assert answer.status < 300
 
 
-def _one(stack: RunningStack, statement: str) -> Any:
+def _query_value(stack: RunningStack, statement: str) -> Any:
     with psycopg.connect(stack.endpoints.database_url) as database:
         row = database.execute(statement.encode()).fetchone()
     return row and row[0]

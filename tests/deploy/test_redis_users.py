@@ -63,7 +63,7 @@ AlertReceiver.objects.create(name="on duty", channel=channel, community=place, l
 """
 
 
-class Guarded:
+class AclRedis:
     """A Redis that knows only the users of the file."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,9 +93,9 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded() -> Iterator[Guarded]:
+def acl_redis() -> Iterator[AclRedis]:
     with tempfile.TemporaryDirectory(prefix="acl-", ignore_cleanup_errors=True) as name:
-        made = Guarded(Path(name))
+        made = AclRedis(Path(name))
         with made.server.standing(made.answers):
             yield made
 
@@ -126,7 +126,7 @@ def _composed_redis(folder: Path, password: str) -> Iterator[int]:
         yield port
 
 
-def test_composed_redis_knows_the_users_of_the_file_and_shows_no_password(tmp_path: Path) -> None:
+def test_composed_redis_loads_users_and_hides_password(tmp_path: Path) -> None:
     password = "0a1b2c3d" * 4
     with _composed_redis(tmp_path, password) as port:
         assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
@@ -142,7 +142,7 @@ def test_composed_redis_knows_the_users_of_the_file_and_shows_no_password(tmp_pa
 
 
 @pytest.mark.parametrize("password", ["", "two words", "a@b", "a>b"])
-def test_composed_redis_refuses_a_password_that_does_not_fit(password: str, tmp_path: Path) -> None:
+def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_path: Path) -> None:
     words = ["/bin/sh", str(USERS.with_name("with_users.sh")), "/bin/true"]
     env = {"TMPDIR": str(tmp_path), "REDISCLI_AUTH": password}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
@@ -152,13 +152,13 @@ def test_composed_redis_refuses_a_password_that_does_not_fit(password: str, tmp_
 
 
 @pytest.mark.campaign
-def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guarded: Guarded) -> None:
+def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis) -> None:
     with ExitStack() as running:
         house = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
-        stack = running.enter_context(running_stack({"REDIS_URL": guarded.url("web"), **house}, ["web"]))
+        stack = running.enter_context(running_stack({"REDIS_URL": acl_redis.url("web"), **house}, ["web"]))
 
         def as_user(user: str) -> dict[str, str]:
-            login = {"REDIS_URL": guarded.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
+            login = {"REDIS_URL": acl_redis.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
             return {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir), **login}
 
         file = stack.state_dir / "house.yaml"
@@ -179,12 +179,12 @@ def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guar
         for each in workers:
             each.await_ready()
 
-        _a_touch_is_delivered_a_chat_falls_silent_and_a_job_runs(stack)
+        _check_touch_silence_and_job(stack)
         assert wait_until(lambda: "core@" in _flower(port), PATIENCE, 0.5), "Flower sees no worker"
-        assert guarded.denied() == []
+        assert acl_redis.denied() == []
 
 
-def _a_touch_is_delivered_a_chat_falls_silent_and_a_job_runs(stack: RunningStack) -> None:
+def _check_touch_silence_and_job(stack: RunningStack) -> None:
     scopes = [word for scope in ("events", "sessions", "rpa") for word in ("--scope", scope)]
     key = stack.manage("create_api_key", "acl", *scopes).split()[-1]
 
@@ -247,8 +247,8 @@ def _watcher(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("user", ["web", "core", "execution", "watcher", "beat", "flower"])
-def test_no_program_may_do_harm(user: str, guarded: Guarded) -> None:
-    with redis.Redis.from_url(guarded.url(user)) as client:
+def test_redis_user_lacks_dangerous_commands(user: str, acl_redis: AclRedis) -> None:
+    with redis.Redis.from_url(acl_redis.url(user)) as client:
         for words in (
             "FLUSHALL",
             "KEYS *",
@@ -264,6 +264,6 @@ def test_no_program_may_do_harm(user: str, guarded: Guarded) -> None:
                 client.execute_command(*words.split())
 
 
-def test_nobody_comes_in_without_a_name(guarded: Guarded) -> None:
-    with redis.Redis(port=guarded.port) as client, pytest.raises(redis.AuthenticationError):
+def test_redis_without_login_refuses_client(acl_redis: AclRedis) -> None:
+    with redis.Redis(port=acl_redis.port) as client, pytest.raises(redis.AuthenticationError):
         client.ping()

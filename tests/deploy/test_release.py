@@ -45,13 +45,13 @@ def replace(file: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def tag_and_go_on(repository: Path) -> None:
+def tag_and_commit(repository: Path) -> None:
     subprocess.run([*GIT, "tag", "v1.2.3"], cwd=repository, check=True)
     (repository / "later").touch()
     commit_all(repository)
 
 
-def test_release_consistent_version_passes_before_and_after_its_tag(release: Path) -> None:
+def test_release_of_consistent_version_passes(release: Path) -> None:
     before = check(release)
     assert (before.returncode, "git tag -a v1.2.3" in before.stdout) == (0, True), before.stderr
     subprocess.run([*GIT, "tag", "v1.2.3"], cwd=release, check=True)
@@ -65,11 +65,11 @@ def test_release_consistent_version_passes_before_and_after_its_tag(release: Pat
         (replace("CHANGELOG.md", " - 2026-11-22", ""), "CHANGELOG.md"),
         (replace("deploy/kubernetes/all.yaml", "1.2.3", "1.2.2"), "deploy/kubernetes"),
         (replace("pyproject.toml", "1.2.3", "1.2.4"), "CHANGELOG.md"),
-        (tag_and_go_on, "tag v1.2.3"),
+        (tag_and_commit, "tag v1.2.3"),
         (lambda repository: (repository / "new").touch(), "uncommitted"),
     ],
 )
-def test_release_contradiction_is_named(release: Path, change: Callable[[Path], None], named: str) -> None:
+def test_release_with_contradiction_names_it(release: Path, change: Callable[[Path], None], named: str) -> None:
     change(release)
     refused = check(release)
     assert refused.returncode == 1

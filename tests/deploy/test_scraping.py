@@ -25,7 +25,7 @@ OF_THE_HOUSE = ("aftertouch_touches_oldest_overdue_seconds", 'celery_queue_lengt
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
 
-def documented() -> list[str]:
+def documented_targets() -> list[str]:
     """Where Prometheus is told to ask."""
     (block,) = re.findall(r"^```yaml\n(scrape_configs:.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (job,) = yaml.safe_load(block)["scrape_configs"]
@@ -34,7 +34,7 @@ def documented() -> list[str]:
     return targets
 
 
-def asked(address: str, host: str, *series: str) -> bool:
+def has_series(address: str, host: str, *series: str) -> bool:
     """Whether it tells them. On a machine that stalls a source may once be missing."""
     try:
         told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=PATIENCE)
@@ -45,7 +45,7 @@ def asked(address: str, host: str, *series: str) -> bool:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_unit_serves_what_prometheus_is_told_to_scrape(tmp_path: Path, valkey: Any) -> None:
+def test_metrics_unit_serves_listed_targets(tmp_path: Path, valkey: Any) -> None:
     """On an address of this machine that nothing else listens on, as it would on one that others reach."""
     one, two, three = uuid4().bytes[:3]
     here = f"127.{one}.{two}.{three % 254 + 1}"
@@ -59,13 +59,13 @@ def test_the_unit_serves_what_prometheus_is_told_to_scrape(tmp_path: Path, valke
     server = Server([sys.executable, str(ROOT / words[0]), *words[1:]], tmp_path / "unit.log", env)
     server.start()
     try:
-        for target in documented():
-            tells = partial(asked, f"{here}:{target.rpartition(':')[2]}", target, *OF_THE_HOUSE)
+        for target in documented_targets():
+            tells = partial(has_series, f"{here}:{target.rpartition(':')[2]}", target, *OF_THE_HOUSE)
             assert wait_until(tells, PATIENCE, pause=0.2), server.log.read_text()
     finally:
         server.kill()
 
 
-def test_the_example_serves_this_machine_alone() -> None:
+def test_example_environment_serves_metrics_on_loopback() -> None:
     assert _example()["AFTERTOUCH_METRICS_ADDRESS"] == Environment.model_fields["aftertouch_metrics_address"].default
     assert _example()["AFTERTOUCH_METRICS_ADDRESS"] == "127.0.0.1"

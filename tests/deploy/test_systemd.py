@@ -49,7 +49,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 @needs_systemd
-def test_systemd_finds_nothing_to_say_about_them(installed: Path) -> None:
+def test_systemd_verify_reports_no_problem(installed: Path) -> None:
     units = sorted(str(path) for path in installed.iterdir())
     assert len(units) == len(SERVICES) + 1
     said = subprocess.run([str(ANALYZE), "verify", "--man=no", *units], capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_systemd_finds_nothing_to_say_about_them(installed: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize("name", SERVICES)
-def test_little_is_exposed(name: str, installed: Path) -> None:
+def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
     unit = installed / name.replace("@.", "@touch.high.")
     limit = EXPOSED_AT_MOST.get(name, 15)
     words = [str(ANALYZE), "security", "--offline=true", f"--threshold={limit}", "--no-pager", str(unit)]
@@ -67,20 +67,20 @@ def test_little_is_exposed(name: str, installed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_each_comes_back_by_itself_and_signals_its_main_process_first(name: str) -> None:
+def test_unit_restarts_and_signals_main_process_first(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["Restart"], service["KillMode"], service["User"]) == ("always", "mixed", "aftertouch")
     assert Unit(name)["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_none_removes_what_its_neighbours_share(name: str) -> None:
+def test_unit_keeps_shared_ipc_objects(name: str) -> None:
     """All of them are one user: what one of them removed at its end would be gone for the others."""
     assert Unit(name)["Service"].get("RemoveIPC", "no") == "no"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_each_sees_whether_its_neighbours_live(name: str) -> None:
+def test_unit_sees_processes_of_other_units(name: str) -> None:
     """In a user namespace of its own a unit may not look at the others' processes, where /proc hides what one may not
     look at: it would take them for dead, and their counts away."""
     service = Unit(name)["Service"]
@@ -89,18 +89,18 @@ def test_each_sees_whether_its_neighbours_live(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_all_count_in_one_folder_in_memory_that_outlives_each(name: str) -> None:
+def test_units_count_in_one_preserved_memory_folder(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("aftertouch", "yes")
     assert _example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
 
 
-def test_an_execution_node_hoards_no_hints() -> None:
+def test_execution_unit_prefetches_one_message_per_slot() -> None:
     """The setting for quorum queues is made for touches."""
     assert "--prefetch-multiplier=2" in Unit("aftertouch-execution.service")["Service"]["ExecStart"]
 
 
-def test_nobody_is_killed_before_it_could_end() -> None:
+def test_stop_timeouts_of_units_exceed_the_longest_work() -> None:
     core = int(Unit("aftertouch-core.service")["Service"]["TimeoutStopSec"])
     assert core > BATCH_DEADLINE.total_seconds() + CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
 
@@ -109,7 +109,7 @@ def test_nobody_is_killed_before_it_could_end() -> None:
     assert int(Unit("aftertouch-execution.service")["Service"]["TimeoutStopSec"]) > ended + STOP_TIME_LIMIT
 
 
-def test_every_queue_has_its_unit() -> None:
+def test_units_consume_all_queues() -> None:
     def queues(name: str) -> tuple[str, ...]:
         found = re.search(r"-Q (\S+)", Unit(name)["Service"]["ExecStart"])
         assert found
@@ -119,13 +119,13 @@ def test_every_queue_has_its_unit() -> None:
     assert queues("aftertouch-execution.service") == RPA_QUEUES
 
 
-def test_every_program_of_the_local_stack_has_its_unit() -> None:
+def test_local_stack_programs_have_units() -> None:
     from config.local.programs import PROGRAMS
 
     assert {f"aftertouch-{program.name}.service" for program in PROGRAMS} <= set(SERVICES)
 
 
-def test_the_example_of_an_environment_names_what_there_is() -> None:
+def test_example_environment_names_only_known_settings() -> None:
     known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE", "FLOWER_BASIC_AUTH"}
     assert set(_example()) | set(_example("keys.example")) <= known
     texts = {unit: (UNITS / unit).read_text() for unit in SERVICES}
@@ -138,7 +138,7 @@ def test_the_example_of_an_environment_names_what_there_is() -> None:
     assert unset == set(), "a unit expands what neither its environment nor the unit itself sets to nothing"
 
 
-def test_with_the_secrets_filled_in_the_example_passes_the_deployment_checks(tmp_path: Path) -> None:
+def test_example_environment_with_secrets_passes_deploy_checks(tmp_path: Path) -> None:
     filled = _example() | {
         "DJANGO_SECRET_KEY": "k" * 20 + "0123456789" * 4 + "!",
         "AFTERTOUCH_SECRETS_KEYS": Fernet.generate_key().decode(),
@@ -160,7 +160,7 @@ def test_execution_unit_reads_no_keys() -> None:
     assert Unit("aftertouch-execution.service")["Service"]["Environment"] == "AFTERTOUCH_ROLE=execution"
 
 
-def test_metrics_unit_on_an_execution_node_starts_without_keys_file() -> None:
+def test_metrics_unit_starts_without_keys_file() -> None:
     """Such a node has no keys, and its metrics are scraped too."""
     optional = {
         name
@@ -170,7 +170,7 @@ def test_metrics_unit_on_an_execution_node_starts_without_keys_file() -> None:
     assert optional == {"aftertouch-metrics.service"}
 
 
-def test_execution_unit_lets_bubblewrap_work() -> None:
+def test_execution_unit_allows_namespaces_for_bubblewrap() -> None:
     """It needs five kinds of namespaces, and a /proc of which nothing is covered."""
     service = Unit("aftertouch-execution.service")["Service"]
     assert {"user", "pid", "mnt", "ipc"} <= set(service["RestrictNamespaces"].split())

@@ -19,8 +19,8 @@ from django.db.models import Q
 from django.db.models.functions import Now, Random
 
 from config.environment import ROOT
-from tests.deploy.additions import LOCK_TIMEOUT, later_than, objections
-from tests.deploy.earlier import Earlier, check_out
+from tests.deploy.additions import LOCK_TIMEOUT, list_later_migrations, list_objections
+from tests.deploy.earlier import EarlierVersion, check_out
 from tests.deploy.fleet import Fleet, Jobs, fleet
 from tests.deploy.machine import UNITS
 from tests.faults.house import Run, faults
@@ -40,14 +40,18 @@ FIRST = {
 GRANTED: dict[str, str] = {}
 
 
-def test_programs_of_the_version_before_a_migration_miss_nothing_after_it() -> None:
-    found = {name: why for migration, before in later_than(FIRST) for name, why in objections(migration, before)}
+def test_migrations_since_initial_raise_no_objections() -> None:
+    found = {
+        name: why
+        for migration, before in list_later_migrations(FIRST)
+        for name, why in list_objections(migration, before)
+    }
     assert {name: why for name, why in found.items() if name not in GRANTED} == {}
     assert set(GRANTED) <= set(found), "granted, and nowhere done"
 
 
-def test_later_than_with_a_base_yields_only_what_follows_it() -> None:
-    judged = [(each.app_label, each.name) for each, _ in later_than({**FIRST, "admin": "0001_initial"})]
+def test_later_than_yields_only_migrations_after_the_base() -> None:
+    judged = [(each.app_label, each.name) for each, _ in list_later_migrations({**FIRST, "admin": "0001_initial"})]
     assert ("admin", "0002_logentry_remove_auto_add") in judged
     assert not {(app, name) for app, name in FIRST.items() if app != "admin"} & set(judged)
 
@@ -58,10 +62,10 @@ def next_migration(*operations: Any, atomic: bool = True) -> migrations.Migratio
     return migration
 
 
-def why_not(*operations: Any, atomic: bool = True) -> str:
+def objections_to(*operations: Any, atomic: bool = True) -> str:
     """Return the objections to these operations after all that exist, under "scheduling"."""
     migration = next_migration(*([LIMIT] if atomic else []), *operations, atomic=atomic)
-    return " | ".join(why for _, why in objections(migration, MigrationLoader(None).project_state()))
+    return " | ".join(why for _, why in list_objections(migration, MigrationLoader(None).project_state()))
 
 
 def added(field: Any) -> Any:
@@ -112,8 +116,8 @@ UNKNOWN = "not known to be harmless"
         (migrations.SeparateDatabaseAndState([migrations.RemoveField("event", "trace_id")], []), UNKNOWN),
     ],
 )  # fmt: skip
-def test_what_they_would_miss_or_wait_for_is_objected_to(operation: Any, why: str) -> None:
-    assert why in why_not(operation)
+def test_objections_to_incompatible_operation_name_the_reason(operation: Any, why: str) -> None:
+    assert why in objections_to(operation)
 
 
 @pytest.mark.parametrize(
@@ -130,33 +134,33 @@ def test_what_they_would_miss_or_wait_for_is_objected_to(operation: Any, why: st
         migrations.SeparateDatabaseAndState([], [migrations.RemoveField("event", "trace_id")]),
     ],
 )
-def test_what_they_do_not_miss_is_not(operation: Any) -> None:
-    assert why_not(operation) == ""
+def test_objections_to_compatible_operation_are_empty(operation: Any) -> None:
+    assert objections_to(operation) == ""
 
 
-def test_a_table_that_is_made_in_the_same_migration_is_nobody_elses_yet() -> None:
+def test_objections_ignore_table_of_the_same_migration() -> None:
     indexed = migrations.AddIndex("shade", models.Index(fields=["tone"], name="shade_tone"))
-    assert why_not(TABLE, migrations.AddConstraint("shade", POSITIVE), indexed) == ""
-    assert why_not(TABLE, migrations.AddConstraint("event", POSITIVE)).startswith(UNKNOWN)
+    assert objections_to(TABLE, migrations.AddConstraint("shade", POSITIVE), indexed) == ""
+    assert objections_to(TABLE, migrations.AddConstraint("event", POSITIVE)).startswith(UNKNOWN)
 
 
-def test_an_index_of_a_table_in_use_is_made_beside_traffic() -> None:
+def test_objections_to_index_on_used_table_require_concurrently() -> None:
     sql = ["DROP INDEX CONCURRENTLY IF EXISTS a", "CREATE UNIQUE INDEX CONCURRENTLY a ON scheduling_event (type)"]
-    assert why_not(AddIndexConcurrently("event", BY_TYPE), migrations.RunSQL(sql), atomic=False) == ""
-    assert UNKNOWN in why_not(
+    assert objections_to(AddIndexConcurrently("event", BY_TYPE), migrations.RunSQL(sql), atomic=False) == ""
+    assert UNKNOWN in objections_to(
         migrations.RunSQL([*sql, "DROP INDEX CONCURRENTLY a; DROP TABLE scheduling_event"]), atomic=False
     )
 
 
-def test_objections_to_a_migration_without_lock_timeout_name_it() -> None:
+def test_objections_name_migration_without_lock_timeout() -> None:
     migration = next_migration(added(models.IntegerField(null=True)), LIMIT)
-    assert [name for name, _ in objections(migration, MigrationLoader(None).project_state())] == [
+    assert [name for name, _ in list_objections(migration, MigrationLoader(None).project_state())] == [
         "scheduling.9999_next"
     ]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_migration_whose_table_is_in_use_gives_up_and_applies_later() -> None:
+def test_migration_of_locked_table_times_out_and_applies_later() -> None:
     migration = next_migration(LIMIT, added(models.IntegerField(null=True)))
 
     def apply() -> None:
@@ -183,8 +187,8 @@ RATE = 4.0  #: events a second at each of the two doors
 
 @pytest.mark.campaign
 @pytest.mark.faults
-def test_a_rolling_upgrade_under_load_and_back(
-    state_folder: Callable[[str], Path], told: Callable[[str], None]
+def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
+    state_folder: Callable[[str], Path], report_line: Callable[[str], None]
 ) -> None:
     """From the version before the newest migration. Events come in at both doors, jobs at the first one's."""
     earlier = check_out(state_folder("earlier") / "tree")
@@ -193,17 +197,17 @@ def test_a_rolling_upgrade_under_load_and_back(
         jobs = Jobs(both.old.base_url, both.api_key, both.folder / "effects")
         with faults(both.house(both.old), f"rolling upgrade from {earlier.commit} and back", RATE) as run, jobs:
             took, slowest = upgrade(both, run, earlier)
-            take_back(both, run, earlier)
+            downgrade(both, run, earlier)
             run.go_on(10)
         problems = both.problems(jobs)
-        told(
+        report_line(
             f"{run.line()} · {len(jobs.accepted)} jobs · "
             f"migrated in {took:.1f} s, slowest 202 meanwhile in {slowest:.2f} s"
         )
     assert problems == []
 
 
-def upgrade(both: Fleet, run: Run, earlier: Earlier) -> tuple[float, float]:
+def upgrade(both: Fleet, run: Run, earlier: EarlierVersion) -> tuple[float, float]:
     """The tables first; then a new machine beside the old one, under either's beat; then the old one."""
     run.go_on(10)
     figures = both.migrate(run)
@@ -220,7 +224,7 @@ def upgrade(both: Fleet, run: Run, earlier: Earlier) -> tuple[float, float]:
     return figures
 
 
-def take_back(both: Fleet, run: Run, earlier: Earlier) -> None:
+def downgrade(both: Fleet, run: Run, earlier: EarlierVersion) -> None:
     """The old version again, on tables that it does not know."""
     run.strike()
     both.old.stop("web")

@@ -22,7 +22,7 @@ def product_modules() -> list[Path]:
     return [path for path in paths if "migrations" not in path.parts]
 
 
-def test_folder_of_the_product_has_at_most_16_modules() -> None:
+def test_product_folder_has_at_most_16_modules() -> None:
     modules = [path for app in PRODUCT for path in (ROOT / app).rglob("*.py")]
     counts = Counter(path.parent for path in modules if path.name != "__init__.py" and "migrations" not in path.parts)
     assert len(counts) > 30

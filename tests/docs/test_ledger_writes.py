@@ -17,7 +17,7 @@ WRITES = re.compile(
 )
 
 
-def test_statement_outside_the_ledgers_changes_no_touch_or_job() -> None:
+def test_only_ledgers_write_touch_and_job_rows() -> None:
     outside, of_ledgers = [], 0
     for app in PRODUCT:
         for path in sorted((ROOT / app).rglob("*.py")):

@@ -12,7 +12,7 @@ from tests.docs.pages import anchors, images, links, name, pages
 
 
 @pytest.mark.parametrize("path", pages(), ids=name)
-def test_relative_links_lead_somewhere(path: Path) -> None:
+def test_relative_link_target_exists(path: Path) -> None:
     broken = []
     for target in links(path.read_text("utf-8")):
         if "://" in target or target.startswith("mailto:"):
@@ -25,17 +25,17 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", pages(), ids=name)
-def test_pictures_have_a_file_of_their_own(path: Path) -> None:
+def test_picture_file_exists(path: Path) -> None:
     for target in images(path.read_text("utf-8")):
         assert (path.parent / target).stat().st_size > 1_000, target
 
 
-def test_every_picture_is_shown() -> None:
+def test_every_screenshot_is_used_in_a_page() -> None:
     shown = {(page.parent / target).resolve() for page in pages() for target in images(page.read_text("utf-8"))}
     assert sorted(path.name for path in set((ROOT / "docs/screenshots").iterdir()) - shown) == []
 
 
-def test_the_index_leads_to_every_page() -> None:
+def test_index_links_every_page() -> None:
     """Decisions are found by their folder."""
     index = ROOT / "docs/README.md"
     led = {(index.parent / target.partition("#")[0]).resolve() for target in links(index.read_text("utf-8"))}
@@ -44,7 +44,7 @@ def test_the_index_leads_to_every_page() -> None:
 
 
 @pytest.mark.parametrize("path", pages(), ids=name)
-def test_named_tests_exist(path: Path) -> None:
+def test_named_test_files_exist(path: Path) -> None:
     """Tests move; a page that names one as proof must follow."""
     named = re.findall(r"`(tests/[\w/.-]+)(?:::\w+)?`", path.read_text("utf-8"))
     assert [each for each in named if not (ROOT / each).exists()] == []

@@ -17,7 +17,7 @@ def targets(text: str) -> set[str]:
     return {target for target in links(text) if not target.startswith("README")}
 
 
-def drawn(text: str) -> list[list[tuple[str, ...]]]:
+def list_arrows(text: str) -> list[list[tuple[str, ...]]]:
     """The arrows of each diagram, without the words on them."""
     return [
         re.findall(r"^\s*(\w+)(?:\[.*?\]|\(.*?\)|\{.*?\})* *(-\.->|-->)", block, re.MULTILINE)
@@ -25,18 +25,18 @@ def drawn(text: str) -> list[list[tuple[str, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("said", [commands, images, inline_code, targets, drawn])
-def test_both_readmes_name_the_same(said: object) -> None:
+@pytest.mark.parametrize("said", [commands, images, inline_code, targets, list_arrows])
+def test_readmes_have_the_same_commands_and_links(said: object) -> None:
     assert callable(said)
     assert said(CHINESE) == said(ENGLISH)
 
 
-def test_each_readme_leads_to_the_other() -> None:
+def test_readmes_link_each_other() -> None:
     assert "README.zh-CN.md" in links(ENGLISH)
     assert "README.md" in links(CHINESE)
 
 
-def test_the_chinese_one_is_chinese() -> None:
+def test_chinese_readme_lines_are_chinese() -> None:
     """A paragraph that somebody added to one and forgot in the other would stay English."""
     for line in re.sub(r"^```.*?^```$", "", CHINESE, flags=re.MULTILINE | re.DOTALL).splitlines():
         words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))

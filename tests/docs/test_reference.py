@@ -25,22 +25,22 @@ PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
-def test_tables_are_what_the_code_says(path: Path) -> None:
+def test_reference_tables_match_the_code(path: Path) -> None:
     assert path.read_text("utf-8") == build_pages()[path], "run python -m config.reference, say what new rows are for"
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
-def test_every_row_says_what_it_is_for(path: Path) -> None:
+def test_reference_rows_have_a_description(path: Path) -> None:
     assert silent(path.read_text("utf-8")) == []
 
 
-def test_every_variable_has_a_row() -> None:
+def test_settings_page_lists_every_variable() -> None:
     text = SETTINGS.read_text("utf-8")
     missing = [name.upper() for name in Environment.model_fields if f"\n| `{name.upper()}` |" not in text]
     assert missing == []
 
 
-def test_variables_that_are_read_elsewhere_are_told_of_too() -> None:
+def test_settings_page_lists_directly_read_variables() -> None:
     """Not through the one door: the place's own name, and what flows are given."""
     told = SETTINGS.read_text("utf-8")
     read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\s*\"([A-Z_]+)\"")
@@ -53,7 +53,7 @@ def test_variables_that_are_read_elsewhere_are_told_of_too() -> None:
     assert [name for name in sorted(found) if f"`{name}`" not in told] == []
 
 
-def test_durations_are_written_as_the_page_says(tmp_path: Path) -> None:
+def test_duration_setting_accepts_documented_formats(tmp_path: Path) -> None:
     def start(value: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "AFTERTOUCH_RPA_EVIDENCE_KEPT": value, "AFTERTOUCH_STATE_DIR": str(tmp_path)}
         words = [sys.executable, "-c", "from config.environment import environment; environment()"]
@@ -67,11 +67,11 @@ def test_durations_are_written_as_the_page_says(tmp_path: Path) -> None:
         assert start(value).returncode == 0, value
 
 
-def test_every_section_has_a_heading() -> None:
+def test_config_page_has_a_heading_per_section() -> None:
     assert set(sections()) <= anchors(CONFIG_FILE.read_text("utf-8"))
 
 
-def test_the_shipped_matrix_speaks_of_keys_that_are_told_of() -> None:
+def test_shipped_matrix_uses_documented_keys() -> None:
     told = CONFIG_FILE.read_text("utf-8")
     shipped = yaml.safe_load((ROOT / "scheduling/shipped.yaml").read_text("utf-8"))
     for name, entries in shipped.items():
@@ -80,7 +80,7 @@ def test_the_shipped_matrix_speaks_of_keys_that_are_told_of() -> None:
                 assert re.search(rf"\| `{key}(\.\w+)?` \|", told), f"{name}: {key}"
 
 
-def test_what_people_wrote_survives_a_new_row() -> None:
+def test_table_rewrite_keeps_descriptions() -> None:
     page = SETTINGS.read_text("utf-8")
     older = re.sub(r"^\| `DATABASE_URL`.*\n", "", page, flags=re.MULTILINE)
     newer = rewrite_tables(older, settings_page.setting_tables())

@@ -39,7 +39,7 @@ def ends(transitions: Transitions, states: list[str]) -> set[str]:
     return set(states) - set(transitions)
 
 
-def put(model: type[LedgerRow], task_id: UUID, state: str) -> None:
+def set_state(model: type[LedgerRow], task_id: UUID, state: str) -> None:
     """In this state, as the ledger would have left it, with a lease that has run out."""
     leased = state in ("queued", "running")
     model.objects.filter(pk=task_id).update(
@@ -61,13 +61,13 @@ def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[
         yield lambda state=state: ledger.settle({Claim(task_id, 7): Settlement(state, due_at=now())})  # type: ignore[misc]
 
 
-def seen(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Arrow]:
+def collect_moves(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Arrow]:
     """The arrows of all moves from all states."""
     settled = [state for state in states if state not in ("scheduled", "queued", "running")]
     found = set()
     for state in states:
         for act in moves(ledger, task_id, settled):
-            put(model, task_id, state)
+            set_state(model, task_id, state)
             with transaction.atomic():
                 act()
             found.add((state, model.objects.get(pk=task_id).state))
@@ -75,9 +75,9 @@ def seen(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Ar
 
 
 @pytest.fixture
-def touch(matrix: Any, happen: Any) -> UUID:
+def touch(matrix: Any, record_event: Any) -> UUID:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     assert isinstance(task_id, UUID)
     return task_id
 
@@ -90,12 +90,12 @@ def job(db: None) -> UUID:
     return Job.objects.create(shop=shop, flow=flow, due_at=now(), planned_at=now()).task_id
 
 
-def test_a_touch_moves_as_it_is_drawn(touch: UUID) -> None:
-    assert seen(touches, Touch, touch, TouchState.values) == arrows(TOUCH_TRANSITIONS)
+def test_touch_moves_match_the_transitions(touch: UUID) -> None:
+    assert collect_moves(touches, Touch, touch, TouchState.values) == arrows(TOUCH_TRANSITIONS)
 
 
-def test_a_job_moves_as_it_is_drawn(job: UUID) -> None:
-    assert seen(jobs, Job, job, JobState.values) == arrows(JOB_TRANSITIONS)
+def test_job_moves_match_the_transitions(job: UUID) -> None:
+    assert collect_moves(jobs, Job, job, JobState.values) == arrows(JOB_TRANSITIONS)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_transitions_name_every_state_and_each_end(transitions: Transitions, sta
     assert ends(transitions, states) == set(states) - {"scheduled", "queued", "running"}
 
 
-def test_what_a_verdict_writes_at_once_is_a_drawn_move_too(touch: UUID) -> None:
+def test_settle_batch_moves_match_the_transitions(touch: UUID) -> None:
     """A claim and what follows from it, in one write: queued → running → its end."""
     for state in ("running", *(after for before, after in arrows(TOUCH_TRANSITIONS) if before == "running")):
-        put(Touch, touch, "queued")
+        set_state(Touch, touch, "queued")
         touches.settle_batch({Settlement(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)
@@ -124,8 +124,8 @@ def act_on(row: FailedTask, act: Callable[[UUID, Actor], object]) -> str:
     return str(FailedTask.objects.get(pk=row.pk).state)
 
 
-def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
-    put(Touch, touch, "unknown")
+def test_failed_task_moves_match_the_transitions(touch: UUID) -> None:
+    set_state(Touch, touch, "unknown")
     acts: list[Callable[[UUID, Actor], object]] = [
         failed_tasks.retry_failed_task,
         failed_tasks.ignore_failed_task,
@@ -151,6 +151,6 @@ def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
     }
 
 
-def test_only_an_unknown_one_can_be_resolved(touch: UUID) -> None:
+def test_failed_task_not_unknown_cannot_be_resolved(touch: UUID) -> None:
     row = FailedTask.objects.create(origin="touch", task_id=touch, failure="failed", reason="test")
     assert act_on(row, lambda pk, actor: failed_tasks.resolve_failed_task(pk, actor, delivered=True)) == "open"

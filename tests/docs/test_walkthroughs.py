@@ -86,7 +86,7 @@ def gateway(reader: Reader) -> Iterator[Path]:
     process.wait(10)
 
 
-def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
+def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
     said = reader.type_commands(TUTORIAL)
     assert "5s" in said  # the difference that the dry run printed
     assert "dry run: nothing was stored" in said
@@ -94,24 +94,24 @@ def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
     assert re.search(r'"rule": *"dedupe"', said)
 
 
-def test_the_channel_sends_and_its_refusal_is_a_failed_task(reader: Reader, gateway: Path) -> None:
+def test_channel_page_sends_and_records_failed_task(reader: Reader, gateway: Path) -> None:
     said = reader.type_commands(CHANNEL)
     assert wait_until(lambda: "13800138001: 【示例】" in gateway.read_text("utf-8"), PATIENCE)
     assert gateway.read_text("utf-8").count("\n13800138001") <= 1
     assert "no such number" in said
 
 
-def test_the_examples_of_the_api_are_answered_as_they_say(reader: Reader) -> None:
+def test_api_page_examples_succeed(reader: Reader) -> None:
     reader.type_commands(API)
 
 
-def test_capacity_is_reckoned_as_the_page_says(reader: Reader) -> None:
+def test_capacity_commands_give_the_stated_output(reader: Reader) -> None:
     said = reader.type_commands(SCALE_OUT)
     assert "48 slots, 10 nodes of 5" in said
     assert "runs a second: 0.0 seconds each: 0" in said
 
 
-def test_the_curves_are_the_measured_ones() -> None:
+def test_scale_out_curves_match_benchmarks() -> None:
     """Each point of the drawings stands in the row of the benchmarks that it was taken from."""
     measured = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     for drawing in blocks(SCALE_OUT, "mermaid"):
@@ -119,7 +119,7 @@ def test_the_curves_are_the_measured_ones() -> None:
         assert f"| {points} ms |" in measured
 
 
-def test_the_pages_promise_no_more_than_they_type() -> None:
+def test_page_prose_contains_no_commands() -> None:
     """A command in the prose would be one that nobody tries."""
     for page in (TUTORIAL, CHANNEL, API, SCALE_OUT):
         assert not re.search(r"^(?:\$ |curl |\.venv/)", prose(page), re.MULTILINE)

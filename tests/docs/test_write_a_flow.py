@@ -66,7 +66,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         yield Reader(tmp_path, stack, site)
 
 
-def test_a_flow_is_written_tried_and_run_as_a_job(reader: Reader) -> None:
+def test_flow_page_commands_run_the_flow_as_a_job(reader: Reader) -> None:
     reader.types("flow_sdk new demo_count_unpaid")
     (flow,) = blocks(PAGE, "python")[:1]
     (reader.home / "my-flows/demo_count_unpaid.py").write_text(flow, "utf-8")

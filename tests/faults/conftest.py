@@ -13,13 +13,13 @@ from tests.faults.house import House, Run, faults, house
 
 
 @pytest.fixture(scope="session")
-def the_house(state_folder: Callable[[str], Path]) -> Iterator[House]:
+def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[House]:
     with house(state_folder("house")) as made:
         yield made
 
 
 @pytest.fixture
-def under_load(told: Callable[[str], None]) -> Callable[..., AbstractContextManager[Run]]:
+def under_load(report_line: Callable[[str], None]) -> Callable[..., AbstractContextManager[Run]]:
     @contextmanager
     def under_load(where: House, name: str, **changes: Any) -> Iterator[Run]:
         run: Run | None = None
@@ -28,6 +28,6 @@ def under_load(told: Callable[[str], None]) -> Callable[..., AbstractContextMana
                 yield run
         finally:
             if run is not None:
-                told(run.line())
+                report_line(run.line())
 
     return under_load

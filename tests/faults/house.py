@@ -194,7 +194,9 @@ class Run:
         by_key = {str(row["key"]): row for row in touches}
         found += [f"a call for no touch: {each[0]}" for key, each in calls.items() if key not in by_key]
         for key, row in by_key.items():
-            found += [f"{problem}: {_short(row)} {calls.get(key)}" for problem in odd(row, calls.get(key, []))]
+            found += [
+                f"{problem}: {_short(row)} {calls.get(key)}" for problem in find_contradictions(row, calls.get(key, []))
+            ]
         effects: Counter[tuple[str, str]] = Counter()
         for each in calls.values():
             if any(call.status < 300 for call in each):
@@ -246,7 +248,7 @@ class Run:
         return " · ".join([text, *self.notes])
 
 
-def odd(row: dict[str, Any], calls: list[Call]) -> Iterator[str]:
+def find_contradictions(row: dict[str, Any], calls: list[Call]) -> Iterator[str]:
     """What a touch and its calls must not be together."""
     state, effects = row["state"], sum(call.status < 300 for call in calls)
     if state not in ENDS:

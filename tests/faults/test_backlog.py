@@ -23,7 +23,7 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 pytestmark = pytest.mark.faults
 
 
-def test_the_rescue_sees_when_the_oldest_waiting_message_was_published(valkey: Any) -> None:
+def test_oldest_message_at_returns_publication_time(valkey: Any) -> None:
     """It prolongs the hints behind it, so that a backlog is never amplified. The key of a queue has a prefix on Redis,
     and kombu's client prefixes only the commands that it knows."""
     queue = f"touch.{uuid4().hex[:8]}"
@@ -36,7 +36,7 @@ def test_the_rescue_sees_when_the_oldest_waiting_message_was_published(valkey: A
     assert timedelta(seconds=1) < datetime.now(UTC) - oldest < timedelta(seconds=60)
 
 
-def test_an_unreadable_oldest_item_counts_as_no_backlog(valkey: Any) -> None:
+def test_oldest_message_at_unreadable_item_is_none(valkey: Any) -> None:
     valkey.lpush("mq:touch.high", "not a message")
     valkey.lpush("mq:touch.low", json.dumps([1]))
     assert oldest_message_at("touch.high") is None
@@ -55,7 +55,7 @@ def rabbit(state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db(transaction=True)
-def test_a_lost_hint_does_not_wait_for_a_queue_of_rabbitmq_to_be_empty(matrix: Any, happen: Any, rabbit: str) -> None:
+def test_rescue_does_not_wait_for_empty_rabbitmq_queue(matrix: Any, record_event: Any, rabbit: str) -> None:
     """It shows no waiting message, only how many there are."""
     assert oldest_message_at("touch.normal") is None
     with Connection(rabbit, transport_options={"confirm_publish": True}) as own:
@@ -65,7 +65,7 @@ def test_a_lost_hint_does_not_wait_for_a_queue_of_rabbitmq_to_be_empty(matrix: A
     assert oldest_message_at("touch.normal") == AGE_UNKNOWN
 
     matrix.node()
-    happen()
+    record_event()
     for minutes, state in ((1, "queued"), (3, "scheduled")):
         ago = now() - timedelta(minutes=minutes)
         Touch.objects.update(state="queued", hints=1, due_at=ago, queued_at=ago, lease_until=ago)

@@ -26,7 +26,7 @@ SENDS = "Sending due task"  #: as beat says it
 
 
 @pytest.mark.campaign
-def test_a_blocked_broker_is_told_and_freezes_nobody(
+def test_blocked_rabbitmq_is_reported_and_events_accepted(
     state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
 ) -> None:
     """Events are accepted meanwhile, and what they planned goes out when it is over, with nothing started again."""
@@ -55,7 +55,7 @@ def test_a_blocked_broker_is_told_and_freezes_nobody(
         assert made.stack.pids == pids
 
 
-def test_who_publishes_gives_up_at_once_and_goes_on_when_the_alarm_is_over(
+def test_publisher_gives_up_on_alarm_and_recovers(
     state_folder: Callable[[str], Path],
 ) -> None:
     """Without any bound of its own; a bound of the broker's silence is far longer than a test may take."""
@@ -64,24 +64,24 @@ def test_who_publishes_gives_up_at_once_and_goes_on_when_the_alarm_is_over(
         node.control("set_vm_memory_high_watermark", "0.000001")
         assert wait_until(lambda: not is_published(node.url), 30)
         assert broker_alarm.is_on()
-        with dialled(node.url) as connection:
+        with open_connection(node.url) as connection:
             assert accepts_messages(connection) is False
-        with dialled(node.url) as connection:  # Flower misses it, and nobody else does
+        with open_connection(node.url) as connection:  # Flower misses it, and nobody else does
             connection.Producer().publish({}, exchange="celeryev", routing_key="worker.heartbeat")
         node.control("set_vm_memory_high_watermark", "0.4")
         assert wait_until(lambda: not broker_alarm.is_on(), 30)
         assert is_published(node.url)
-        with dialled(node.url) as connection:
+        with open_connection(node.url) as connection:
             assert accepts_messages(connection) is True
 
 
-def dialled(url: str) -> Connection:
+def open_connection(url: str) -> Connection:
     return Connection(url, transport_options={"confirm_publish": True})
 
 
 def is_published(url: str) -> bool:
     try:
-        with dialled(url) as connection:
+        with open_connection(url) as connection:
             connection.Producer().publish({}, exchange="", routing_key="nobody")
     except ConnectionError:
         return False

@@ -36,7 +36,7 @@ def batches(log: str) -> int:
     return len(re.findall(rf"{re.escape(DELIVERED)}[0-9a-f-]+\] succeeded", log))
 
 
-def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     folder = state_folder("sentinel")
     with sentinels(folder) as watched, house(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made:
         before = watched.primary_port()
@@ -53,7 +53,7 @@ def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], und
 
 
 @pytest.mark.campaign
-def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_another_primary(
+def test_failover_with_node_killed_and_joined_loses_nothing(
     state_folder: Callable[[str], Path], under_load: UnderLoad
 ) -> None:
     """Each node has a state folder of its own; all they share is the database and the broker."""
@@ -87,7 +87,7 @@ def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_anoth
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_rabbitmq_is_killed_and_started_again(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     """Events are accepted while it is away, and what they planned is delivered once it is back."""
     folder = state_folder("rabbitmq")
     with rabbitmq(folder) as node, house(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:

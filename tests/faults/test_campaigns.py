@@ -19,28 +19,28 @@ UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
 @pytest.mark.parametrize("blow", STRIKES)
-def test_the_same_blow_at_random_points(the_house: House, under_load: UnderLoad, blow: str) -> None:
-    with under_load(the_house, f"campaign: {blow}") as run:
+def test_same_fault_at_random_points_loses_nothing(fault_stack: House, under_load: UnderLoad, blow: str) -> None:
+    with under_load(fault_stack, f"campaign: {blow}") as run:
         for _ in range(POINTS):
             run.reach_a_random_point()
             STRIKES[blow](run)
         run.go_on(20)
 
 
-def test_all_blows_in_any_order(the_house: House, under_load: UnderLoad) -> None:
-    with under_load(the_house, "campaign: anything") as run:
+def test_random_faults_lose_nothing(fault_stack: House, under_load: UnderLoad) -> None:
+    with under_load(fault_stack, "campaign: anything") as run:
         for _ in range(POINTS):
             run.reach_a_random_point()
             STRIKES[run.chance.choice(list(STRIKES))](run)
         run.go_on(20)
 
 
-def test_leases_are_waited_for_in_full(
-    the_house: House, under_load: UnderLoad, monkeypatch: pytest.MonkeyPatch
+def test_worker_kill_with_full_leases_loses_nothing(
+    fault_stack: House, under_load: UnderLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everywhere else the leases of the dead are ended early to save 45 s."""
     monkeypatch.setattr(House, "lapse_leases", lambda *_: {})
-    with under_load(the_house, "campaign: kill -9 worker, leases waited for") as run:
+    with under_load(fault_stack, "campaign: kill -9 worker, leases waited for") as run:
         run.reach_a_random_point()
         STRIKES["kill -9 worker"](run)
         run.go_on(20)

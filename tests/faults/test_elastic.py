@@ -25,21 +25,21 @@ BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUC
 HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
 
 
-def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
-    the_house: House, state_folder: Callable[[str], Path], tmp_path: Path
+def test_pool_grows_with_backlog_and_shrinks_after(
+    fault_stack: House, state_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     gate, marks = tmp_path / "gate", [str(number) for number in range(8)]
     with redis_server(state_folder("elastic")) as broker:
-        environment = {**the_house.stack.environment, **BOUNDS, "CELERY_BROKER_URL": broker.url}
+        environment = {**fault_stack.stack.environment, **BOUNDS, "CELERY_BROKER_URL": broker.url}
         with worker(environment, "-Q", ",".join(CORE_QUEUES), "-c", "2", app="tests.faults.trap_app") as program:
             program.await_ready()
             main = psutil.Process(program.pid)
             for mark in marks:
                 push(broker, "touch.normal", envelope("traps.wait", str(gate), mark, published_at=time.time()))
-            the_house.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
+            fault_stack.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
             gate.touch()
-            the_house.wait(lambda: len(gate.read_text().split()) >= len(marks), "all have run")
-            the_house.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
+            fault_stack.wait(lambda: len(gate.read_text().split()) >= len(marks), "all have run")
+            fault_stack.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
             assert sorted(gate.read_text().split()) == marks
 
 
@@ -57,7 +57,7 @@ def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
         ),
     ],
 )
-def test_a_child_is_killed_while_a_pool_grows_and_shrinks_under_load(
+def test_elastic_pool_child_killed_is_replaced(
     kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
 ) -> None:
     folder = state_folder(f"elastic-{kind}")

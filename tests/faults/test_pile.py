@@ -15,7 +15,7 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_pile_on_rabbitmq_stands_while_more_passes_wait_than_it_allows(
+def test_tick_backlog_on_rabbitmq_is_full_above_limit(
     state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question

@@ -22,17 +22,17 @@ CORE = "ticks,touch.high,touch.normal,touch.low"
 
 
 @pytest.mark.parametrize("program", ["worker", "pool child", "beat", "web"])
-def test_a_program_is_killed(the_house: House, under_load: UnderLoad, program: str) -> None:
-    with under_load(the_house, f"kill -9 {program}") as run:
+def test_killed_program_loses_nothing(fault_stack: House, under_load: UnderLoad, program: str) -> None:
+    with under_load(fault_stack, f"kill -9 {program}") as run:
         run.reach_a_random_point()
         STRIKES[f"kill -9 {program}"](run)
         run.go_on(20)
 
 
-def test_a_worker_stopped_past_its_lease_changes_nothing_afterwards(the_house: House, under_load: UnderLoad) -> None:
+def test_worker_stopped_past_lease_writes_nothing(fault_stack: House, under_load: UnderLoad) -> None:
     """Its sends are in flight as it stops. Another worker takes over what its leases let go; then it wakes up with
     answers about runs that are not its own any more."""
-    house, receiver = the_house, the_house.receiver
+    house, receiver = fault_stack, fault_stack.receiver
     with (
         under_load(house, "SIGSTOP past the lease, SIGCONT") as run,
         worker(house.stack.environment, "-Q", CORE, "-c", "2", "-n", "second@%h", log="second") as second,
@@ -79,8 +79,8 @@ def _settled(run: Run) -> dict[object, tuple[object, ...]]:
     }
 
 
-def test_a_worker_that_is_asked_to_end_settles_what_it_has_sent(the_house: House, under_load: UnderLoad) -> None:
-    house, receiver = the_house, the_house.receiver
+def test_worker_sigterm_settles_sends_in_flight(fault_stack: House, under_load: UnderLoad) -> None:
+    house, receiver = fault_stack, fault_stack.receiver
     with under_load(house, "SIGTERM with sends in flight") as run:
         receiver.close()
         run.go_on(15)

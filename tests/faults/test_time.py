@@ -45,8 +45,8 @@ def leads(beat: Program) -> bool:
     return "beat_leads" in beat.log
 
 
-def test_of_two_beats_one_ticks_and_the_other_takes_over(the_house: House, told: object) -> None:
-    house, environment = the_house, the_house.stack.environment
+def test_standby_beat_takes_over_after_kill(fault_stack: House, report_line: object) -> None:
+    house, environment = fault_stack, fault_stack.stack.environment
     with (
         without_beat(house),
         celery(environment, "beat", "-l", "INFO", log="beat-a") as first,
@@ -63,13 +63,13 @@ def test_of_two_beats_one_ticks_and_the_other_takes_over(the_house: House, told:
         # No tighter bound: how fast it takes over is measured, and a loaded machine is no fault of it.
         house.wait(lambda: leads(standby), "the other one takes over")
         took = (house.now() - killed_at).total_seconds()
-        told(f"kill -9 of the leading beat · the other one leads after {took:.1f} s")  # type: ignore[operator]
+        report_line(f"kill -9 of the leading beat · the other one leads after {took:.1f} s")  # type: ignore[operator]
         house.wait(lambda: sent(standby) > 0, "it ticks")
 
 
-def test_seven_days_with_restarts_of_everything_in_between(the_house: House, told: object) -> None:
+def test_seven_day_touch_survives_restarts(fault_stack: House, report_line: object) -> None:
     """The clock is moved by moving the touch's times; a moved clock would move the leases of all others as well."""
-    house, user = the_house, f"ann-{uuid4().hex[:8]}"
+    house, user = fault_stack, f"ann-{uuid4().hex[:8]}"
     door = Door(house.stack.base_url, house.api_key)
     event = {"specversion": "1.0", "id": user, "source": "faults", "type": "load.week", "subject": user}
     status, body = door.post(event)
@@ -102,7 +102,7 @@ def test_seven_days_with_restarts_of_everything_in_between(the_house: House, tol
     assert len(calls) == 1
     assert calls[0].at >= due_at.timestamp()
     late = calls[0].at - due_at.timestamp()
-    told(f"7 days through two restarts of everything · delivered once, {late:.1f} s late")  # type: ignore[operator]
+    report_line(f"7 days through two restarts of everything · delivered once, {late:.1f} s late")  # type: ignore[operator]
 
 
 def _restart_everything(house: House) -> None:

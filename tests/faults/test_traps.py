@@ -37,11 +37,11 @@ def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def surroundings(the_house: House, broker: RedisServer) -> dict[str, str]:
+def worker_environment(fault_stack: House, broker: RedisServer) -> dict[str, str]:
     """The house's database and the broker of this module, empty."""
     with redis.Redis.from_url(broker.url) as client:
         client.flushall()
-    return {**the_house.stack.environment, "CELERY_BROKER_URL": broker.url}
+    return {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}
 
 
 def envelope(task: str, *args: Any, body: str | None = None, **headers: Any) -> str:
@@ -70,7 +70,7 @@ def push(broker: RedisServer, queue: str, item: str | bytes, prefix: str = PREFI
         client.lpush(prefix + queue, item)
 
 
-def buried(house: House, containing: str) -> list[tuple[str, str, str]]:
+def list_failed_messages(house: House, containing: str) -> list[tuple[str, str, str]]:
     """Reason, class and queue of the failed tasks that keep this message."""
     return house.sql(
         "SELECT reason, failure, channel FROM scheduling_failedtask WHERE origin = 'message' AND payload::text LIKE %s",
@@ -106,40 +106,42 @@ def _headless(mark: str) -> str:
     return json.dumps({**message, "headers": {}, "body": json.dumps({"what": mark})})
 
 
-def test_what_nobody_can_run_is_buried_and_the_queues_go_on(
-    the_house: House, broker: RedisServer, surroundings: dict[str, str]
+def test_poison_messages_become_failed_tasks(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
 ) -> None:
     marks = {name: f"m{uuid4().hex}" for name in POISON}
-    with worker(surroundings, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
         guarded.await_ready()
         another_version = f"m{uuid4().hex}"
         push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
         for name, (_, make) in POISON.items():
             push(broker, "touch.normal", make(marks[name]))
-        _await_burials(the_house, guarded, marks)
-        assert not buried(the_house, another_version)  # it comes again, and was dropped before the others
+        _await_failed_messages(fault_stack, guarded, marks)
+        assert not list_failed_messages(
+            fault_stack, another_version
+        )  # it comes again, and was dropped before the others
         for queue in ("touch.normal", "touch.high"):
             last = f"m{uuid4().hex}"
             push(broker, queue, envelope("traps.divide", last, 1))
-            the_house.wait(lambda last=last: bool(buried(the_house, last)), f"{queue} goes on")  # type: ignore[misc]
+            fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
         assert guarded.is_alive()
-    found = {name: buried(the_house, mark) for name, mark in marks.items()}
+    found = {name: list_failed_messages(fault_stack, mark) for name, mark in marks.items()}
     assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
         name: [reason] for name, (reason, _) in POISON.items()
     }
     assert {row[1] for rows in found.values() for row in rows} == {"unreadable"}
 
 
-def _await_burials(house: House, program: Program, marks: dict[str, str]) -> None:
+def _await_failed_messages(house: House, program: Program, marks: dict[str, str]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while missing := [name for name, mark in marks.items() if not buried(house, mark)]:
+    while missing := [name for name, mark in marks.items() if not list_failed_messages(house, mark)]:
         assert program.is_alive(), f"the worker has ended:\n{program.log}"
         assert time.monotonic() < deadline, f"not buried: {missing}\n{program.log}"
         time.sleep(0.1)
 
 
-def test_without_the_guard_a_raw_item_ends_the_worker(broker: RedisServer, surroundings: dict[str, str]) -> None:
-    with worker(surroundings, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
         push(broker, "ticks", "not JSON", prefix="")
         assert bare.await_exit() != 0
@@ -148,21 +150,21 @@ def test_without_the_guard_a_raw_item_ends_the_worker(broker: RedisServer, surro
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_out_of_memory_fails_alone(the_house: House, broker: RedisServer, surroundings: dict[str, str]) -> None:
-    with worker(surroundings, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
+def test_task_out_of_memory_keeps_worker_alive(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
+) -> None:
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
         guarded.await_ready()
         push(broker, "touch.normal", envelope("traps.out_of_memory"))
         guarded.await_log("eight exabytes")
         last = f"m{uuid4().hex}"
         push(broker, "touch.normal", envelope("traps.divide", last, 1))
-        the_house.wait(lambda: bool(buried(the_house, last)), "the next one runs")
+        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "the next one runs")
         assert guarded.is_alive()
 
 
-def test_without_the_guard_a_task_out_of_memory_ends_the_worker(
-    broker: RedisServer, surroundings: dict[str, str]
-) -> None:
-    with worker(surroundings, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
         push(broker, "ticks", envelope("traps.out_of_memory"), prefix="")
         assert bare.await_exit() != 0
@@ -179,10 +181,10 @@ def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str,
         assert client.hlen(f"{prefix}unacked") == 1
 
 
-def test_a_worker_that_holds_a_message_survives_an_outage_of_redis(
-    the_house: House, broker: RedisServer, surroundings: dict[str, str], told: Callable[[str], None]
+def test_worker_holding_message_survives_redis_outage(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
 ) -> None:
-    with worker(surroundings, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
         hold_a_message(guarded, broker, "traps.divide", "touch.normal", PREFIX)
         try:
             broker.kill()
@@ -191,16 +193,14 @@ def test_a_worker_that_holds_a_message_survives_an_outage_of_redis(
             broker.start()
         back_at, last = time.monotonic(), f"m{uuid4().hex}"
         push(broker, "touch.normal", envelope("traps.divide", last, 1))
-        the_house.wait(lambda: bool(buried(the_house, last)), "it consumes again")
+        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "it consumes again")
         assert guarded.is_alive()
     took = time.monotonic() - back_at
-    told(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
+    report_line(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
 
 
-def test_without_the_guard_an_outage_of_redis_ends_the_worker(
-    broker: RedisServer, surroundings: dict[str, str]
-) -> None:
-    with worker(surroundings, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         hold_a_message(bare, broker, "traps.nothing", "ticks", "")
         try:
             broker.kill()
@@ -213,14 +213,14 @@ def test_without_the_guard_an_outage_of_redis_ends_the_worker(
 # --- what a worker may consume ----------------------------------------------------------------------------------------
 
 
-def test_an_execution_worker_starts_by_its_queues_alone(surroundings: dict[str, str]) -> None:
-    with worker(surroundings, "-Q", RPA, "-c", "1") as execution:
+def test_execution_worker_starts_with_its_queues_only(worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", RPA, "-c", "1") as execution:
         execution.await_ready()
 
 
-def test_a_worker_for_touches_and_runs_needs_more_processes_than_runs_can_take(surroundings: dict[str, str]) -> None:
+def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[str, str]) -> None:
     both = f"{CORE},{RPA}"
-    environment = {**surroundings, "AFTERTOUCH_RPA_SLOTS": "2"}
+    environment = {**worker_environment, "AFTERTOUCH_RPA_SLOTS": "2"}
     with worker(environment, "-Q", both, "-c", "2") as too_few:
         assert too_few.await_exit() != 0
         assert "AFTERTOUCH_RPA_SLOTS (2)" in too_few.log
@@ -230,8 +230,8 @@ def test_a_worker_for_touches_and_runs_needs_more_processes_than_runs_can_take(s
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_on_rabbitmq_the_topic_exchange_reaches_the_queues_by_priority(
-    the_house: House, surroundings: dict[str, str], state_folder: Callable[[str], Path]
+def test_topic_exchange_routes_by_priority(
+    fault_stack: House, worker_environment: dict[str, str], state_folder: Callable[[str], Path]
 ) -> None:
     marks = {priority: f"m{uuid4().hex}" for priority in RPA_QUEUES}
     with rabbitmq(state_folder("topic")) as node:
@@ -247,10 +247,10 @@ def test_on_rabbitmq_the_topic_exchange_reaches_the_queues_by_priority(
                 )
             depths = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in RPA_QUEUES}
             assert depths == dict.fromkeys(RPA_QUEUES, 1)
-        environment = {**surroundings, "CELERY_BROKER_URL": node.url}
+        environment = {**worker_environment, "CELERY_BROKER_URL": node.url}
         with worker(environment, "-Q", RPA, "-c", "1") as execution:
             execution.await_ready()
-            _await_burials(the_house, execution, marks)
-    assert {priority: buried(the_house, mark)[0][2] for priority, mark in marks.items()} == {
+            _await_failed_messages(fault_stack, execution, marks)
+    assert {priority: list_failed_messages(fault_stack, mark)[0][2] for priority, mark in marks.items()} == {
         priority: f"task.pdd.{priority}" for priority in RPA_QUEUES
     }

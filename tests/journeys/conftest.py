@@ -54,12 +54,12 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     violations: list[str] = []
 
     def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = "") -> Any:
-        hire(group)
+        create_member(group)
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
-        watch_policy(context, violations)
+        record_csp_violations(context, violations)
         page = context.new_page()
         page.goto(f"{live_server.url}/admin/")
         page.fill("[name=username]", group or "ops")
@@ -71,11 +71,11 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     yield ops
     for context in contexts:
         context.close()
-    wait_until(nobody_asks, 30)
+    wait_until(no_query_is_active, 30)
     assert violations == []
 
 
-def nobody_asks() -> bool:
+def no_query_is_active() -> bool:
     """A look that a closed page has begun goes on in the server; the tables are emptied next, and it would stand in the
     way of that."""
     with connection.cursor() as cursor:
@@ -86,7 +86,7 @@ def nobody_asks() -> bool:
         return not cursor.fetchall()
 
 
-def hire(group: str) -> None:
+def create_member(group: str) -> None:
     """With the rights that a new house gives to the group, and no other."""
     if User.objects.filter(username=group or "ops").exists():
         return
@@ -97,7 +97,7 @@ def hire(group: str) -> None:
     User.objects.create_user(group, password=PASSWORD, is_staff=True).groups.add(Group.objects.get(name=group))
 
 
-def watch_policy(context: Any, violations: list[str]) -> None:
+def record_csp_violations(context: Any, violations: list[str]) -> None:
     """What the browser refuses, and what fails because of it."""
 
     def heard(page: Any, text: str) -> None:

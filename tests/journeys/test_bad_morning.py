@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -19,7 +19,7 @@ MANY, FEW, READERS = 58, 5, 40
 
 
 @pytest.fixture(autouse=True)
-def _counted(transactional_db: None) -> None:
+def _configuration_row(transactional_db: None) -> None:
     """A test that flushes the tables also takes the row by which edits are noticed."""
     from scheduling.models import Configuration
 
@@ -27,7 +27,7 @@ def _counted(transactional_db: None) -> None:
 
 
 @pytest.fixture
-def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
+def refusing_receiver(matrix: Any, record_event: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
@@ -39,16 +39,16 @@ def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterato
         )
         matrix.node("insale-paid", trigger="order.paid", channel=hook)
         matrix.node("presale-download")
-        deliver_touches([task for number in range(READERS) for task in happen(user=f"reader-{number}").task_ids])
+        deliver_touches([task for number in range(READERS) for task in record_event(user=f"reader-{number}").task_ids])
         deliver_touches(
-            [task for number in range(MANY) for task in happen("order.paid", user=f"buyer-{number}").task_ids]
+            [task for number in range(MANY) for task in record_event("order.paid", user=f"buyer-{number}").task_ids]
         )
         assert sender().drain(60)
         assert FailedTask.objects.filter(channel="partner", state="open").count() == MANY
         yield receiver
 
 
-def deliver_what_waits() -> None:
+def deliver_waiting_touches() -> None:
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
@@ -62,13 +62,13 @@ def deliver_what_waits() -> None:
     assert sender().drain(60)
 
 
-def delivered_again() -> int:
+def count_delivered_retries() -> int:
     from scheduling.models import Touch
 
     return Touch.objects.filter(state="delivered", retry_of__isnull=False).count()
 
 
-def advance() -> None:
+def run_next_batch() -> None:
     """The next batch, and its time has come."""
     from scheduling.models import BulkAction
     from scheduling.operations import bulk_actions
@@ -77,8 +77,8 @@ def advance() -> None:
     bulk_actions.run_batch(BulkAction.objects.get().pk)
 
 
-def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
-    ops: Callable[..., Any], live_server: Any, refusing: Any
+def test_failure_spike_is_retried_and_rule_is_edited(
+    ops: Callable[..., Any], live_server: Any, refusing_receiver: Any
 ) -> None:
     from scheduling.models import BulkAction, FailedTask
 
@@ -86,7 +86,7 @@ def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
 
     # The overview says what fails most; there they stand by cause.
     assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
-    picture(page, "spike", full_page=True)
+    save_screenshot(page, "spike", full_page=True)
     page.click("#content a[href$='/failedtask/groups/']")
     page.click("tr:has-text('partner') a[href$='/retry/']")
 
@@ -96,35 +96,35 @@ def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
     page.wait_for_selector("#replay-tried tbody tr")
     page.wait_for_load_state("domcontentloaded")
     assert page.locator("#replay-tried tbody tr").count() == FEW
-    deliver_what_waits()
+    deliver_waiting_touches()
     page.wait_for_selector("#replay-tried:not([data-live-again])")  # it looks again by itself
-    assert page.locator("#replay-tried .at-tag.success").count() == delivered_again() == FEW
-    picture(page, "spike-tried")
+    assert page.locator("#replay-tried .at-tag.success").count() == count_delivered_retries() == FEW
+    save_screenshot(page, "spike-tried")
 
     # Then the rest, while a page shows how far they are.
     page.fill("[name=reason]", "前五个正常")
     page.fill("[name=per_second]", "10")
     page.click("button[name=rest]")
     page.wait_for_selector("progress")
-    advance()
+    run_next_batch()
     page.wait_for_selector(f"text=20 / {MANY - FEW}")
-    picture(page, "spike-progress")
-    advance()
-    advance()
+    save_screenshot(page, "spike-progress")
+    run_next_batch()
+    run_next_batch()
     page.wait_for_selector("#bulk-action:not([data-live-again])")
-    deliver_what_waits()
-    assert delivered_again() == MANY
-    assert len(refusing.calls) == 2 * MANY
+    deliver_waiting_touches()
+    assert count_delivered_retries() == MANY
+    assert len(refusing_receiver.calls) == 2 * MANY
     assert not FailedTask.objects.filter(state="open").exists()
     assert BulkAction.objects.get().actor_name == "operator"
 
     # What would a stricter limit have done to these days? An operator may look, an editor asks and publishes it.
     draft = f"{live_server.url}/admin/scheduling/whatifrun/add/"
     assert page.goto(draft).status == 403
-    tighten(ops(group="editor"), draft)
+    tighten_cap(ops(group="editor"), draft)
 
 
-def tighten(page: Any, draft: str) -> None:
+def tighten_cap(page: Any, draft: str) -> None:
     from scheduling.experiments.replay import runs
     from scheduling.models import HarassmentRule, WhatIfRun
 
@@ -142,7 +142,7 @@ def tighten(page: Any, draft: str) -> None:
     assert HarassmentRule.history.latest().history_user.username == "editor"
 
 
-def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server: Any, refusing: Any) -> None:
+def test_viewer_cannot_retry_edit_or_stop(ops: Callable[..., Any], live_server: Any, refusing_receiver: Any) -> None:
     from scheduling.models import FailedTask, HarassmentRule
     from scheduling.operations import bulk_actions
     from scheduling.operations.failed_tasks import Actor
@@ -164,7 +164,7 @@ def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server:
     assert page.goto(edit).status == 200
     assert str(rule.limit) in page.inner_text("#content")
     assert page.locator("#content [name=limit], #content [name=_save]").count() == 0
-    assert posted(page, edit, {"limit": "99", "_save": "1"}) == 403
+    assert post_form(page, edit, {"limit": "99", "_save": "1"}) == 403
     rule.refresh_from_db()
     assert rule.limit == 3
 
@@ -174,12 +174,12 @@ def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server:
     page.goto(f"{running}change/")
     page.wait_for_selector("progress")
     assert page.locator("#bulk-action form").count() == 0
-    assert posted(page, f"{running}cancel/", {}) == 403
+    assert post_form(page, f"{running}cancel/", {}) == 403
     begun.refresh_from_db()
     assert begun.state == "running"
 
 
-def posted(page: Any, url: str, form: dict[str, str]) -> int:
+def post_form(page: Any, url: str, form: dict[str, str]) -> int:
     """What a form on this page would be answered that sends this there."""
     token = {each["name"]: each["value"] for each in page.context.cookies()}["csrftoken"]
     answer = page.request.post(url, form={**form, "csrfmiddlewaretoken": token}, headers={"referer": url})

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
+def cleared_hourly_cache() -> Iterator[None]:
     from scheduling.monitoring.statistics import HourlyCache
 
     HourlyCache.clear_all()
@@ -105,7 +105,7 @@ def busy_shops_and_chats(transactional_db: None) -> None:
         NudgeTally.objects.create(at=now() - timedelta(hours=hour), tag="default", sent=dice.randrange(1, 6))
 
 
-def pass_until(page: Any, selector: str) -> None:
+def advance_clock_until(page: Any, selector: str) -> None:
     """Ten seconds after ten seconds: a look that is still under way plans the next one only when it is over."""
     from playwright.sync_api import TimeoutError as TooLate
 
@@ -117,12 +117,12 @@ def pass_until(page: Any, selector: str) -> None:
     raise AssertionError(f"{selector} never came")
 
 
-def fits(page: Any) -> bool:
+def fits_width(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
-def test_the_overview_tells_how_the_house_is_doing(ops: Callable[..., Any], live_server: Any) -> None:
+def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
     for name, language, scheme, width in (
         ("dashboard", "zh-hans", "light", 1400),
         ("dashboard-dark-en", "en", "dark", 1400),
@@ -131,21 +131,21 @@ def test_the_overview_tells_how_the_house_is_doing(ops: Callable[..., Any], live
         page = ops(language, scheme, width)
         page.goto(f"{live_server.url}/admin/")
         page.wait_for_selector("#chart-ended")
-        assert fits(page), name
+        assert fits_width(page), name
         assert [page.locator(f"#chart-{key}").count() for key in CHARTS] == [1] * len(CHARTS)
-        picture(page, name, full_page=True)
+        save_screenshot(page, name, full_page=True)
     page.goto(f"{live_server.url}/admin/?days=7")
     for key in CHARTS:
         page.click(f"#table-{key} summary")
         assert page.locator(f"#table-{key} tbody tr").count() == 7
-    assert fits(page)
+    assert fits_width(page)
     page.set_viewport_size({"width": 1400, "height": 900})
-    picture(page, "dashboard-week", full_page=True)
+    save_screenshot(page, "dashboard-week", full_page=True)
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_the_overview_keeps_itself_up_to_date(
-    ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
+def test_dashboard_refreshes_pauses_and_reports_errors(
+    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
 ) -> None:
     from scheduling.models import Touch
 
@@ -158,7 +158,7 @@ def test_the_overview_keeps_itself_up_to_date(
 
     # New figures come by themselves, and what was unfolded stays so.
     Touch.objects.filter(state="scheduled").update(due_at=now() + timedelta(days=1))
-    pass_until(page, "a.at-figure:has-text('Due within the hour') b:text-is('0')")
+    advance_clock_until(page, "a.at-figure:has-text('Due within the hour') b:text-is('0')")
     assert page.locator("#table-ended[open]").count() == 1
 
     # In a hidden tab nothing is asked; a look follows when it is seen again.
@@ -173,10 +173,10 @@ def test_the_overview_keeps_itself_up_to_date(
 
     # Where the server does not answer, it says so, and what it knew stays.
     page.route("**/admin/", lambda route: route.abort())
-    pass_until(page, "#dashboard-said:has-text('The last refresh failed')")
+    advance_clock_until(page, "#dashboard-said:has-text('The last refresh failed')")
     assert page.locator("#chart-ended").count() == 1
     page.unroute("**/admin/")
-    pass_until(page, "#dashboard-said:not(:has-text('failed'))")
+    advance_clock_until(page, "#dashboard-said:not(:has-text('failed'))")
 
     # It can be told to stand still, and `r` looks all the same, also where a look is under way that read before it.
     page.click("#dashboard-hold")
@@ -197,7 +197,7 @@ def test_the_overview_keeps_itself_up_to_date(
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_server: Any) -> None:
+def test_chart_link_opens_rows_and_keyboard_navigates(ops: Callable[..., Any], live_server: Any) -> None:
     page = ops("en")
     page.goto(f"{live_server.url}/admin/")
     tallest = page.locator("#dashboard .at-chart svg a:has(rect.at-fill-bad)").evaluate_all(
@@ -218,7 +218,7 @@ def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_ser
     )
     page.keyboard.press("?")
     page.wait_for_selector("#keyboard-help[open]")
-    picture(page, "keyboard")
+    save_screenshot(page, "keyboard")
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     page.keyboard.type("jk?")
@@ -230,22 +230,22 @@ def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_ser
     page.wait_for_selector(".at-timeline")
 
 
-@pytest.mark.usefixtures("house", "valkey")
-def test_a_customers_page_says_when_they_may_be_sent_more(
-    ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
+@pytest.mark.usefixtures("customer_with_nodes", "valkey")
+def test_customer_page_fits_and_leads_to_touches(
+    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
 ) -> None:
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Customer
 
     for kind in ("material.downloaded", "order.paid", "service.completed", "order.paid"):
-        deliver_touches(happen(kind, data={"order_no": "202611210042"}).task_ids)
-    happen("signup.succeeded")
+        deliver_touches(record_event(kind, data={"order_no": "202611210042"}).task_ids)
+    record_event("signup.succeeded")
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 390)):
         page = ops(language, scheme, width)
         page.goto(f"{live_server.url}/admin/scheduling/customer/{Customer.objects.get(user_id='ann').pk}/change/")
         page.wait_for_selector("#customer-nodes[open]")
-        assert fits(page), (language, width)
-        picture(page, "customer" if width > 400 else "customer-narrow-dark-en", full_page=True)
+        assert fits_width(page), (language, width)
+        save_screenshot(page, "customer" if width > 400 else "customer-narrow-dark-en", full_page=True)
     page.click("text=All touches, as a list")
     page.wait_for_selector("#result_list")
     page.wait_for_load_state("domcontentloaded")
@@ -256,7 +256,7 @@ def test_a_customers_page_says_when_they_may_be_sent_more(
 
 
 @pytest.fixture
-def house(matrix: Any) -> None:
+def customer_with_nodes(matrix: Any) -> None:
     """Nodes that have sent as much as the limit allows, and one whose time comes tomorrow."""
     from scheduling.models import Customer
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: Any, happen: Callable[..., Any]) -> None:
+def test_conversion_page_shows_control_group_and_fits(
+    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
+) -> None:
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Configuration
     from scheduling.planning.ingest import NewEvent, record_events
@@ -24,7 +26,7 @@ def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: A
     downloads = [NewEvent("shop", f"d{number}", "material.downloaded", f"user{number}") for number in range(60)]
     deliver_touches([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
     for number in range(0, 60, 3):
-        happen("order.paid", f"user{number}")
+        record_event("order.paid", f"user{number}")
     pass_time(days=2)
     for name, language, scheme, width in (
         ("effect", "zh-hans", "light", 1400),
@@ -35,4 +37,4 @@ def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: A
         page.wait_for_selector("td:has-text('对照组')" if language == "zh-hans" else "td:has-text('Control group')")
         overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, (name, overflow)
-        picture(page, name)
+        save_screenshot(page, name)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def test_one_is_begun_pauses_and_is_read(ops: Callable[..., Any], live_server: Any, matrix: Any) -> None:
+def test_guarded_rollout_starts_pauses_and_shows_moves(ops: Callable[..., Any], live_server: Any, matrix: Any) -> None:
     from scheduling.models import GuardedRollout, Node, RolloutMove
 
     node = matrix.node("presale-download", canary_template=matrix.template("guide-v2"))
@@ -21,7 +21,7 @@ def test_one_is_begun_pauses_and_is_read(ops: Callable[..., Any], live_server: A
     page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
     page.click("#guarded-rollout a.at-primary")
     page.fill("[name=steps]", "10, 30, 100")
-    picture(page, "guarded-rollout-start", full_page=True)
+    save_screenshot(page, "guarded-rollout-start", full_page=True)
     page.click("button.at-primary")
     page.wait_for_selector("#guarded-rollout [aria-current=step]:has-text('10 %')")
     assert Node.objects.get().canary_percent == 10
@@ -39,7 +39,7 @@ def test_one_is_begun_pauses_and_is_read(ops: Callable[..., Any], live_server: A
         assert section.locator("tbody").nth(1).locator("tr").count() == moves
         overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, (name, overflow)
-        picture(section, name)
+        save_screenshot(section, name)
 
 
 def _pause(rollout: Any) -> None:

@@ -17,7 +17,7 @@ from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
 from sessions.store.sessions import ClaimedSilence
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -55,18 +55,18 @@ def chats(transactional_db: None, valkey: Any) -> None:
     stats.send_report(sessions.live_store(), report, set(TAGS), waits=False)
 
 
-def look(page: Any, live_server: Any, name: str, *args: Any) -> None:
+def open_chat_page(page: Any, live_server: Any, name: str, *args: Any) -> None:
     page.goto(f"{live_server.url}{reverse(f'admin:chat_sessions_{name}', args=args)}")
 
 
-def test_a_look_at_the_chats_and_an_edit_of_their_patience(
+def test_live_chats_refresh_and_policy_edit_takes_effect(
     ops: Callable[..., Any], chats: None, live_server: Any
 ) -> None:
     page = ops()
     page.set_default_timeout(PATIENCE)
     page.click("#nav-sidebar-apps >> text=会话总览")
     page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('40')")
-    picture(page, "live-chats")
+    save_screenshot(page, "live-chats")
 
     # It follows by itself what happens.
     page.evaluate("window.stayed = true")
@@ -76,11 +76,11 @@ def test_a_look_at_the_chats_and_an_edit_of_their_patience(
 
     # A policy is edited; what does not fit is said at its field; the store has it with the commit.
     before = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
-    look(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(tag="vip").pk)
+    open_chat_page(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(tag="vip").pk)
     page.fill("[name=threshold]", "1s")
     page.click("[name=_continue]")
     page.wait_for_selector(".field-threshold .errorlist, .errorlist:has-text('2s')")
-    picture(page, "silence-policy")
+    save_screenshot(page, "silence-policy")
     page.fill("[name=threshold]", "5m")
     page.fill("[name=change_reason]", "贵宾需要更多时间")
     page.click("[name=_continue]")
@@ -89,19 +89,19 @@ def test_a_look_at_the_chats_and_an_edit_of_their_patience(
     assert after == {policies.read_policies().version} != before
 
     # And its history says who did it, and what it was before.
-    look(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(tag="vip").pk)
+    open_chat_page(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(tag="vip").pk)
     said = page.inner_text("#content")
     assert all(words in said for words in ("ops", "贵宾需要更多时间", "3m", "5m")), said
-    picture(page, "silence-policy-history")
+    save_screenshot(page, "silence-policy-history")
 
 
-def test_nothing_is_asked_while_the_tab_is_hidden(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
+def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
     page = ops("en")
     asked: list[str] = []
     address = reverse("admin:chat_sessions_live")
     page.on("request", lambda request: asked.append(request.url) if request.resource_type == "fetch" else None)
     page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => window.away === true})")
-    look(page, live_server, "live")
+    open_chat_page(page, live_server, "live")
     page.clock.install()
     page.reload()
     sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
@@ -119,7 +119,7 @@ def test_nothing_is_asked_while_the_tab_is_hidden(ops: Callable[..., Any], chats
     assert all(urlsplit(each).path == address for each in asked)
 
 
-def test_pages_look_right_in_every_light(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
+def test_chat_pages_fit_and_load_nothing_external(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen, and nothing comes from
     elsewhere."""
     hour = timedelta(hours=1)
@@ -138,11 +138,11 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], chats: None, l
     ):  # fmt: skip
         page = ops(language, scheme, width)
         for name, args in pages:
-            look(page, live_server, name, *args)
+            open_chat_page(page, live_server, name, *args)
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, look_of_it, overflow)
             hosts = page.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).host)")
             assert set(hosts) <= {urlsplit(live_server.url).netloc}
             if name in kept and bool(look_of_it) == (name == "live"):
-                picture(page, f"{kept[name]}{look_of_it}")
+                save_screenshot(page, f"{kept[name]}{look_of_it}")

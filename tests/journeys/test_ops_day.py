@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def house(matrix: Any) -> Any:
+def article_matrix(matrix: Any) -> Any:
     """The article's matrix, in short."""
     from scheduling.models import Customer, DelayRule, EventType, Stage
 
@@ -39,8 +39,10 @@ def house(matrix: Any) -> Any:
     return matrix
 
 
-@pytest.mark.usefixtures("house")
-def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
+@pytest.mark.usefixtures("article_matrix")
+def test_operations_day_edits_previews_delivers_and_retries(
+    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
+) -> None:
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node, Touch
 
@@ -49,7 +51,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     # The matrix, a card, another delay.
     page.click("text=矩阵")
     page.wait_for_selector("text=15 分钟")
-    picture(page, "matrix")
+    save_screenshot(page, "matrix")
     page.click("a.at-node:has-text('15 分钟')")
     page.fill("[name=delay]", "soon")
     page.click("[name=_save]")
@@ -71,12 +73,12 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     page.wait_for_selector(".at-outcome:has-text('会发送')")
     page.wait_for_load_state("domcontentloaded")
     assert "您好 王小安" in page.inner_text(".at-outcome")
-    picture(page, "preview")
+    save_screenshot(page, "preview")
 
     # It comes to pass: the download was 20 minutes ago.
     from django.utils.timezone import now
 
-    (task_id,) = happen("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
+    (task_id,) = record_event("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
     deliver_touches([task_id])
     page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
     page.click("#result_list tbody th a")
@@ -85,16 +87,16 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     said = page.inner_text(".at-timeline")
     assert [words in said for words in ("事件", "已计划", "规则检查通过", "第 1 次尝试", "已送达")] == [True] * 5
     assert "您好 王小安，这是使用指南" in said
-    picture(page, "timeline")
+    save_screenshot(page, "timeline")
 
     # An order without its number fails; an operator retries it.
-    (failed_id,) = happen("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
+    (failed_id,) = record_event("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
     deliver_touches([failed_id])
     page = ops(group="operator")
     page.click("#nav-sidebar-apps >> text=失败任务")
     page.click("#result_list tbody th a")
     page.wait_for_selector("h2:has-text('缺少模板所需数据')")
-    picture(page, "failed-task")
+    save_screenshot(page, "failed-task")
     page.click("a.at-button:has-text('重试')")
     page.fill("[name=reason]", "模板已修正")
     page.click("form button:has-text('重试')")
@@ -105,8 +107,8 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     assert again.root_id == Touch.objects.get(pk=failed_id).root_id
 
 
-@pytest.mark.usefixtures("house")
-def test_the_preview_follows_the_typing(ops: Callable[..., Any], live_server: Any) -> None:
+@pytest.mark.usefixtures("article_matrix")
+def test_template_preview_follows_typed_text(ops: Callable[..., Any], live_server: Any) -> None:
     from scheduling.models import Template
 
     page = ops("en")
@@ -119,8 +121,10 @@ def test_the_preview_follows_the_typing(ops: Callable[..., Any], live_server: An
     page.wait_for_selector("#template-preview :text('Dear 王小安, tea')")
 
 
-@pytest.mark.usefixtures("house")
-def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
+@pytest.mark.usefixtures("article_matrix")
+def test_matrix_and_touch_pages_fit_in_all_layouts(
+    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
+) -> None:
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
     from django.utils.timezone import now
 
@@ -129,10 +133,10 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: A
     for user in ("ann", "bob", "cat"):
         for minutes in (21, 20):
             deliver_touches(
-                happen("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids
+                record_event("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids
             )
-        happen("order.paid", user, occurred_at=now() - timedelta(minutes=90))
-    deliver_touches(happen("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
+        record_event("order.paid", user, occurred_at=now() - timedelta(minutes=90))
+    deliver_touches(record_event("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 1400), ("zh-hans", "light", 390)):
         page = ops(language, scheme, width)
         for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/foresee/"):
@@ -141,4 +145,4 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: A
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (language, width, path, overflow)
             if width < 400 and "matrix" in path:
-                picture(page, "narrow-matrix")
+                save_screenshot(page, "narrow-matrix")

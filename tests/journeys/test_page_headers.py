@@ -9,7 +9,7 @@ import pytest
 from django.contrib import admin
 from django.urls import reverse
 
-from tests.journeys.conftest import PATIENCE, watch_policy
+from tests.journeys.conftest import PATIENCE, record_csp_violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -20,15 +20,15 @@ OWN_PAGES = [
 
 
 @pytest.fixture
-def furnished(matrix: Any, happen: Callable[..., Any]) -> None:
+def sample_rows(matrix: Any, record_event: Callable[..., Any]) -> None:
     """A row of what ops look at most."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, canary_template=matrix.template("new"))
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver_touches(happen(chat_id="c1").task_ids)
-    deliver_touches(happen("order.paid").task_ids)
+    deliver_touches(record_event(chat_id="c1").task_ids)
+    deliver_touches(record_event("order.paid").task_ids)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Pause.objects.create(scope="node:guide")
 
@@ -41,8 +41,8 @@ def pages() -> Iterator[str]:
         yield reverse(f"{name}change", args=[row.pk]) if row else reverse(f"{name}add")
 
 
-@pytest.mark.usefixtures("furnished")
-def test_the_back_office_keeps_to_its_policy(ops: Callable[..., Any], live_server: Any) -> None:
+@pytest.mark.usefixtures("sample_rows")
+def test_back_office_pages_follow_content_security_policy(ops: Callable[..., Any], live_server: Any) -> None:
     page = ops("en")
     for path in pages():
         page.goto(f"{live_server.url}{path}", wait_until="domcontentloaded")
@@ -52,10 +52,10 @@ def test_the_back_office_keeps_to_its_policy(ops: Callable[..., Any], live_serve
 
 
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
-def test_pages_outside_of_it_keep_to_theirs(chromium: Any, live_server: Any, path: str) -> None:
+def test_public_pages_follow_content_security_policy(chromium: Any, live_server: Any, path: str) -> None:
     context, violations = chromium.new_context(), []
     context.set_default_timeout(PATIENCE)
-    watch_policy(context, violations)
+    record_csp_violations(context, violations)
     page = context.new_page()
     answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")
     assert "script-src 'self';" in answer.headers["content-security-policy"]

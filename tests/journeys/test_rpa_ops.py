@@ -19,7 +19,7 @@ from rpa_tasks.jobs import wakeups
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from rpa_tasks.worker import runner
 from scheduling.models import FailedTask
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -97,15 +97,17 @@ def worker(market: Market) -> Iterator[None]:
 
 
 @pytest.fixture
-def go(live_server: Any) -> Callable[..., None]:
-    def go(page: Any, name: str, *args: Any, query: str = "") -> None:
+def open_admin_page(live_server: Any) -> Callable[..., None]:
+    def open_admin_page(page: Any, name: str, *args: Any, query: str = "") -> None:
         page.goto(f"{live_server.url}{reverse(f'admin:{name}', args=args)}{query}")
 
-    return go
+    return open_admin_page
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: Callable[..., None]) -> None:
+def test_shop_jobs_run_and_are_cancelled_from_browser(
+    ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
+) -> None:
     page = ops()
     page.set_default_timeout(PATIENCE)
 
@@ -123,23 +125,23 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
     # Its page follows the run without being asked.
     assert wait_until(Job.objects.filter(state="running").exists, 60)
     running = Job.objects.get(state="running")  # of two that nobody has served yet, either comes first
-    go(page, "rpa_tasks_job_change", running.pk)
+    open_admin_page(page, "rpa_tasks_job_change", running.pk)
     page.wait_for_selector(".at-progress:has-text('第 4 页，共 10 页')")
     page.evaluate("window.stayed = true")
-    go_on_and_see(page, market)
-    picture(page, "rpa-job")
+    finish_run_and_check(page, market)
+    save_screenshot(page, "rpa-job")
 
     # A run finds that nobody is logged in; a person is, and says so.
     market.fail("s3", 77)
-    run_now(page, go, "s3")
-    go(page, "rpa_tasks_shop_changelist")
+    run_now(page, open_admin_page, "s3")
+    open_admin_page(page, "rpa_tasks_shop_changelist")
     row = "#result_list tr:has-text('童装店')"
     page.wait_for_selector(f"{row} .at-tag:has-text('需要登录')")
     market.mend()
     page.reload()
     page.click(f"{row} >> text=我已登录，继续")
     page.click("form button:has-text('是的，已登录')")
-    go(page, "rpa_tasks_shop_changelist")
+    open_admin_page(page, "rpa_tasks_shop_changelist")
     page.wait_for_selector(f"{row} .at-tag:has-text('空闲')")
     assert Shop.objects.get(shop_id="s3").login_state == LoginState.OK
 
@@ -148,9 +150,9 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
         lambda: not Job.objects.exclude(state="succeeded").exists(), 60
     )  # what runs would be held as well
     market.hold()
-    run_now(page, go, "s4")
+    run_now(page, open_admin_page, "s4")
     doomed = Job.objects.get(shop__shop_id="s4")
-    go(page, "rpa_tasks_job_change", doomed.pk)
+    open_admin_page(page, "rpa_tasks_job_change", doomed.pk)
     page.wait_for_selector(".at-progress")
     page.dispatch_event("a.at-button:has-text('取消')", "click")  # the page may put a new one there under the mouse
     page.click("form button:has-text('取消任务')")
@@ -159,22 +161,22 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
     assert (doomed.state, doomed.runs.get().outcome) == ("cancelled", "cancelled")
 
 
-def go_on_and_see(page: Any, market: Market) -> None:
+def finish_run_and_check(page: Any, market: Market) -> None:
     market.go_on()
     page.wait_for_selector(".at-job-now .at-tag:has-text('成功')")
     assert page.evaluate("window.stayed"), "the page was not loaded again"
     assert '"written": 12' in page.inner_text("#job-body")
 
 
-def run_now(page: Any, go: Callable[..., None], shop_id: str) -> None:
-    go(page, "rpa_tasks_shop_run_now", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
+def run_now(page: Any, open_admin_page: Callable[..., None], shop_id: str) -> None:
+    open_admin_page(page, "rpa_tasks_shop_run_now", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布')")
 
 
 @pytest.mark.usefixtures("worker")
-def test_one_cause_is_mended_and_its_jobs_are_retried_with_care(
-    ops: Callable[..., Any], market: Market, go: Callable[..., None]
+def test_failed_jobs_of_one_cause_are_retried_in_two_steps(
+    ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
 ) -> None:
     page = ops()
     page.set_default_timeout(PATIENCE)
@@ -182,23 +184,23 @@ def test_one_cause_is_mended_and_its_jobs_are_retried_with_care(
     shops = list(Shop.objects.all())
     for shop in shops:
         market.fail(shop.shop_id, 65)
-    go(page, "rpa_tasks_shop_run_now", query=f"?shops={','.join(str(shop.pk) for shop in shops)}")
+    open_admin_page(page, "rpa_tasks_shop_run_now", query=f"?shops={','.join(str(shop.pk) for shop in shops)}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布') b:text-is('7')")
-    go(page, "rpa_tasks_job_changelist", query="?state__exact=")
+    open_admin_page(page, "rpa_tasks_job_changelist", query="?state__exact=")
     page.wait_for_function("document.querySelectorAll('#result_list .at-tag.danger').length === 7")
 
     page.click("#nav-sidebar-apps >> text=失败任务")
     page.click("#result_list tbody th a")
     assert "订单页上没有表格" in page.inner_text(".at-output")
-    picture(page, "rpa-failed-task")
+    save_screenshot(page, "rpa-failed-task")
     page.click("text=先试后全量重试同因任务")
     market.mend()
     page.fill("[name=reason]", "流程已修正")
     page.click("button[name=few]")
     page.wait_for_selector(".at-note.good", timeout=PATIENCE)
     assert FailedTask.objects.filter(state="open").count() == 2
-    picture(page, "rpa-replay")
+    save_screenshot(page, "rpa-replay")
     page.reload()  # the buttons follow what the page found out
     page.fill("[name=reason]", "前 5 个成功")
     page.click("button[name=rest]")
@@ -206,15 +208,15 @@ def test_one_cause_is_mended_and_its_jobs_are_retried_with_care(
     assert Job.objects.filter(retry_of__isnull=False).count() == 7
 
 
-def test_nothing_is_asked_while_the_tab_is_hidden(
-    ops: Callable[..., Any], market: Market, go: Callable[..., None]
+def test_jobs_in_hidden_tab_request_nothing(
+    ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
 ) -> None:
     running = running_job(market)
     page = ops("en")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/live/" in request.url else None)
     page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => window.away === true})")
-    go(page, "rpa_tasks_job_changelist")
+    open_admin_page(page, "rpa_tasks_job_changelist")
     page.clock.install()
     page.reload()
     page.clock.run_for(4_000)
@@ -244,10 +246,12 @@ def running_job(market: Market) -> Job:
     return job
 
 
-def test_pages_look_right_in_every_light(ops: Callable[..., Any], market: Market, go: Callable[..., None]) -> None:
+def test_rpa_pages_fit_in_all_layouts(
+    ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
+) -> None:
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
     running = running_job(market)
-    furnish(market)
+    create_sample_rows(market)
     row = Flow.objects.get()
     pages: list[tuple[str, tuple[Any, ...]]] = [
         ("shop_changelist", ()), ("shop_change", (running.shop_id,)), ("shop_run_now", ()), ("shop_schedules", ()),
@@ -264,15 +268,15 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], market: Market
     ):
         page = ops(language, scheme, width)
         for name, args in pages:
-            go(page, f"rpa_tasks_{name}", *args)
+            open_admin_page(page, f"rpa_tasks_{name}", *args)
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, look, overflow)
             if name in kept and (not look or name == "shop_changelist"):
-                picture(page, f"rpa-{kept[name]}{look}")
+                save_screenshot(page, f"rpa-{kept[name]}{look}")
 
 
-def furnish(market: Market) -> None:
+def create_sample_rows(market: Market) -> None:
     for number, (state, changes) in enumerate(
         (
             ("failed", {"reason": "exit_65", "node": "exec-1"}),

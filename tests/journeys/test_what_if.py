@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
-def _counted(transactional_db: None) -> None:
+def _configuration_row(transactional_db: None) -> None:
     """A test that flushes the tables also takes the row by which edits are noticed."""
     from scheduling.models import Configuration
 
@@ -22,7 +22,7 @@ def _counted(transactional_db: None) -> None:
 
 
 @pytest.fixture
-def days_gone_by(matrix: Any, happen: Callable[..., Any]) -> None:
+def week_of_events(matrix: Any, record_event: Callable[..., Any]) -> None:
     """A week of downloads and orders."""
     from tests.scheduling.core.conftest import pass_time
 
@@ -33,13 +33,13 @@ def days_gone_by(matrix: Any, happen: Callable[..., Any]) -> None:
     for day in range(6):
         for user in ("ann", "bob", "cat", "dan")[: 2 + day % 3]:
             for _ in range(3 if user == "ann" else 1):
-                happen(user=user)
-            happen("order.paid", user, data={"order_no": f"A{day}"} if user != "dan" else {})
+                record_event(user=user)
+            record_event("order.paid", user, data={"order_no": f"A{day}"} if user != "dan" else {})
         pass_time(days=1)
 
 
-@pytest.mark.usefixtures("days_gone_by")
-def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: Any) -> None:
+@pytest.mark.usefixtures("week_of_events")
+def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: Any) -> None:
     from scheduling.experiments.replay import runs
     from scheduling.models import HarassmentRule, WhatIfRun
 
@@ -61,15 +61,15 @@ def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: A
     figures = page.inner_text(".wi-figures")
     assert f"{run.result['draft']['totals']['delivered']}" in figures
     assert run.result["draft"]["totals"]["delivered"] < run.result["live"]["totals"]["delivered"]
-    picture(page, "what-if")
+    save_screenshot(page, "what-if")
     page.click("button:has-text('发布草稿')")
     page.wait_for_selector("text=草稿已上线")
     assert HarassmentRule.objects.get(kind="cap").limit == 1
     assert HarassmentRule.history.latest().history_user.username == "ops"
 
 
-@pytest.mark.usefixtures("days_gone_by")
-def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
+@pytest.mark.usefixtures("week_of_events")
+def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
     from scheduling.experiments.replay import runs
     from scheduling.operations.failed_tasks import Actor
 
@@ -85,22 +85,22 @@ def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server:
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, path, overflow)
-        picture(page, name)
+        save_screenshot(page, name)
 
 
-def test_an_edit_says_what_it_means_for_what_waits(
-    ops: Callable[..., Any], live_server: Any, matrix: Any, happen: Callable[..., Any]
+def test_node_edit_moves_waiting_touches(
+    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
 ) -> None:
     from scheduling.models import Touch
 
     node = matrix.node(delay=timedelta(hours=2))
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     before = Touch.objects.get(pk=task_id).due_at
     page = ops("en")
     page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
     page.fill("[name=delay]", "3h")
     page.wait_for_selector("#node-impact :text('The new delay places 1 of them elsewhere.')")
-    picture(page, "node-impact")
+    save_screenshot(page, "node-impact")
     page.click("[name=move_waiting]")
     page.click("[name=_save]")
     page.wait_for_selector(":text('1 waiting touch was moved.')")

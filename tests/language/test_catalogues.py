@@ -39,7 +39,7 @@ each_catalogue = pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: pa
 
 
 @each_file
-def test_every_entry_has_a_translation_that_somebody_stands_for(path: Path) -> None:
+def test_catalogue_entries_have_reviewed_translations(path: Path) -> None:
     for entry in entries(path):
         assert not entry.fuzzy, entry.word
         assert not entry.obsolete, entry.word
@@ -48,7 +48,7 @@ def test_every_entry_has_a_translation_that_somebody_stands_for(path: Path) -> N
 
 
 @each_file
-def test_no_entry_stands_there_twice(path: Path) -> None:
+def test_catalogue_entries_are_unique(path: Path) -> None:
     words = [entry.word for entry in entries(path)]
     assert sorted({word for word in words if words.count(word) > 1}) == []
 
@@ -65,7 +65,7 @@ def test_translations_keep_their_placeholders(path: Path) -> None:
 
 
 @each_file
-def test_what_is_compiled_is_what_is_written(path: Path) -> None:
+def test_compiled_catalogue_matches_source(path: Path) -> None:
     """Not by the files' times: a checkout gives both the same."""
     with path.with_suffix(".mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
@@ -80,7 +80,7 @@ def test_what_is_compiled_is_what_is_written(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
+def source_strings(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
     """What makemessages finds in a copy of our code and our pages."""
     if not shutil.which("xgettext"):
         pytest.skip("missing service: gettext (xgettext)")
@@ -96,17 +96,17 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
     return {entry.word for entry in entries(copy / "locale/zh_Hans/LC_MESSAGES/django.po")}
 
 
-def test_every_word_of_ours_is_in_a_catalogue(spoken: set[Word]) -> None:
+def test_every_own_string_is_in_a_catalogue(source_strings: set[Word]) -> None:
     known = {entry.word for path in CATALOGUES for entry in entries(path)}
-    assert sorted(spoken - known) == [], "run makemessages, translate, run compilemessages"
+    assert sorted(source_strings - known) == [], "run makemessages, translate, run compilemessages"
 
 
 @each_catalogue
-def test_nothing_in_a_catalogue_is_said_no_more(path: Path, spoken: set[Word]) -> None:
-    assert sorted({entry.word for entry in entries(path)} - spoken) == [], "take it out"
+def test_catalogue_has_no_unused_entries(path: Path, source_strings: set[Word]) -> None:
+    assert sorted({entry.word for entry in entries(path)} - source_strings) == [], "take it out"
 
 
-def test_every_word_of_the_scripts_of_the_admin_is_chinese_too(client: Client) -> None:
+def test_admin_script_strings_are_translated(client: Client) -> None:
     """Those of the calendar, and of choosing several."""
     client.cookies["django_language"] = "zh-hans"
     script = client.get(reverse("admin:jsi18n")).content.decode()
@@ -123,7 +123,7 @@ def test_every_word_of_the_scripts_of_the_admin_is_chinese_too(client: Client) -
     assert missing == [], f"add it to {SCRIPTS.name}"
 
 
-def test_every_word_that_is_said_for_us_is_chinese_too() -> None:
+def test_library_strings_are_translated() -> None:
     with translation.override("zh-hans"):
         missing = {
             word
@@ -134,10 +134,10 @@ def test_every_word_that_is_said_for_us_is_chinese_too() -> None:
     assert sorted(missing) == [], f"add it to {THIRD_PARTY.relative_to(ROOT)}"
 
 
-def test_third_party_catalogue_has_only_strings_of_libraries(spoken: set[Word]) -> None:
+def test_third_party_catalogue_has_library_strings_only(source_strings: set[Word]) -> None:
     known = {entry.word for entry in entries(THIRD_PARTY)}
     shown = {("", word) for module in SHOWN for word, _said in _words_of(module)}
-    assert (sorted(known - shown), sorted(known & spoken)) == ([], [])
+    assert (sorted(known - shown), sorted(known & source_strings)) == ([], [])
 
 
 def _words_of(module: str) -> Iterator[tuple[str, str]]:

@@ -46,9 +46,9 @@ def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
 
 
 @pytest.fixture
-def touch(matrix: Any, happen: Callable[..., Any]) -> FailedTask:
+def touch(matrix: Any, record_event: Callable[..., Any]) -> FailedTask:
     matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
-    deliver_touches(happen().task_ids)
+    deliver_touches(record_event().task_ids)
     return FailedTask.objects.get()
 
 
@@ -65,7 +65,7 @@ def page(ops: Client, row: FailedTask, verb: str) -> str:
 
 
 @pytest.mark.parametrize("verb", FAILED_TASK_ACTIONS)
-def test_what_can_be_done_about_a_job_speaks_of_runs(ops: Client, job: FailedTask, verb: str) -> None:
+def test_job_actions_are_described_as_runs(ops: Client, job: FailedTask, verb: str) -> None:
     said = FAILED_TASK_ACTIONS[verb].for_origins(job.origin)
     text = f"{english(said.title)} {english(said.explains)}".lower()
     assert [word for word in OF_TOUCHES if word in text.replace("delivery key", "")] == []
@@ -73,18 +73,18 @@ def test_what_can_be_done_about_a_job_speaks_of_runs(ops: Client, job: FailedTas
 
 
 @pytest.mark.parametrize("verb", ["retry", "again", "ignore"])
-def test_what_can_be_done_about_a_touch_speaks_of_messages(ops: Client, touch: FailedTask, verb: str) -> None:
+def test_touch_actions_are_described_as_messages(ops: Client, touch: FailedTask, verb: str) -> None:
     assert FAILED_TASK_ACTIONS[verb].for_origins(touch.origin) == FAILED_TASK_ACTIONS[verb]
     assert english(FAILED_TASK_ACTIONS[verb].explains) in page(ops, touch, verb)
 
 
-def test_many_of_both_are_spoken_of_as_before() -> None:
+def test_mixed_bulk_actions_use_the_general_text() -> None:
     assert FAILED_TASK_ACTIONS["ignore"].for_origins("touch", "rpa_job") == FAILED_TASK_ACTIONS["ignore"]
     assert FAILED_TASK_ACTIONS["ignore"].for_origins("rpa_job") != FAILED_TASK_ACTIONS["ignore"]
 
 
 @pytest.mark.parametrize(("act", "state"), [("delivered", "succeeded"), ("not_delivered", "no effect")])
-def test_a_resolved_job_had_an_effect_or_none(ops: Client, job: FailedTask, act: str, state: str) -> None:
+def test_resolved_job_shows_effect_or_no_effect(ops: Client, job: FailedTask, act: str, state: str) -> None:
     ops.post(reverse("admin:scheduling_failedtask_act", args=[job.pk, act]), {"reason": "looked it up"})
     said = " ".join(words(ops.get(reverse("admin:scheduling_failedtask_change", args=[job.pk])).content.decode()))
     assert f"Resolved: {state}" in said
@@ -99,7 +99,7 @@ def test_a_resolved_job_had_an_effect_or_none(ops: Client, job: FailedTask, act:
         ("en", "Every 5 minutes, between 09:00 and 18:59, Monday through Friday (Asia/Shanghai)"),
     ],
 )
-def test_a_crontab_is_said_in_the_language_of_its_reader(language: str, said: str) -> None:
+def test_crontab_is_described_in_reader_language(language: str, said: str) -> None:
     row = CrontabSchedule(minute="*/5", hour="9-18", day_of_week="1-5", timezone="Asia/Shanghai")
     with override(language):
         assert describe_crontab(row) == said

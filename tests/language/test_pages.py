@@ -40,14 +40,14 @@ def static_root(settings: Any, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def furnished(matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def all_model_rows(matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of everything. What would be words in a language is named by keys and numbers."""
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda hints: None)
     Command().grant_permissions()
     matrix.node("n1", template=matrix.template("t1", body="1"), rollout_percent=50, rollout_communities=["c1"])
     matrix.node("n2", trigger="order.paid", template=matrix.template("t2", body="{{ event.data.no }}"))
     for kind in ("material.downloaded", "order.paid", "complaint.received", "material.downloaded"):
-        deliver_touches(happen(kind, user="u1", chat_id="c1", source="s0").task_ids)
+        deliver_touches(record_event(kind, user="u1", chat_id="c1", source="s0").task_ids)
     FailedTask.objects.update(detail="42")
     Community.objects.get_or_create(chat_id="c1")
     Pause.objects.create(scope="node:n1")
@@ -105,8 +105,8 @@ def read(client: Client, pages: list[str]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.usefixtures("furnished")
-def test_no_page_speaks_english_to_chinese_readers() -> None:
+@pytest.mark.usefixtures("all_model_rows")
+def test_chinese_pages_show_no_english() -> None:
     known = untranslated()
     pages = read(member("zh-hans"), every_page())
     assert len(pages) > 100
@@ -115,8 +115,8 @@ def test_no_page_speaks_english_to_chinese_readers() -> None:
     assert foreign == [], "\n".join(f"{text}   {page}" for text, page in foreign)
 
 
-@pytest.mark.usefixtures("furnished")
-def test_no_page_speaks_chinese_to_english_readers() -> None:
+@pytest.mark.usefixtures("all_model_rows")
+def test_english_pages_show_no_chinese() -> None:
     pages = read(member("en"), every_page())
     said = {(each, page) for page, texts in pages.items() for each in texts}
     assert sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES) == []
@@ -143,7 +143,7 @@ def errors(language: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("language", ["zh-hans", "en"])
-def test_the_login_and_what_goes_wrong_speak_one_language(language: str) -> None:
+def test_login_and_error_pages_use_one_language(language: str) -> None:
     answers = errors(language)
     assert [int(name[:3]) for name in answers if name[0].isdigit()] == [
         answer.status_code for name, answer in answers.items() if name[0].isdigit()

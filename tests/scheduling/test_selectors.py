@@ -30,74 +30,74 @@ def deliver(task_id: UUID, at: datetime | None = None, **changes: Any) -> Touch:
     return Touch.objects.get(pk=task_id)
 
 
-def complain(touch: Touch, happen: Callable[..., Any]) -> None:
+def complain(touch: Touch, record_event: Callable[..., Any]) -> None:
     """About this touch, without the search for the likely one."""
-    event = happen("complaint.received", user=touch.customer.user_id)
+    event = record_event("complaint.received", user=touch.customer.user_id)
     Complaint.objects.filter(event_id=event.id).update(touch=touch)
 
 
 # --- complaints ------------------------------------------------------------------------------------------------------
 
 
-def test_complaints_are_counted_by_node_template_and_community(
-    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+def test_complaint_rates_by_node_template_community(
+    matrix: Any, record_event: Callable[..., Any], django_assert_num_queries: Any
 ) -> None:
     guide, paid = matrix.node("guide"), matrix.node("paid", trigger="order.paid")
-    good, bad = (happen(user=user, chat_id="c1").task_ids[0] for user in ("ann", "bob"))
-    other = happen("order.paid", user="cid", chat_id="c2").task_ids[0]
+    good, bad = (record_event(user=user, chat_id="c1").task_ids[0] for user in ("ann", "bob"))
+    other = record_event("order.paid", user="cid", chat_id="c2").task_ids[0]
     deliver(good, template=guide.template, template_version=1)
     deliver(other, template=paid.template, template_version=1)
     touch = deliver(bad, template=guide.template, template_version=2)
-    complain(touch, happen)
-    complain(touch, happen)
+    complain(touch, record_event)
+    complain(touch, record_event)
 
     with django_assert_num_queries(3):
         rates = queries.complaint_rates(now() - HOUR)
 
-    def told(found: list[queries.ComplaintRate]) -> list[tuple[Any, ...]]:
+    def summarize_rates(found: list[queries.ComplaintRate]) -> list[tuple[Any, ...]]:
         return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
 
-    assert told(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 1, 0, 0)]
-    assert told(rates.by_template) == [("guide", 2, 1, 1, 1), ("guide", 1, 1, 0, 0), ("paid", 1, 1, 0, 0)]
-    assert told(rates.by_community) == [("c1", None, 2, 1, 0.5), ("c2", None, 1, 0, 0)]
+    assert summarize_rates(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 1, 0, 0)]
+    assert summarize_rates(rates.by_template) == [("guide", 2, 1, 1, 1), ("guide", 1, 1, 0, 0), ("paid", 1, 1, 0, 0)]
+    assert summarize_rates(rates.by_community) == [("c1", None, 2, 1, 0.5), ("c2", None, 1, 0, 0)]
 
 
-def test_only_what_was_delivered_since_then_is_counted(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_complaint_rates_count_the_period_only(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node()
-    waiting, early = (happen(user=user).task_ids[0] for user in ("ann", "bob"))
-    complain(deliver(early, at=now() - 2 * HOUR), happen)
+    waiting, early = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
+    complain(deliver(early, at=now() - 2 * HOUR), record_event)
     assert Touch.objects.get(pk=waiting).state != "delivered"
 
     assert queries.complaint_rates(now() - HOUR) == queries.ComplaintRates([], [], [])
     assert queries.complaint_rates(now() - 3 * HOUR).by_node[0].complaints == 1
 
 
-def test_without_a_community_a_touch_counts_for_none(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_complaint_rates_skip_touch_without_community(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node()
-    deliver(happen().task_ids[0])
+    deliver(record_event().task_ids[0])
     assert queries.complaint_rates(now() - HOUR).by_community == []
 
 
 # --- finding touches -------------------------------------------------------------------------------------------------
 
 
-def test_an_event_is_found_by_its_id_among_many_sources(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_query_touches_finds_event_id_in_all_sources(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node()
     for number in range(5):
-        happen(source=f"s{number}", event_id="e1", user=f"u{number}")
-        happen(source=f"s{number}", event_id="e2", user=f"u{number}")
+        record_event(source=f"s{number}", event_id="e1", user=f"u{number}")
+        record_event(source=f"s{number}", event_id="e2", user=f"u{number}")
     found = queries.query_touches(event="e1")[0]
     assert {(touch.event.source, touch.event.event_id) for touch in found} == {
         (f"s{number}", "e1") for number in range(5)
     }
 
 
-def test_a_page_costs_the_same_however_many(
-    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+def test_query_touches_query_count_is_constant(
+    matrix: Any, record_event: Callable[..., Any], django_assert_num_queries: Any
 ) -> None:
     matrix.node()
     for number in range(5):
-        happen(user=f"u{number}")
+        record_event(user=f"u{number}")
     with django_assert_num_queries(3):
         page, _ = queries.query_touches(limit=5)
         assert [(touch.node.key, touch.event.type, touch.latest_verdicts) for touch in page] == [  # type: ignore[attr-defined]
@@ -106,13 +106,13 @@ def test_a_page_costs_the_same_however_many(
     assert Customer.objects.count() == 5
 
 
-def test_touches_page_by_a_rare_node_looks_no_further_than_its_bound(
-    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_query_touches_rare_node_stops_at_the_limit(
+    matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 4)
     matrix.node("often")
     matrix.node("rare", trigger="order.paid")
-    kinds = [happen(type).task_ids[0] for type in ["order.paid", *["material.downloaded"] * 8, "order.paid"]]
+    kinds = [record_event(type).task_ids[0] for type in ["order.paid", *["material.downloaded"] * 8, "order.paid"]]
 
     pages, before = [], None
     while True:
@@ -132,10 +132,10 @@ def test_touches_page_by_a_rare_node_looks_no_further_than_its_bound(
 
 
 @pytest.fixture
-def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
+def many(matrix: Any, record_event: Callable[..., Any]) -> dict[str, list[UUID]]:
     """By what they are, newest first: of each rare state a few, and some that a pause keeps; all else was delivered."""
     matrix.node()
-    happen()
+    record_event()
     found = sql.rows(_MANY, {"count": 4_000})
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_touch")
@@ -144,7 +144,7 @@ def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
 
 
 @pytest.mark.parametrize("state", RARE)
-def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
+def test_rare_state_is_found_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
     plan = _plan(lambda: queries.query_touches(state=state, limit=3))
     assert [each.pk for each in queries.query_touches(state=state)[0]] == many[state]
     assert [each.pk for each in queries.query_touches(state=state, before=many[state][1])[0]] == many[state][2:]
@@ -156,7 +156,7 @@ def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID
     ("stands", "kinds", "index"),
     [("bad", ("failed", "unknown"), "touch_rare"), ("paused", ("parked",), "touch_paused")],
 )
-def test_what_people_ask_for_together_is_found_so_as_well(
+def test_effective_state_filter_uses_an_index(
     many: dict[str, list[UUID]], stands: str, kinds: tuple[str, ...], index: str
 ) -> None:
     def page() -> list[Touch]:
@@ -168,7 +168,7 @@ def test_what_people_ask_for_together_is_found_so_as_well(
     assert "Sort" not in plan, plan
 
 
-def test_an_ordinary_end_has_no_entry_in_the_index_of_the_rare_ones(many: dict[str, list[UUID]]) -> None:
+def test_rare_index_has_no_ordinary_rows(many: dict[str, list[UUID]]) -> None:
     ((entries,),) = sql.rows("SELECT reltuples::int FROM pg_class WHERE relname = 'touch_rare'", {})
     assert entries == sum(len(many[state]) for state in RARE)
 

@@ -87,7 +87,7 @@ Data = Mapping[str, Any]
 Args = Callable[[User], tuple[Any, ...]]
 
 
-def none(user: User) -> tuple[Any, ...]:
+def no_args(user: User) -> tuple[Any, ...]:
     return ()
 
 
@@ -97,7 +97,7 @@ class Page:
 
     see: Role  #: the least role whose GET is answered
     do: Role = NOBODY  #: the least role whose POST takes effect
-    args: Args = none  #: makes or finds the row that the address names
+    args: Args = no_args  #: makes or finds the row that the address names
     query: str | Callable[[], str] = ""
     data: Data = field(default_factory=dict)  #: what the POST changes of the form's initial values
     form: bool = True  #: False: no GET shows the form, `data` is the whole of it
@@ -116,7 +116,7 @@ class Rights:
     change: Role
     delete: Role
     row: Args  #: to look at and to change
-    spare: Args = none  #: to delete: nothing refers to it
+    spare: Args = no_args  #: to delete: nothing refers to it
     changed: Data = field(default_factory=dict)
     added: Data = field(default_factory=dict)
 
@@ -138,11 +138,11 @@ def pk_of(model: Any, **wanted: Any) -> Callable[[], str]:
     return lambda: str(model._default_manager.filter(**wanted).values_list("pk", flat=True)[0])
 
 
-def made(make: Callable[[], Any]) -> Args:
+def created(make: Callable[[], Any]) -> Args:
     return lambda user: (make().pk,)
 
 
-def build(matrix: Any, happen: Callable[..., Any]) -> None:
+def build(matrix: Any, record_event: Callable[..., Any]) -> None:
     """Make a row of everything."""
     from scheduling.delivery.pipeline import deliver_touches
 
@@ -152,8 +152,8 @@ def build(matrix: Any, happen: Callable[..., Any]) -> None:
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("rolled", trigger="x.y", template=matrix.template("old"), canary_template=matrix.template("new"))
     for type in ("material.downloaded", "order.paid", "complaint.received"):
-        deliver_touches(happen(type, chat_id="c1").task_ids)
-    happen("signup.succeeded")
+        deliver_touches(record_event(type, chat_id="c1").task_ids)
+    record_event("signup.succeeded")
     EventType.objects.get_or_create(key="signup.succeeded")
     Community.objects.get_or_create(chat_id="c1")
     DelayRule.objects.get_or_create(pk=1)
@@ -261,7 +261,7 @@ def open_breaker(user: User) -> tuple[Any, ...]:
     return (platform.pk,)
 
 
-def homeless_shop(user: User) -> tuple[Any, ...]:
+def shop_with_lost_node(user: User) -> tuple[Any, ...]:
     shop = Shop.objects.get(shop_id="s2")
     Lane.objects.filter(shop=shop).update(home="n9")
     return (shop.pk,)
@@ -301,14 +301,14 @@ def many_failed(user: User) -> tuple[Any, ...]:
 
 
 RETIRABLE = {
-    "scheduling_channelconfig": made(spare_channel),
+    "scheduling_channelconfig": created(spare_channel),
     "scheduling_community": first(Community),
     "scheduling_node": first(Node, key="later"),
     "scheduling_harassmentrule": first(HarassmentRule, kind="dedupe"),
-    "scheduling_stage": made(spare_stage),
-    "scheduling_template": made(spare_template),
+    "scheduling_stage": created(spare_stage),
+    "scheduling_template": created(spare_template),
     "rpa_tasks_flow": first(Flow),
-    "rpa_tasks_platform": made(spare_platform),
+    "rpa_tasks_platform": created(spare_platform),
     "rpa_tasks_shop": first(Shop, shop_id="s2"),
     "chat_sessions_silencepolicy": first(SilencePolicy, tag="vip"),
     "chat_sessions_campaign": first(Campaign),
@@ -325,21 +325,21 @@ WHEN = {"starts_at_0": "2027-01-01", "starts_at_1": "00:00", "ends_at_0": "2027-
 MODELS: dict[str, Rights] = {
     # What people configure: viewers look, editors write.
     "scheduling_stage": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Stage), made(spare_stage),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Stage), created(spare_stage),
         {"name": "Other"}, {"key": "new", "name": "New", "position": "3"},
     ),
     "scheduling_template": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Template, key="guide"), made(spare_template),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Template, key="guide"), created(spare_template),
         {"texts-0-body": "other"}, {"key": "fresh", "content_type": "fresh", "texts-0-body": "hi"},
     ),
     "scheduling_node": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Node, key="later"), made(spare_node),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Node, key="later"), created(spare_node),
         {"delay": "3h"},
         {"key": "fresh", "trigger": "a.b", "delay": "1h", "stage": pk_of(Stage, key="presale"),
          "template": pk_of(Template, key="guide"), "channel": pk_of(ChannelConfig, key="log")},
     ),
     "scheduling_channelconfig": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(ChannelConfig), made(spare_channel),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(ChannelConfig), created(spare_channel),
         {"timeout": "7s"}, {"key": "new", "kind": "log"},
     ),
     "scheduling_community": Rights(
@@ -349,11 +349,11 @@ MODELS: dict[str, Rights] = {
         VIEWER, NOBODY, EDITOR, NOBODY, first(DelayRule), first(DelayRule), {"default": "9h"},
     ),
     "scheduling_harassmentrule": Rights(
-        VIEWER, EDITOR, EDITOR, NOBODY, first(HarassmentRule, kind="cap"), made(spare_rule),
+        VIEWER, EDITOR, EDITOR, NOBODY, first(HarassmentRule, kind="cap"), created(spare_rule),
         {"limit": "9"}, {"kind": "cap", "limit": "2", "window": "1h"},
     ),
     "scheduling_eventtype": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(EventType), made(lambda: EventType.objects.create(key="spare.x")),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(EventType), created(lambda: EventType.objects.create(key="spare.x")),
         {"name": "Other"}, {"key": "new.type", "name": "New"},
     ),
     "scheduling_customer": Rights(
@@ -361,23 +361,23 @@ MODELS: dict[str, Rights] = {
     ),
     "scheduling_alertreceiver": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(AlertReceiver),
-        made(lambda: AlertReceiver.objects.create(name="spare", channel=ChannelConfig.objects.get(key="log"))),
+        created(lambda: AlertReceiver.objects.create(name="spare", channel=ChannelConfig.objects.get(key="log"))),
         {"name": "Others", "channel": pk_of(ChannelConfig, key="hook"), "community": ""},
         {"name": "new", "channel": pk_of(ChannelConfig, key="hook")},
     ),
     "rpa_tasks_platform": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Platform), made(spare_platform),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Platform), created(spare_platform),
         {"name": "Other"}, {"key": "new"},
     ),
     # A flow is added with its command, for which editors lack `define_command`. The group "command editor" has it: see
     # tests/rpa_tasks/admin/test_define_command.py, as this table orders roles in one line.
     "rpa_tasks_flow": Rights(
-        VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), made(spare_flow),
+        VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), created(spare_flow),
         {"timeout": "77s"},
         {"platform": pk_of(Platform, key="pdd"), "task_type": "new_type", "command": "true\n{param}", "timeout": "60s"},
     ),
     "rpa_tasks_shop": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Shop, shop_id="s2"), made(spare_shop),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Shop, shop_id="s2"), created(spare_shop),
         {"name": "Other"}, {"platform": pk_of(Platform, key="pdd"), "shop_id": "new"},
     ),
     "chat_sessions_silencepolicy": Rights(
@@ -385,7 +385,7 @@ MODELS: dict[str, Rights] = {
         {"threshold": "77s"}, {"tag": "new", "threshold": "30s", "jitter": "0s", "grace": "0s"},
     ),
     "chat_sessions_campaign": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Campaign), made(spare_campaign),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Campaign), created(spare_campaign),
         {"threshold": "77s"}, {"key": "new", "threshold": "60s", **WHEN},
     ),
     # What is stopped and what is tried.
@@ -431,11 +431,11 @@ MODELS: dict[str, Rights] = {
     ),
     "django_celery_beat_intervalschedule": Rights(
         ADMIN, ADMIN, ADMIN, ADMIN, first(IntervalSchedule),
-        made(lambda: IntervalSchedule.objects.create(every=77, period="days")), {"every": "78"}, {"every": "79"},
+        created(lambda: IntervalSchedule.objects.create(every=77, period="days")), {"every": "78"}, {"every": "79"},
     ),
     "django_celery_beat_crontabschedule": Rights(
         ADMIN, ADMIN, ADMIN, ADMIN, first(CrontabSchedule),
-        made(lambda: CrontabSchedule.objects.create(minute="59")), {"minute": "58"}, {"minute": "57"},
+        created(lambda: CrontabSchedule.objects.create(minute="59")), {"minute": "58"}, {"minute": "57"},
     ),
     "django_celery_beat_clockedschedule": Rights(
         ADMIN, ADMIN, ADMIN, ADMIN, first(ClockedSchedule), first(ClockedSchedule),
@@ -548,7 +548,7 @@ PAGES: dict[str, Page] = {
     "rpa_tasks_shop_confirm_login": Page(
         OPERATOR, OPERATOR, with_values(Shop, {"shop_id": "s2"}, login_state=LoginState.NEEDED),
     ),
-    "rpa_tasks_shop_leave_home": Page(OPERATOR, OPERATOR, homeless_shop),
+    "rpa_tasks_shop_leave_home": Page(OPERATOR, OPERATOR, shop_with_lost_node),
     "rpa_tasks_shop_pause_row": Page(OPERATOR, OPERATOR, first(Shop, shop_id="s2")),
     "rpa_tasks_shop_resume_row": Page(OPERATOR, OPERATOR, with_values(Shop, {"shop_id": "s2"}, paused=True)),
 }  # fmt: skip
@@ -573,7 +573,7 @@ ACTIONS: dict[tuple[str, str], list[Action]] = {
     ("scheduling_touch", "cancel_selected"): [Action(OPERATOR, first(Touch, state="scheduled"))],
     ("rpa_tasks_job", "cancel_selected"): [Action(OPERATOR, first(Job, state="scheduled"))],
     ("rpa_tasks_shop", "run_selected"): [Action(OPERATOR, first(Shop), writes=False)],
-    ("rpa_tasks_shop", "release_selected"): [Action(OPERATOR, homeless_shop, {"confirmed": "1"})],
+    ("rpa_tasks_shop", "release_selected"): [Action(OPERATOR, shop_with_lost_node, {"confirmed": "1"})],
     ("scheduling_failedlogin", "unlock"): [Action(ADMIN, first(FailedLogin, digest="d"))],
     ("scheduling_failedtask", "bulk_retry"): [Action(OPERATOR, open_task(), CONFIRMED)],
     ("scheduling_failedtask", "bulk_again"): [Action(OPERATOR, open_task(), CONFIRMED)],

@@ -56,7 +56,7 @@ class Staff:
 
 
 @pytest.fixture
-def staff(matrix: Any, happen: Callable[..., Any], static_root: None) -> Staff:
+def staff(matrix: Any, record_event: Callable[..., Any], static_root: None) -> Staff:
     """One login for each role, and a row of everything."""
     Command().grant_permissions()
     users, clients = {}, {ANONYMOUS: Client()}
@@ -70,7 +70,7 @@ def staff(matrix: Any, happen: Callable[..., Any], static_root: None) -> Staff:
     auditor.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
     for role, user in users.items():
         clients[role] = logged_in(user)
-    admin_pages.build(matrix, happen)
+    admin_pages.build(matrix, record_event)
     users[ANONYMOUS] = users[ADMIN]  # no page is anonymous, but each needs an owner for the rows that it names
     return Staff(clients, users, (logged_in(auditor), auditor))
 
@@ -111,7 +111,7 @@ def own_pages() -> list[str]:
     return sorted({name for _route, name in routes() if name and not of_model(name) and name not in OPEN})
 
 
-def test_each_address_has_a_row_in_the_table() -> None:
+def test_each_admin_address_has_a_table_row() -> None:
     assert models() == sorted(MODELS)
     assert own_pages() == sorted(PAGES)
     unnamed = {route for route, name in routes() if not name}
@@ -146,7 +146,7 @@ def rows() -> dict[str, str]:
         return dict(cursor.fetchall())
 
 
-def fresh(client: Client) -> Client:
+def copy_client(client: Client) -> Client:
     """The same login; a session that the request ends is rolled back with it."""
     twin = Client(headers={"accept-language": "en"})
     twin.cookies = copy.deepcopy(client.cookies)
@@ -175,7 +175,7 @@ class Answer:
 
 def ask(client: Client, method: str, url: str, data: Any = None) -> Answer:
     before = rows()
-    answer = getattr(fresh(client), method)(url, data or {})
+    answer = getattr(copy_client(client), method)(url, data or {})
     if answer.streaming:
         list(answer.streaming_content)
     after = rows()
@@ -189,17 +189,17 @@ def errors_of(answer: Any) -> str:
     return str(dict(getattr(form, "errors", None) or {}))
 
 
-def filled(staff: Staff, url: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def fill_form(staff: Staff, url: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """What a browser would send, with changes."""
     if url not in staff.forms:
-        page = fresh(staff.clients[ADMIN]).get(url)
+        page = copy_client(staff.clients[ADMIN]).get(url)
         form = main_form(page.content.decode()) if page.status_code == 200 else None
         assert form is not None, (url, page.status_code, "shows no form")
         staff.forms[url] = dict(form.values)
-    return {**staff.forms[url], **said(changes)}
+    return {**staff.forms[url], **resolve_values(changes)}
 
 
-def said(data: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_values(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value() if callable(value) else value for name, value in data.items()}
 
 
@@ -240,8 +240,8 @@ def cases_of(model: str) -> Iterator[Case]:
     changed, added = rights.changed, rights.added
     of_row = (lambda at: at.split("/history/")[0].split("/delete/")[0] + "/change/") if editable else None
     of_list = (lambda at: f"{at}add/") if addable else None
-    yield Case("changelist", Page(rights.view, data=added), url("changelist", admin_pages.none), of_list)
-    yield Case("add", Page(rights.add, rights.add, data=added), url("add", admin_pages.none))
+    yield Case("changelist", Page(rights.view, data=added), url("changelist", admin_pages.no_args), of_list)
+    yield Case("add", Page(rights.add, rights.add, data=added), url("add", admin_pages.no_args))
     yield Case("change", Page(rights.view, rights.change, data=changed), url("change", rights.row))
     yield Case(
         "delete", Page(rights.delete, rights.delete, form=False, data={"post": "yes"}), url("delete", rights.spare)
@@ -252,12 +252,12 @@ def cases_of(model: str) -> Iterator[Case]:
         yield Case("version", Page(rights.view, data=changed, safe=True), url("simple_history", version), of_row)
 
 
-def wrong_with(case: Case, staff: Staff) -> Iterator[str]:
+def list_violations(case: Case, staff: Staff) -> Iterator[str]:
     """Each way in which a role can do more or less than the table allows."""
     for role in (ANONYMOUS, STAFF, VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR, ADMIN):
-        yield from _wrong_get(case, staff, role)
-        yield from _wrong_post(case, staff, role.name, staff.clients[role], staff.users[role], role)
-    yield from _wrong_post(case, staff, AUDITOR, *staff.auditor, VIEWER)
+        yield from _get_violations(case, staff, role)
+        yield from _post_violations(case, staff, role.name, staff.clients[role], staff.users[role], role)
+    yield from _post_violations(case, staff, AUDITOR, *staff.auditor, VIEWER)
 
 
 def _address(case: Case, user: User) -> str:
@@ -265,7 +265,7 @@ def _address(case: Case, user: User) -> str:
     return case.url(user) + (f"?{query}" if query else "")
 
 
-def _wrong_get(case: Case, staff: Staff, role: Role) -> Iterator[str]:
+def _get_violations(case: Case, staff: Staff, role: Role) -> Iterator[str]:
     with rolled_back():
         answer = ask(staff.clients[role], "get", _address(case, staff.users[role]))
         if role >= case.page.see:
@@ -277,7 +277,7 @@ def _wrong_get(case: Case, staff: Staff, role: Role) -> Iterator[str]:
             yield f"{case.name}: GET of {role.name} changes rows: {answer}"
 
 
-def _wrong_post(case: Case, staff: Staff, name: str, client: Client, user: User, role: Role) -> Iterator[str]:
+def _post_violations(case: Case, staff: Staff, name: str, client: Client, user: User, role: Role) -> Iterator[str]:
     page = case.page
     with rolled_back():
         url = _address(case, user)
@@ -296,8 +296,8 @@ def _wrong_post(case: Case, staff: Staff, name: str, client: Client, user: User,
 def _data(case: Case, staff: Staff, url: str) -> dict[str, Any]:
     page = case.page
     if case.form is not None:
-        return filled(staff, case.form(url), page.data)
-    return filled(staff, url, page.data) if page.do != NOBODY and page.form else said(page.data)
+        return fill_form(staff, case.form(url), page.data)
+    return fill_form(staff, url, page.data) if page.do != NOBODY and page.form else resolve_values(page.data)
 
 
 class rolled_back:
@@ -316,10 +316,10 @@ class rolled_back:
 @pytest.mark.parametrize("place", [*models(), "site"])
 def test_each_role_can_do_what_the_table_allows(staff: Staff, place: str) -> None:
     """`place` is a model with all its addresses and actions, or what belongs to none."""
-    wrong = [each for case in pages_of(place) for each in wrong_with(case, staff)]
+    wrong = [each for case in pages_of(place) for each in list_violations(case, staff)]
     if place in MODELS:
-        wrong += [each for case in cases_of(place) for each in wrong_with(case, staff)]
-        wrong += wrong_actions(place, staff)
+        wrong += [each for case in cases_of(place) for each in list_violations(case, staff)]
+        wrong += list_action_violations(place, staff)
     assert wrong == [], "\n".join(wrong)
 
 
@@ -340,7 +340,7 @@ def pages_of(place: str) -> Iterator[Case]:
             yield Case(name, page, url(name, page))
 
 
-def wrong_actions(model: str, staff: Staff) -> Iterator[str]:
+def list_action_violations(model: str, staff: Staff) -> Iterator[str]:
     found = {name: each for (owner, name), each in ACTIONS.items() if owner == model}
     there = offered(staff.users[ADMIN], model)
     if "delete_selected" in there:
@@ -349,7 +349,7 @@ def wrong_actions(model: str, staff: Staff) -> Iterator[str]:
         yield f"{model}: the list offers {there}, the table has {sorted(found)}"
     for name, several in found.items():
         for action in several:
-            yield from _wrong_action(model, name, action, staff)
+            yield from _action_violations(model, name, action, staff)
 
 
 def offered(user: User, model: str) -> list[str]:
@@ -358,7 +358,7 @@ def offered(user: User, model: str) -> list[str]:
     return sorted(pages_for(model).get_actions(request))
 
 
-def _wrong_action(model: str, name: str, action: Action, staff: Staff) -> Iterator[str]:
+def _action_violations(model: str, name: str, action: Action, staff: Staff) -> Iterator[str]:
     every = [(role.name, client, role) for role, client in staff.clients.items()]
     for who, client, role in [*every, (AUDITOR, staff.auditor[0], VIEWER)]:
         with rolled_back():

@@ -109,18 +109,18 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def described() -> set[str]:
+def described_operations() -> set[str]:
     paths = api.get_openapi_schema()["paths"]
     return {f"{method.upper()} {path.removeprefix('/api/v1')}" for path, methods in paths.items() for method in methods}
 
 
-def test_each_operation_has_a_row_in_the_table() -> None:
-    assert described() == set(OPERATIONS)
+def test_each_api_operation_has_a_table_row() -> None:
+    assert described_operations() == set(OPERATIONS)
     assert {each.scope for each in OPERATIONS.values()} == set(SINGLE)
 
 
 @pytest.fixture
-def web(matrix: Any, happen: Callable[..., Any]) -> Iterator[str]:
+def web(matrix: Any, record_event: Callable[..., Any]) -> Iterator[str]:
     from datetime import timedelta
 
     from scheduling.delivery.pipeline import deliver_touches
@@ -129,8 +129,8 @@ def web(matrix: Any, happen: Callable[..., Any]) -> Iterator[str]:
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     for user in ("ann", "bob", "cid", "dan"):
-        deliver_touches(happen("order.paid", user).task_ids)
-    happen("signup.succeeded")
+        deliver_touches(record_event("order.paid", user).task_ids)
+    record_event("signup.succeeded")
     BulkAction.objects.create(
         action="ignore", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
@@ -149,7 +149,7 @@ def send(web: str, name: str, key: str = "") -> requests.Response:
     return requests.request(method, url, json=operation.body, headers=headers, timeout=90)
 
 
-def test_each_scope_opens_its_own_operations_and_no_other(web: str) -> None:
+def test_each_scope_permits_only_its_operations(web: str) -> None:
     keys = {scope: create_api_key(scope, [scope]) for scope in Scope.values}
     for name in OPERATIONS:
         OPERATIONS[name].place()  # what a row needs is there before the digest is taken
@@ -171,15 +171,15 @@ def test_each_scope_opens_its_own_operations_and_no_other(web: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["POST /rpa/jobs", "GET /rpa/jobs", "POST /rpa/jobs/{task_id}/cancel"])
-def test_scope_rpa_of_an_older_key_includes_all_three(web: str, name: str) -> None:
+def test_old_rpa_scope_includes_new_scopes(web: str, name: str) -> None:
     assert send(web, name, create_api_key("old", ["rpa"])).ok
 
 
-def test_cancel_with_a_key_that_may_not_read_shows_no_payload(web: str) -> None:
+def test_cancel_without_read_hides_payload(web: str) -> None:
     shown = send(web, "POST /rpa/jobs/{task_id}/cancel", create_api_key("ops", ["rpa.operate"])).json()
     assert (shown["state"], shown["payload"], shown["result"], shown["runs"]) == ("cancelled", None, None, [])
 
 
-def test_cancel_with_a_key_that_may_read_shows_the_payload(web: str) -> None:
+def test_cancel_with_read_scope_shows_payload(web: str) -> None:
     key = create_api_key("ops", ["rpa.operate", "rpa.read"])
     assert send(web, "POST /rpa/jobs/{task_id}/cancel", key).json()["payload"] == {"secret": 1}

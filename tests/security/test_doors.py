@@ -54,7 +54,7 @@ def web(transactional_db: None) -> Iterator[str]:
         yield address
 
 
-def test_every_request_to_the_api_needs_a_key_with_its_one_scope(web: str) -> None:
+def test_each_api_request_requires_one_scope(web: str) -> None:
     keys = {scope: create_api_key(scope, [scope]) for scope in Scope.values}
 
     def ask(method: str, path: str, key: str = "") -> int:
@@ -80,7 +80,7 @@ def routes(resolver: Any = None, prefix: str = "", names: tuple[str, ...] = ()) 
             yield prefix + str(each.pattern), ":".join([*names, each.name or ""]), each.callback
 
 
-def test_no_form_is_taken_from_a_page_of_another_site(root: User) -> None:
+def test_forms_require_csrf_token(root: User) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(root)
     for model in admin.site._registry:
@@ -104,7 +104,7 @@ def dump() -> dict[str, list[str]]:
     return found
 
 
-def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., Any]) -> None:
+def test_admin_get_requests_change_no_row(root: User, matrix: Any, record_event: Callable[..., Any]) -> None:
     """Each address of the back office that takes a row, with a row, by GET: links are followed by mail scanners, by
     browsers ahead of time, and by whoever was sent one."""
     from scheduling.delivery.pipeline import deliver_touches
@@ -112,9 +112,9 @@ def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., 
 
     matrix.node("guide")
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver_touches(happen(chat_id="c1").task_ids)
-    deliver_touches(happen("order.paid").task_ids)
-    happen("material.downloaded", "bob")
+    deliver_touches(record_event(chat_id="c1").task_ids)
+    deliver_touches(record_event("order.paid").task_ids)
+    record_event("material.downloaded", "bob")
     create_api_key("shop", ["events"])
     Pause.objects.create(scope="node:guide")
     client = Client()
@@ -138,7 +138,7 @@ def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., 
 
 
 @pytest.mark.parametrize("there", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
-def test_nobody_is_led_to_another_site(root: User, there: str) -> None:
+def test_next_address_of_other_site_is_ignored(root: User, there: str) -> None:
     def led(answer: Any) -> str:
         return str(urlsplit(answer["Location"]).netloc) + answer["Location"][:11].partition("javascript")[1]
 
@@ -148,7 +148,7 @@ def test_nobody_is_led_to_another_site(root: User, there: str) -> None:
     assert led(Client().post(reverse("set_language"), {"language": "en", "next": there})) == ""
 
 
-def test_nobody_gives_themselves_rights(client: Client) -> None:
+def test_editor_cannot_extend_own_rights(client: Client) -> None:
     """What a form does not show it does not take."""
     Command().grant_permissions()
     editor = User.objects.create_user("editor", is_staff=True)
@@ -163,7 +163,7 @@ def test_nobody_gives_themselves_rights(client: Client) -> None:
     assert not ApiKey.objects.exists()
 
 
-def test_a_request_sets_only_the_fields_that_it_may(client: Client) -> None:
+def test_customer_request_with_hidden_field_is_refused(client: Client) -> None:
     key = create_api_key("shop", ["customers"])
     for hidden in ("id", "pk", "last_active_at", "conversation_at", "inactive_since", "created_at", "user_id"):
         answer = client.put(
@@ -174,7 +174,7 @@ def test_a_request_sets_only_the_fields_that_it_may(client: Client) -> None:
     assert not Customer.objects.exists()
 
 
-def test_files_that_nobody_asked_for_are_not_kept(client: Client, settings: Any, tmp_path: Path) -> None:
+def test_uploaded_file_is_not_stored(client: Client, settings: Any, tmp_path: Path) -> None:
     settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path)
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1
     sent = {"username": "x", "password": "y", "file": SimpleUploadedFile("x.bin", b"0" * 300_000)}
@@ -184,7 +184,7 @@ def test_files_that_nobody_asked_for_are_not_kept(client: Client, settings: Any,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_body_without_end_is_not_read(web: str) -> None:
+def test_request_body_without_limit_is_refused(web: str) -> None:
     """It would lie on the disk of the web node, before anybody asked who sends it."""
     there = urlsplit(web)
     for header, status in (("Content-Length: 10000000000", b"413"), ("Transfer-Encoding: chunked", b"411")):

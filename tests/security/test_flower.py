@@ -12,7 +12,7 @@ from django.conf import settings
 from config.celery.application import require_flower_login
 
 
-def test_flower_does_not_start_without_a_login() -> None:
+def test_flower_without_login_does_not_start() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
     words = [sys.executable, "-m", "celery", "-A", "config", "flower", "--address=127.0.0.1", "--port=0"]
     done = subprocess.run(words, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
@@ -20,7 +20,7 @@ def test_flower_does_not_start_without_a_login() -> None:
     assert "Flower needs a login" in done.stderr
 
 
-def test_however_it_is_started_it_is_refused() -> None:
+def test_require_flower_login_without_login_exits() -> None:
     for program in ("/house/.venv/bin/celery", "/house/site-packages/celery/__main__.py"):
         with pytest.raises(SystemExit):
             require_flower_login([program, "-A", "config", "flower"], {})
@@ -35,5 +35,5 @@ def test_however_it_is_started_it_is_refused() -> None:
         (["/house/.venv/bin/pytest", "-k", "flower"], {}),
     ],
 )
-def test_with_one_it_does_and_nothing_else_is_asked_for_one(words: list[str], environ: dict[str, str]) -> None:
+def test_require_flower_login_accepts_login_and_other_programs(words: list[str], environ: dict[str, str]) -> None:
     require_flower_login(words, environ)

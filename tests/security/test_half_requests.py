@@ -24,12 +24,12 @@ def address(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
         yield address
 
 
-def dial(address: str) -> socket.socket:
+def connect_to(address: str) -> socket.socket:
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout=BODY_WITHIN + 60)
 
 
-def rest(client: socket.socket) -> bytes:
+def read_rest(client: socket.socket) -> bytes:
     """What comes until the server closes the connection."""
     found = b""
     try:
@@ -41,9 +41,9 @@ def rest(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("part", [b"x" * 8192, b"x\r\nX-Long: " + b"y" * 4000], ids=["one header", "many headers"])
-def test_endless_head_is_refused_at_its_limit(address: str, part: bytes) -> None:
+def test_endless_request_head_is_refused(address: str, part: bytes) -> None:
     sent, most = 0, 64 * HEAD_LIMIT  # buffers of the kernel take some of it
-    with dial(address) as client:
+    with connect_to(address) as client:
         client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         with suppress(OSError):
             while sent < most:
@@ -61,18 +61,18 @@ def test_endless_head_is_refused_at_its_limit(address: str, part: bytes) -> None
     ],
     ids=["nothing", "half a head", "half a body"],
 )
-def test_half_a_request_is_closed_in_time(address: str, begun: bytes, within: float) -> None:
+def test_incomplete_request_is_closed_after_timeout(address: str, begun: bytes, within: float) -> None:
     began = time.monotonic()
-    with dial(address) as client:
+    with connect_to(address) as client:
         client.sendall(begun)
-        rest(client)
+        read_rest(client)
     assert time.monotonic() - began >= within - 1  # a slow client gets its time
 
 
-def test_head_that_comes_in_small_parts_is_closed_in_time(address: str) -> None:
+def test_slow_request_head_is_closed_after_timeout(address: str) -> None:
     """The limit is for the whole head: a part of it does not start the time again."""
     sent, most = 0, int(4 * HEAD_WITHIN)
-    with dial(address) as client, suppress(OSError):
+    with connect_to(address) as client, suppress(OSError):
         client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         while sent < most:
             client.sendall(b"x")
@@ -81,7 +81,7 @@ def test_head_that_comes_in_small_parts_is_closed_in_time(address: str) -> None:
     assert sent < most
 
 
-def test_requests_on_one_connection_have_limits_of_their_own(address: str) -> None:
+def test_request_head_limit_applies_to_each_request(address: str) -> None:
     client = HTTPConnection(urlsplit(address).netloc, timeout=60)
     for _ in range(5):
         client.request("GET", "/health/live", headers={"X-Long": "z" * 40_000})
@@ -94,15 +94,15 @@ def test_requests_on_one_connection_have_limits_of_their_own(address: str) -> No
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 900000\r\n", b"Transfer-Encoding: chunked\r\n"], ids=["length", "chunked"]
 )
-def test_body_without_a_key_is_refused_unread(address: str, given: bytes, length: bytes) -> None:
-    with dial(address) as client:
+def test_request_body_without_key_is_refused_unread(address: str, given: bytes, length: bytes) -> None:
+    with connect_to(address) as client:
         client.sendall(b"POST /api/v1/events HTTP/1.1\r\nHost: localhost\r\n" + given + length + b"\r\n")
-        answer = rest(client)  # though not a byte of the body was sent
+        answer = read_rest(client)  # though not a byte of the body was sent
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"WWW-Authenticate" in answer or b"www-authenticate" in answer
 
 
-def test_body_with_a_key_is_read(address: str) -> None:
+def test_request_body_with_key_is_read(address: str) -> None:
     from scheduling.operations.commands import create_api_key
 
     client = Client(address, str(create_api_key("shop", ["customers"])))

@@ -24,7 +24,7 @@ def address(model: Any) -> str:
 
 
 @pytest.mark.parametrize("lookup", ["addresses__phone__startswith", "addresses__contains", "name__startswith"])
-def test_list_of_customers_by_a_part_of_a_value_is_refused(viewer: Client, lookup: str) -> None:
+def test_customer_list_lookup_of_partial_value_is_refused(viewer: Client, lookup: str) -> None:
     commands.update_customer("ann", {"addresses": {"phone": "13812345678"}, "name": "Ann"})
     url = reverse("admin:scheduling_customer_changelist")
     assert viewer.get(url, {lookup: "138"}).status_code == 400
@@ -44,11 +44,11 @@ def test_list_of_customers_by_a_part_of_a_value_is_refused(viewer: Client, looku
         ("scheduling_complaint", "customer_id"),
     ],
 )
-def test_list_by_a_column_that_no_filter_declares_is_refused(viewer: Client, name: str, lookup: str) -> None:
+def test_list_lookup_without_filter_is_refused(viewer: Client, name: str, lookup: str) -> None:
     assert viewer.get(reverse(f"admin:{name}_changelist"), {lookup: "1"}).status_code == 400
 
 
-def test_no_list_compares_a_part_of_any_column(as_member: Callable[[str], Client], matrix: Any) -> None:
+def test_list_lookup_by_startswith_is_refused_for_all_columns(as_member: Callable[[str], Client], matrix: Any) -> None:
     client = as_member("admin")
     taken = []
     for model in admin.site._registry:
@@ -58,12 +58,12 @@ def test_no_list_compares_a_part_of_any_column(as_member: Callable[[str], Client
     assert taken == []
 
 
-def test_links_of_the_product_to_its_lists_are_answered(
-    as_member: Callable[[str], Client], matrix: Any, happen: Callable[..., Any]
+def test_product_links_to_lists_are_accepted(
+    as_member: Callable[[str], Client], matrix: Any, record_event: Callable[..., Any]
 ) -> None:
     """Each link with a filter, on every page, and each choice of each filter."""
     client = as_member("admin")
-    admin_pages.build(matrix, happen)
+    admin_pages.build(matrix, record_event)
     lists = {address(model) for model in admin.site._registry}
     links = set()
     for page in every_page():

@@ -57,7 +57,7 @@ def static_root(settings: Any, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def strangers(matrix: Any, happen: Callable[..., Any]) -> None:
+def foreign_rows(matrix: Any, record_event: Callable[..., Any]) -> None:
     """Every word that comes from outside, or that ops type, says the same."""
     matrix.stage.name = EVIL[:80]
     matrix.stage.save()
@@ -68,7 +68,9 @@ def strangers(matrix: Any, happen: Callable[..., Any]) -> None:
     Community.objects.create(chat_id=EVIL, name=EVIL, targets={})
     long_ago = now() - timedelta(hours=1)
     for kind in ("material.downloaded", "order.paid"):
-        told = happen(kind, EVIL, source=EVIL, chat_id=EVIL, data={EVIL: EVIL, "nested": [EVIL]}, occurred_at=long_ago)
+        told = record_event(
+            kind, EVIL, source=EVIL, chat_id=EVIL, data={EVIL: EVIL, "nested": [EVIL]}, occurred_at=long_ago
+        )
         deliver_touches(told.task_ids)
     FailedTask.objects.update(detail=EVIL, action_reason=EVIL)
     Pause.objects.create(scope="node:guide", reason=EVIL)
@@ -92,8 +94,8 @@ def pages() -> Iterator[str]:
             yield reverse(f"{name}change", args=[row.pk])
 
 
-@pytest.mark.usefixtures("strangers")
-def test_no_page_takes_a_strangers_words_for_markup_or_code() -> None:
+@pytest.mark.usefixtures("foreign_rows")
+def test_pages_escape_foreign_text() -> None:
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
     assert Touch.objects.count() == 2
@@ -111,7 +113,7 @@ def test_no_page_takes_a_strangers_words_for_markup_or_code() -> None:
     assert told > 20, "the words are shown, so the pages were tested"
 
 
-def test_what_is_typed_at_the_login_is_not_markup() -> None:
+def test_login_page_escapes_username() -> None:
     page = Client().post(reverse("admin:login"), {"username": EVIL, "password": EVIL}).content.decode()
     reader = Reader()
     reader.feed(page)

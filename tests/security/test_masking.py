@@ -37,7 +37,7 @@ NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
         ("token", {"value": SECRET, "ok": True}, {"value": HIDDEN, "ok": True}),
     ],
 )  # fmt: skip
-def test_a_value_is_hidden_by_its_name(name: str, value: Any, shown: Any) -> None:
+def test_redact_hides_values_by_name(name: str, value: Any, shown: Any) -> None:
     assert redact({"a": [{name: value}]}) == {"a": [{name: shown}]}
 
 
@@ -50,7 +50,7 @@ def test_a_value_is_hidden_by_its_name(name: str, value: Any, shown: Any) -> Non
         {"id": "01a1faba-57e4-7116-bb1d-13812345678f", "trace": "0af7651916cd43dd13812345678c8031"},
     ],
 )
-def test_the_rest_is_shown_as_it_is(data: dict[str, Any]) -> None:
+def test_redact_keeps_other_values(data: dict[str, Any]) -> None:
     assert redact(data) == data
     assert redact_text(json.dumps(data, ensure_ascii=False)) == json.dumps(data, ensure_ascii=False).replace(
         '"token": null', f'"token": {HIDDEN}'
@@ -79,7 +79,7 @@ def test_the_rest_is_shown_as_it_is(data: dict[str, Any]) -> None:
         ("HTTP 503 after 13 s, order 138123456789", "HTTP 503 after 13 s, order 138123456789"),
     ],
 )  # fmt: skip
-def test_it_is_hidden_in_the_middle_of_words_too(text: str, shown: str) -> None:
+def test_redact_text_hides_values_within_text(text: str, shown: str) -> None:
     assert redact_text(text) == shown
 
 
@@ -103,7 +103,7 @@ def test_it_is_hidden_in_the_middle_of_words_too(text: str, shown: str) -> None:
         "密码:" * 60_000,
     ],
 )
-def test_no_text_takes_for_ever(text: str) -> None:
+def test_redact_text_is_fast_for_long_input(text: str) -> None:
     """A pattern that tried each letter anew would take minutes."""
     assert redact_text(text)
 
@@ -115,11 +115,11 @@ DATA = {"phone": NUMBER, "api_token": SECRET, "note": f"call {NUMBER}", "order_n
 
 
 @pytest.fixture
-def touch(matrix: Any, happen: Callable[..., Any]) -> Touch:
+def touch(matrix: Any, record_event: Callable[..., Any]) -> Touch:
     """Failed, with the number in the text and in what the receiver said."""
     matrix.node(template=matrix.template("guide", body="{{ event.data.phone }} {{ event.data.missing }}"))
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
-    task_ids = happen(user="ann", data=DATA).task_ids
+    task_ids = record_event(user="ann", data=DATA).task_ids
     touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
     deliver_touches([touch.pk])
     Attempt.objects.create(
@@ -149,7 +149,7 @@ def pages_of(touch: Touch) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_no_page_and_no_export_shows_it(touch: Touch, operator: Client) -> None:
+def test_pages_and_exports_redact_personal_data_and_secrets(touch: Touch, operator: Client) -> None:
     for name, url in pages_of(touch).items():
         answer = operator.get(url)
         page = b"".join(answer) if answer.streaming else answer.content  # type: ignore[arg-type]
@@ -162,13 +162,13 @@ def test_no_page_and_no_export_shows_it(touch: Touch, operator: Client) -> None:
         assert "138****5678" in shown, name
 
 
-def test_the_rows_keep_what_was_told(touch: Touch, operator: Client) -> None:
+def test_redacted_rows_keep_their_values(touch: Touch, operator: Client) -> None:
     for url in pages_of(touch).values():
         operator.get(url)
     assert Event.objects.get(pk=touch.event_id).data == DATA
     assert FailedTask.objects.get(task_id=touch.pk).payload["event"]["data"] == DATA
 
 
-def test_who_may_change_a_customer_sees_the_addresses_in_the_form(touch: Touch, editor: Client) -> None:
+def test_customer_form_of_editor_shows_addresses(touch: Touch, editor: Client) -> None:
     """They could not be edited otherwise."""
     assert NUMBER in editor.get(pages_of(touch)["customer"]).content.decode()

@@ -59,7 +59,7 @@ class Flower(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
-def certify(folder: Path) -> None:
+def write_certificate(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     at = datetime.now(UTC)
@@ -75,7 +75,7 @@ def certify(folder: Path) -> None:
     (folder / "privkey.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
 
 
-class Front:
+class NginxClient:
     """What a browser that knows the site by its name sees."""
 
     def __init__(self, folder: Path, plain: int, tls: int, **options: Any) -> None:
@@ -91,16 +91,16 @@ class Front:
 
 
 @pytest.fixture(scope="module")
-def front(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[Front]:
+def nginx(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[NginxClient]:
     with django_db_blocker.unblock():
-        yield from standing(tmp_path_factory.mktemp("nginx"))
+        yield from run_nginx(tmp_path_factory.mktemp("nginx"))
 
 
-def standing(tmp_path: Path) -> Iterator[Front]:
+def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
     binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if binary is None:
         pytest.skip("missing service: nginx")
-    certify(tmp_path)
+    write_certificate(tmp_path)
     production = {
         "DJANGO_SETTINGS_MODULE": "config.settings.production",
         "DJANGO_SECRET_KEY": "0123456789abcdef" * 4,
@@ -133,10 +133,10 @@ def standing(tmp_path: Path) -> Iterator[Front]:
         assert checked.returncode == 0, checked.stderr
         running = subprocess.Popen(command)
         try:
-            front = Front(tmp_path, plain, tls)
+            nginx = NginxClient(tmp_path, plain, tls)
             eventually(lambda: (tmp_path / "nginx.pid").exists() and (tmp_path / "nginx.pid").read_text())
-            yield front
-            front.pool.close()
+            yield nginx
+            nginx.pool.close()
         finally:
             running.terminate()
             running.wait(PATIENCE)
@@ -145,77 +145,77 @@ def standing(tmp_path: Path) -> Iterator[Front]:
     flower.server_close()
 
 
-def test_the_recipe_does_what_it_says(front: Front) -> None:
+def test_nginx_recipe_enforces_tls_host_and_limits(nginx: NginxClient) -> None:
     """One start for all, as it is the start that takes its time."""
     # Pages come by TLS, with HSTS, and plain requests are sent there.
-    page = front("GET", "/admin/login/")
+    page = nginx("GET", "/admin/login/")
     assert page.status == 200
     assert "max-age" in page.headers["Strict-Transport-Security"]
-    there = urllib3.request("GET", f"http://127.0.0.1:{front.plain}/admin/?a=b", redirect=False, retries=False)
+    there = urllib3.request("GET", f"http://127.0.0.1:{nginx.plain}/admin/?a=b", redirect=False, retries=False)
     assert (there.status, there.headers["Location"]) == (301, f"https://{NAME}/admin/?a=b")
 
     # Another name is not served.
     stranger = urllib3.HTTPSConnectionPool(
-        "127.0.0.1", front.tls, server_hostname="evil.example", cert_reqs="CERT_NONE", retries=False
+        "127.0.0.1", nginx.tls, server_hostname="evil.example", cert_reqs="CERT_NONE", retries=False
     )
     with pytest.raises(urllib3.exceptions.SSLError):
         stranger.request("GET", "/")
     stranger.close()
 
     # Bodies have an end.
-    assert front("POST", "/api/v1/events", b"0" * 2_000_000).status == 413
+    assert nginx("POST", "/api/v1/events", b"0" * 2_000_000).status == 413
 
     # A WebSocket is let through to the application, which wants a token, and the token is not in the log.
     upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
-    chat = Front(front.folder, front.plain, front.tls)
+    chat = NginxClient(nginx.folder, nginx.plain, nginx.tls)
     answer = chat("GET", "/ws/v1/sessions/s1?token=hush-hush", Sec_WebSocket_Key="dGhlIHNhbXBsZSBub25jZQ==", **upgrade)
     assert answer.status == 101
     answer.close()
     chat.pool.close()
-    eventually(lambda: "/ws/v1/sessions/s1" in (front.folder / "aftertouch.log").read_text())
-    assert "hush-hush" not in (front.folder / "aftertouch.log").read_text()
+    eventually(lambda: "/ws/v1/sessions/s1" in (nginx.folder / "aftertouch.log").read_text())
+    assert "hush-hush" not in (nginx.folder / "aftertouch.log").read_text()
 
 
-def test_metrics_and_probes_are_for_the_house(front: Front) -> None:
+def test_nginx_serves_metrics_and_probes_only_to_own_networks(nginx: NginxClient) -> None:
     """From here we are the house, from another address we are not."""
-    outside = Front(front.folder, front.plain, front.tls, source_address=("127.0.0.2", 0))
+    outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
     assert outside("GET", "/admin/login/").status == 200
     for path in ("/metrics", "/health/live", "/health/ready"):
-        assert front("GET", path).status == 200, path
+        assert nginx("GET", path).status == 200, path
     for path in ("/metrics", "/health/live", "/health/ready", "//health/ready", "/health/./ready", "/health/%72eady"):
         assert outside("GET", path).status == 403, path
     outside.pool.close()
 
 
-def test_flower_is_for_administrators(front: Front) -> None:
-    assert front("GET", "/gate/administrators").status == 404
-    assert front("GET", "/flower/").status == 401
+def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
+    assert nginx("GET", "/gate/administrators").status == 404
+    assert nginx("GET", "/flower/").status == 401
     for name, superuser, status in (("viewer", False, 403), ("root", True, 200)):
         # As production hashes, not as tests do.
         password = PBKDF2PasswordHasher().encode("right", "salt" * 4)
         User.objects.create(username=name, password=password, is_staff=True, is_superuser=superuser)
-        cookie = eventually(lambda name=name: log_in(front, name, "right").headers.get("Set-Cookie"))
+        cookie = eventually(lambda name=name: log_in(nginx, name, "right").headers.get("Set-Cookie"))
         session = cookie.partition("sessionid=")[2].partition(";")[0]
-        answer = front("GET", "/flower/", Cookie=f"sessionid={session}")
+        answer = nginx("GET", "/flower/", Cookie=f"sessionid={session}")
         assert answer.status == status
         assert (b"the workers" in answer.data) is superuser
 
 
-def log_in(front: Front, name: str, password: str, **headers: str) -> Any:
+def log_in(nginx: NginxClient, name: str, password: str, **headers: str) -> Any:
     token = "t" * 32
     form = f"csrfmiddlewaretoken={token}&username={name}&password={password}".encode()
     kind = "application/x-www-form-urlencoded"
-    return front(
+    return nginx(
         "POST", "/admin/login/", form, Cookie=f"csrftoken={token}", Content_Type=kind,
         Referer=f"https://{NAME}/admin/login/", **headers,
     )  # fmt: skip
 
 
-def test_a_login_is_counted_by_the_real_address_and_a_flood_of_them_ends(front: Front) -> None:
+def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> None:
     User.objects.create_superuser("ann", password="right")
     # nginx may still refuse logins because of earlier tests: it lets 20 a minute through.
-    eventually(lambda: log_in(front, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200)
+    eventually(lambda: log_in(nginx, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200)
     assert FailedLogin.objects.exclude(address="*").get().address == "127.0.0.1"
-    statuses = at_once(40, lambda _: front("POST", "/admin/login/", b"").status)
+    statuses = at_once(40, lambda _: nginx("POST", "/admin/login/", b"").status)
     assert 429 in statuses
-    assert front("GET", "/admin/login/").status == 200
+    assert nginx("GET", "/admin/login/").status == 200

@@ -44,18 +44,18 @@ def check(path: str, headers: Any) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES + FILES)
-def test_every_answer_tells_the_browser_how_little_it_may_do(client: Client, path: str) -> None:
+def test_each_response_has_security_headers(client: Client, path: str) -> None:
     check(path, client.get(path).headers)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_web_process_says_the_same() -> None:
+def test_web_process_sends_security_headers() -> None:
     with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
         for path in [*PAGES, *FILES]:
             check(path, requests.get(address + path, timeout=90).headers)
 
 
-def test_an_admin_page_is_not_framed_or_sniffed(client: Client) -> None:
+def test_admin_page_refuses_frames_and_sniffing(client: Client) -> None:
     client.force_login(User.objects.create_superuser("ann"))
     answer = client.get("/admin/")
     check("/admin/", answer.headers)
@@ -63,7 +63,7 @@ def test_an_admin_page_is_not_framed_or_sniffed(client: Client) -> None:
     assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
 
 
-def test_the_way_out_of_marketing_tells_no_other_site_its_token(client: Client) -> None:
+def test_unsubscribe_page_sends_no_referrer(client: Client) -> None:
     assert client.get("/u/no-token")["Referrer-Policy"] == "no-referrer"
 
 
@@ -100,12 +100,12 @@ def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.Comp
     return subprocess.run(command, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
 
 
-def test_production_insists_on_tls_and_on_its_own_name(tmp_path: Path) -> None:
+def test_production_requires_tls_and_allowed_host(tmp_path: Path) -> None:
     done = in_production(tmp_path, PRODUCTION)
     assert done.returncode == 0, done.stderr
 
 
-def test_production_takes_no_short_key_for_secrets(tmp_path: Path) -> None:
+def test_production_refuses_short_secrets_key(tmp_path: Path) -> None:
     done = in_production(tmp_path, "import django; django.setup()", AFTERTOUCH_SECRETS_KEYS=f"{'s' * 44},short")
     assert done.returncode == 1
     assert "AFTERTOUCH_SECRETS_KEYS: each must have 32 random characters" in done.stderr

@@ -37,7 +37,7 @@ def channel() -> ChannelConfig:
     return ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": HUSH, "secret": SECRET})
 
 
-def stored() -> str:
+def dump_tables() -> str:
     """Every text of the database's tables of ours, as somebody with a stolen dump reads it."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
@@ -49,20 +49,20 @@ def stored() -> str:
     return "\n".join(found)
 
 
-def test_a_stolen_database_tells_no_secret() -> None:
+def test_database_contains_no_plain_secrets() -> None:
     row = channel()
     row.timeout *= 2
     row.save()  # once more into the history
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": HUSH}})
     key = create_api_key("shop", ["events"])
     User.objects.create_user("ann", password="correct horse")
-    dump = stored()
+    dump = dump_tables()
     assert '"hook"' in dump
     for secret in ("hush", SECRET, key, "correct horse"):
         assert secret not in dump
 
 
-def test_a_new_key_in_front_reads_what_the_old_one_wrote_and_replaces_it(keys: Any) -> None:
+def test_rotate_secrets_encrypts_rows_with_new_key(keys: Any) -> None:
     keys("old")
     row = channel()
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": HUSH}})
@@ -77,7 +77,7 @@ def test_a_new_key_in_front_reads_what_the_old_one_wrote_and_replaces_it(keys: A
     assert row.history.count() == 1
 
 
-def test_a_row_that_no_key_reads_is_named_and_kept(keys: Any) -> None:
+def test_rotate_secrets_names_and_keeps_unreadable_row(keys: Any) -> None:
     keys("lost")
     row = channel()
     keys("new", "old")
@@ -88,7 +88,7 @@ def test_a_row_that_no_key_reads_is_named_and_kept(keys: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])
-def test_what_is_written_out_says_kept(words: list[str], tmp_path: Any) -> None:
+def test_export_config_replaces_secrets(words: list[str], tmp_path: Any) -> None:
     channel()
     said = StringIO()
     call_command("export_config", stdout=said)
@@ -105,7 +105,7 @@ def test_what_is_written_out_says_kept(words: list[str], tmp_path: Any) -> None:
         assert secret not in told.getvalue()
 
 
-def test_api_keys_are_kept_as_digests() -> None:
+def test_api_keys_are_stored_as_digests() -> None:
     key = create_api_key("shop", ["events"])
     row = ApiKey.objects.get()
     assert key not in str(row.__dict__)

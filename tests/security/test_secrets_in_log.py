@@ -16,13 +16,13 @@ from scheduling.models import ChannelConfig, Community, Customer, Touch
 from scheduling.operations.commands import create_api_key
 from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
     _sending,
-    deliver_at_last,
+    create_fake_channel,
+    deliver_when_due,
+    fake_channel,
     hook,
-    puppet,
     receiver,
-    theatre,
 )
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 
 Logged = Callable[[], str]
@@ -36,35 +36,35 @@ FORMS = [
 
 
 @pytest.mark.parametrize("said", [*FORMS, f"whsec_{SIGNING}", "SEC" + SIGNING.encode().hex()[:64], "at_" + "x" * 43])
-def test_a_secret_that_an_error_repeats_is_cut_out_and_its_place_is_seen(logged: Logged, said: str) -> None:
+def test_log_replaces_secrets_in_errors(read_log: Logged, said: str) -> None:
     try:
         raise ValueError(f"cannot send to {said}")
     except ValueError:
         logging.getLogger("somebody").exception("broke at %s", said)
-    lines = logged()
+    lines = read_log()
     assert "ValueError: cannot send to " in lines
     assert "…" in lines
     for secret in (HUSH, SIGNING, SIGNING.encode().hex()[:64], "x" * 43):
         assert secret not in lines
 
 
-def test_what_looks_like_nothing_of_the_kind_stays(logged: Logged) -> None:
+def test_log_keeps_text_without_secrets(read_log: Logged) -> None:
     logging.getLogger("somebody").warning("%s", "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1")
-    assert "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1" in logged()
+    assert "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1" in read_log()
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("script", [[], [400], [503], ["hang_up"]], ids=str)
-def test_a_webhook_delivered_or_refused(
-    matrix: Any, happen: Any, hook: Any, receiver: ScriptedReceiver, script: list[Any], logged: Logged  # noqa: F811
+def test_webhook_result_logs_no_secret(
+    matrix: Any, record_event: Any, hook: Any, receiver: ScriptedReceiver, script: list[Any], read_log: Logged  # noqa: F811
 ) -> None:  # fmt: skip
     hook.config = {"url": f"{receiver.url}?token={HUSH}", "secret": f"whsec_{SIGNING}"}
     hook.save()
     matrix.node(channel=hook)
     receiver.script = script
-    deliver_at_last(*happen().task_ids)
+    deliver_when_due(*record_event().task_ids)
     assert "webhook-signature" in {name.lower() for name in receiver.calls[0].headers}
-    lines = logged()
+    lines = read_log()
     assert "touches_settled" in lines or "touch_failed" in lines
     assert HUSH not in lines
     assert SIGNING not in lines
@@ -72,55 +72,55 @@ def test_a_webhook_delivered_or_refused(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("code", [0, 93000])
-def test_a_robot_with_its_key_in_its_address(
-    matrix: Any, happen: Any, receiver: ScriptedReceiver, code: int, logged: Logged  # noqa: F811
+def test_wecom_result_logs_no_secret(
+    matrix: Any, record_event: Any, receiver: ScriptedReceiver, code: int, read_log: Logged  # noqa: F811
 ) -> None:  # fmt: skip
     receiver.script = [{"errcode": code, "errmsg": f"invalid webhook url ?key={HUSH}"}]
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": f"{receiver.url}?key={HUSH}"}})
     matrix.node(channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
-    deliver_at_last(*happen(chat_id="c1").task_ids)
+    deliver_when_due(*record_event(chat_id="c1").task_ids)
     assert len(receiver.calls) == 1
-    lines = logged()
+    lines = read_log()
     assert "touches_settled" in lines or "touch_failed" in lines
     assert HUSH not in lines
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("_sending")
-def test_a_relay_that_is_away(matrix: Any, happen: Any, logged: Logged) -> None:
+def test_unreachable_smtp_relay_logs_no_secret(matrix: Any, record_event: Any, read_log: Logged) -> None:
     config = {"url": f"smtp://bob:{HUSH}@127.0.0.1:1", "from": "house@example.org"}
     channel = ChannelConfig.objects.create(key="mail", kind="email", config=config, retry_delays=[])
     matrix.node(channel=channel)
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     customer = Touch.objects.get().customer
     customer.addresses = {"email": {"address": "ann@example.org"}}
     customer.save()
-    (touch,) = deliver_at_last(task_id)
-    lines = logged()
+    (touch,) = deliver_when_due(task_id)
+    lines = read_log()
     assert "touch_failed" in lines, touch.reason
     assert HUSH not in lines
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("stage", ["send", "settle"])
-def test_a_crash_with_secrets_in_its_words_and_its_variables(
-    matrix: Any, happen: Any, puppet: Any, theatre: Theatre, stage: str, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-    logged: Logged,
+def test_delivery_crash_logs_no_secret(
+    matrix: Any, record_event: Any, create_fake_channel: Any, fake_channel: FakeChannelState,  # noqa: F811
+    stage: str, monkeypatch: pytest.MonkeyPatch, read_log: Logged,
 ) -> None:  # fmt: skip
     def crash(*_: object) -> Any:
         password = HUSH
         raise RuntimeError(f"{len(password)} characters did not fit into {FORMS[0]} whsec_{SIGNING}")
 
-    matrix.node(channel=puppet())
+    matrix.node(channel=create_fake_channel())
     if stage == "send":
-        theatre.play = crash
+        fake_channel.play = crash
     else:
-        theatre.play = lambda message: Permanent("refused")
+        fake_channel.play = lambda message: Permanent("refused")
         monkeypatch.setattr("scheduling.delivery.settlement.settlement_of", crash)
         monkeypatch.setattr("scheduling.delivery.settlement.without_detail", lambda result: result)
         monkeypatch.setattr("scheduling.delivery.sender.LEASE", timedelta(0))
-    deliver_at_last(*happen().task_ids)
-    lines = logged()
+    deliver_when_due(*record_event().task_ids)
+    lines = read_log()
     assert "characters did not fit into" in lines
     assert HUSH not in lines
     assert SIGNING not in lines
@@ -128,7 +128,7 @@ def test_a_crash_with_secrets_in_its_words_and_its_variables(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("answer", [200, 404, 500])
-def test_an_api_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, logged: Logged) -> None:
+def test_api_request_logs_no_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, read_log: Logged) -> None:
     def crash(*_: object, **__: object) -> Any:
         raise RuntimeError(f"no room for {key}")
 
@@ -142,15 +142,13 @@ def test_an_api_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, l
     else:
         seen = client.get("/api/v1/customers/ann")
     assert seen.status_code == answer, seen.content
-    lines = logged()
+    lines = read_log()
     assert ("no room for at_…" in lines) == (answer == 500)
     assert key not in lines
 
 
 @pytest.mark.django_db
-def test_what_an_administrator_saves_and_the_login_it_is_saved_with(
-    as_member: Callable[[str], Client], logged: Logged
-) -> None:
+def test_channel_form_logs_no_secret_or_session(as_member: Callable[[str], Client], read_log: Logged) -> None:
     client = as_member("admin")
     page = "/admin/scheduling/channelconfig/add/"
     context = client.get(page).context
@@ -160,6 +158,6 @@ def test_what_an_administrator_saves_and_the_login_it_is_saved_with(
     answer = client.post(page, data | {"key": "hook", "kind": "webhook"} | secrets)
     assert answer.status_code == 302, answer.content.decode()
     assert ChannelConfig.objects.get().config["secret"] == f"whsec_{SIGNING}"
-    lines = logged()
+    lines = read_log()
     for secret in (HUSH, SIGNING, client.cookies["sessionid"].value):
         assert secret not in lines

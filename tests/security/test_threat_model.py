@@ -17,7 +17,7 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_test_that_the_threat_model_names_exists() -> None:
+def test_tests_named_by_threat_model_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
     assert len(named) > 50
     gone = [
@@ -26,14 +26,14 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
     assert gone == []
 
 
-def test_every_threat_has_a_test() -> None:
+def test_each_threat_names_a_test() -> None:
     tables = re.findall(r"\| threat \| defence \| tests \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE)
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > 30
     assert [row for row in rows if "::test_" not in row.split("|")[3]] == []
 
 
-def test_everything_under_security_is_told_of() -> None:
+def test_threat_model_names_each_security_test_file() -> None:
     """All but what only shows that a defence is in nobody's way."""
     here = Path(__file__).parent
     untold = {path.name for path in here.glob("test_*.py") if f"tests/security/{path.name}" not in PAGE}

@@ -11,7 +11,7 @@ REFUSALS = {"OOM": {"maxmemory": "1"}, "NOREPLICAS": {"min-replicas-to-write": "
 
 
 @contextmanager
-def refusing(valkey: Any, code: str = "OOM") -> Iterator[None]:
+def refuse_writes(valkey: Any, code: str = "OOM") -> Iterator[None]:
     before = valkey.config_get(*REFUSALS[code])
     try:
         for name, value in REFUSALS[code].items():

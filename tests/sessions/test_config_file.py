@@ -56,7 +56,7 @@ def apply(tmp_path: Path) -> Apply:
     return apply
 
 
-def test_what_is_applied_is_stored_and_exported(apply: Apply) -> None:
+def test_apply_policies_stores_and_exports_them(apply: Apply) -> None:
     assert apply(POLICIES) == (
         "silence_policies\n  + new\n  + vip\ncampaigns\n  + double-eleven\napplied\n"
     )  # fmt: skip
@@ -68,7 +68,7 @@ def test_what_is_applied_is_stored_and_exported(apply: Apply) -> None:
     assert apply(POLICIES) == "no changes\n"
 
 
-def test_what_a_file_leaves_out_is_retired_but_never_the_default(apply: Apply) -> None:
+def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
     apply(POLICIES)
     assert apply("silence_policies: []\ncampaigns: []\n") == (
         "silence_policies\n  - new (retired)\n  - vip (retired)\ncampaigns\n  - double-eleven (retired)\napplied\n"
@@ -92,7 +92,7 @@ def test_what_a_file_leaves_out_is_retired_but_never_the_default(apply: Apply) -
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(apply: Apply, text: str, problem: str) -> None:
+def test_apply_invalid_policy_or_campaign_names_problem(apply: Apply, text: str, problem: str) -> None:
     with pytest.raises(CommandError) as refused:
         apply(text)
     assert str(refused.value).splitlines()[0] == problem

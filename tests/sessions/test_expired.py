@@ -24,15 +24,15 @@ from sessions.policy import Policy
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import ClaimedSilence
 from tests.sessions.conftest import Chats
-from tests.sessions.refusing import refusing
-from tests.sessions.test_presence import about
+from tests.sessions.refusing import refuse_writes
+from tests.sessions.test_presence import silence_question
 
 SECOND = timedelta(seconds=1)
 PATIENCE = 20.0
 
 
 @pytest.fixture
-def telling(valkey: Any) -> Iterator[None]:
+def keyspace_events(valkey: Any) -> Iterator[None]:
     """A server that tells when keys expire, as a gateway's would."""
     before = valkey.config_get("notify-keyspace-events")["notify-keyspace-events"]
     valkey.config_set("notify-keyspace-events", "Ex")
@@ -40,13 +40,13 @@ def telling(valkey: Any) -> Iterator[None]:
     valkey.config_set("notify-keyspace-events", before)
 
 
-Listening = Callable[..., Any]
+RunListener = Callable[..., Any]
 
 
 @pytest.fixture
-def listening(chats: Chats, telling: None) -> Iterator[Listening]:
+def run_listener(chats: Chats, keyspace_events: None) -> Iterator[RunListener]:
     @contextmanager
-    def listening(pattern: str = "session:*", **changes: Any) -> Iterator[ExpiredKeyListener]:
+    def run_listener(pattern: str = "session:*", **changes: Any) -> Iterator[ExpiredKeyListener]:
         stop = threading.Event()
         gateway = Server(settings.REDIS_URL)
         options = {"tag": "", "window": 30 * SECOND, "stop": stop, **changes}
@@ -61,7 +61,7 @@ def listening(chats: Chats, telling: None) -> Iterator[Listening]:
             listener.join()
             gateway.client.close()
 
-    return listening
+    return run_listener
 
 
 def expire(chats: Chats, key: str) -> None:
@@ -71,7 +71,7 @@ def expire(chats: Chats, key: str) -> None:
     assert wait_until(lambda: not client.exists(key), PATIENCE)
 
 
-def heard(chats: Chats, count: int) -> list[ClaimedSilence]:
+def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
     found: list[ClaimedSilence] = []
 
     def enough() -> bool:
@@ -82,26 +82,26 @@ def heard(chats: Chats, count: int) -> list[ClaimedSilence]:
     return found
 
 
-def test_a_key_that_expires_is_a_silence_of_its_user(chats: Chats, listening: Listening) -> None:
-    with listening(tag="gateway"):
+def test_expired_key_becomes_silence_of_its_user(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener(tag="gateway"):
         expire(chats, "other:ann")
         expire(chats, "session:")
         expire(chats, "session:ann")
-        (claim,) = heard(chats, 1)
+        (claim,) = claim_until(chats, 1)
     assert (claim.session_id, claim.user_id, claim.tag, claim.nudge) == ("ann", "ann", "gateway", 1)
     assert abs(claim.deadline - chats.now) < 60 * SECOND
 
 
-def test_many_listeners_hear_it_and_one_silence_comes_of_it(chats: Chats, listening: Listening) -> None:
-    with listening(), listening(), listening():
+def test_many_listeners_record_one_silence_for_each_key(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener(), run_listener(), run_listener():
         for user in range(20):
             expire(chats, f"session:u{user}")
-        claims = heard(chats, 20)
+        claims = claim_until(chats, 20)
     assert len(claims) == len({claim.user_id for claim in claims}) == 20
     assert chats.claim() == []
 
 
-def test_the_same_user_is_silent_again_after_the_window(chats: Chats) -> None:
+def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
     def expired() -> int:
         return chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
 
@@ -116,13 +116,13 @@ def test_the_same_user_is_silent_again_after_the_window(chats: Chats) -> None:
     assert second.armed_at > first.armed_at
 
 
-def test_a_session_that_sends_frames_needs_no_adapter(chats: Chats) -> None:
+def test_note_expired_ignores_session_with_frames(chats: Chats) -> None:
     chats.user(session="ann")
     assert chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND) == 0
     assert chats.claim() == []
 
 
-def test_an_adapters_silence_has_no_ladder(chats: Chats) -> None:
+def test_expired_key_silence_has_no_further_nudges(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
     chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
     chats.store.confirm(chats.claim())
@@ -130,16 +130,19 @@ def test_an_adapters_silence_has_no_ladder(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_a_user_whose_key_is_there_again_has_answered(chats: Chats) -> None:
+def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
     chats.store.note_expired([("ann", "session:ann"), ("bob", "session:bob")], window=30 * SECOND)
     claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
     chats.store.confirm(claims)
     chats.store.server.client.set("session:ann", "1", px=60_000)
-    assert SessionPresence(chats.store).presence_blocks([about(claim) for claim in claims]) == ["answered", ""]
+    assert SessionPresence(chats.store).presence_blocks([silence_question(claim) for claim in claims]) == [
+        "answered",
+        "",
+    ]
 
 
-def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
-    chats: Chats, listening: Listening, monkeypatch: pytest.MonkeyPatch
+def test_expired_key_during_store_outage_is_noted_later(
+    chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note, failures = chats.store.note_expired, 2
 
@@ -151,25 +154,25 @@ def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
         return note(*args, **changes)
 
     monkeypatch.setattr(chats.store, "note_expired", away)
-    with listening():
+    with run_listener():
         expire(chats, "session:ann")
-        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
     assert failures < 0
 
 
-def test_a_listener_outlives_a_full_server(chats: Chats, valkey: Any, listening: Listening) -> None:
+def test_listener_survives_full_server(chats: Chats, valkey: Any, run_listener: RunListener) -> None:
     """It answers with an error, which is no lost connection. A process whose listener ended would look alive."""
-    with listening() as listener:
+    with run_listener() as listener:
         valkey.set("session:ann", "1")
-        with refusing(valkey):
+        with refuse_writes(valkey):
             valkey.pexpire("session:ann", 1)
             assert wait_until(lambda: not valkey.exists("session:ann"), PATIENCE)
             assert wait_until(lambda: not listener.connected.is_set(), PATIENCE)
-        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
 
 
-def test_a_listener_outlives_what_nobody_thought_of(
-    chats: Chats, valkey: Any, listening: Listening, monkeypatch: pytest.MonkeyPatch
+def test_listener_survives_unexpected_errors(
+    chats: Chats, valkey: Any, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note, failures = chats.store.note_expired, iter([ResponseError("NOPERM"), RuntimeError("odd")])
 
@@ -179,27 +182,27 @@ def test_a_listener_outlives_what_nobody_thought_of(
         return note(*args, **changes)
 
     monkeypatch.setattr(chats.store, "note_expired", odd)
-    with listening():
+    with run_listener():
         expire(chats, "session:ann")
-        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
 
 
-def test_a_listener_that_was_cut_off_listens_again(chats: Chats, listening: Listening) -> None:
+def test_disconnected_listener_subscribes_again(chats: Chats, run_listener: RunListener) -> None:
     client = chats.store.server.client
 
     def ears() -> set[str]:
         return {each["id"] for each in client.client_list(_type="pubsub")}
 
     others = ears()  # of tests before, whose end the server has not seen yet
-    with listening():
+    with run_listener():
         (first,) = ears() - others
         client.client_kill_filter(_id=first)
         assert wait_until(lambda: bool(ears() - others - {first}), PATIENCE)
         expire(chats, "session:ann")
-        heard(chats, 1)
+        claim_until(chats, 1)
 
 
-def test_a_server_that_does_not_tell_is_refused_at_the_start(chats: Chats, valkey: Any) -> None:
+def test_listen_expired_without_keyspace_events_is_refused(chats: Chats, valkey: Any) -> None:
     for flags in ("", "Kx", "Eg", "E"):
         valkey.config_set("notify-keyspace-events", flags)
         with pytest.raises(CommandError, match="CONFIG SET notify-keyspace-events Ex"):
@@ -234,8 +237,8 @@ def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = No
     return ExpiredKeyListener(gateway, chats.store, Pattern("session:*"), **options)
 
 
-def test_listener_with_the_shipped_rights_hears_of_expired_keys(
-    chats: Chats, telling: None, valkey: Any, as_user: Callable[[str], Server]
+def test_listener_works_with_shipped_acl(
+    chats: Chats, keyspace_events: None, valkey: Any, as_user: Callable[[str], Server]
 ) -> None:
     gateway = as_user(shipped_rights("listener"))
     valkey.execute_command("ACL", "LOG", "RESET")
@@ -246,7 +249,7 @@ def test_listener_with_the_shipped_rights_hears_of_expired_keys(
     try:
         assert listener.connected.wait(PATIENCE)
         expire(chats, "session:ann")
-        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
     finally:
         stop.set()
         listener.join()
@@ -254,7 +257,7 @@ def test_listener_with_the_shipped_rights_hears_of_expired_keys(
     assert denied <= {("command", "config|get")}
 
 
-def test_check_finds_out_without_config_that_events_are_off(
+def test_check_without_config_right_detects_disabled_events(
     chats: Chats, valkey: Any, as_user: Callable[[str], Server]
 ) -> None:
     valkey.config_set("notify-keyspace-events", "")
@@ -262,8 +265,8 @@ def test_check_finds_out_without_config_that_events_are_off(
         listener_on(as_user(shipped_rights("listener")), chats).check()
 
 
-def test_listener_that_may_not_subscribe_ends_with_an_error(
-    chats: Chats, telling: None, as_user: Callable[[str], Server]
+def test_listener_without_subscribe_right_fails(
+    chats: Chats, keyspace_events: None, as_user: Callable[[str], Server]
 ) -> None:
     stop = threading.Event()
     listener = listener_on(as_user(shipped_rights("watcher")), chats, stop)
@@ -276,7 +279,7 @@ def test_listener_that_may_not_subscribe_ends_with_an_error(
 
 
 @pytest.mark.parametrize("flags", ["Ex", "EA", "KEA"])
-def test_flags_that_tell_are_enough(chats: Chats, valkey: Any, flags: str) -> None:
+def test_check_accepts_flags_with_expired_events(chats: Chats, valkey: Any, flags: str) -> None:
     valkey.config_set("notify-keyspace-events", flags)
     ExpiredKeyListener(
         chats.store.server, chats.store, Pattern("a*"), tag="", window=SECOND, stop=threading.Event()
@@ -285,20 +288,20 @@ def test_flags_that_tell_are_enough(chats: Chats, valkey: Any, flags: str) -> No
 
 
 @pytest.mark.parametrize("pattern", ["session", "*:*", "s?:*", "[ab]:*"])
-def test_a_pattern_has_one_star_for_the_user(pattern: str) -> None:
+def test_pattern_requires_one_star(pattern: str) -> None:
     with pytest.raises(ValueError, match="one \\*"):
         Pattern(pattern)
 
 
-def test_a_pattern_finds_the_user() -> None:
+def test_pattern_extracts_user_from_key() -> None:
     pattern = Pattern("at:*:live")
     assert pattern.user_of("at:ann:live") == "ann"
     assert pattern.user_of("at:a:b:live") == "a:b"
     assert [pattern.user_of(key) for key in ("at::live", "at:live", "xat:ann:live", "at:ann:lives")] == [None] * 4
 
 
-def test_an_id_that_cannot_be_one_is_passed_over(chats: Chats, listening: Listening) -> None:
-    with listening():
+def test_expired_key_with_invalid_user_is_skipped(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener():
         expire(chats, "session:" + "x" * 300)
         expire(chats, "session:ann")
-        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]

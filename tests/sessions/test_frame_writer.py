@@ -26,7 +26,7 @@ from sessions.websocket.frame_writer import FrameRequest, _posts_by_position
         "late without an epoch", "one without a seq changes nothing",
     ],
 )  # fmt: skip
-def test_posts_of_a_batch_marks_what_came_too_late(
+def test_posts_by_position_marks_overtaken_messages(
     messages: list[tuple[str, int | None, str]], overtaken: list[str]
 ) -> None:
     slips = [
@@ -40,7 +40,7 @@ def test_posts_of_a_batch_marks_what_came_too_late(
     assert [post.key for post in posts.values() if post.seq == OVERTAKEN] == overtaken
 
 
-def test_posts_of_another_side_or_session_overtake_nothing() -> None:
+def test_posts_by_position_separates_sides_and_sessions() -> None:
     slips = [
         FrameRequest(Frame(session, "ann", sender=sender, seq=seq), Post(session, "m", sender, "hi", key="m", seq=seq))
         for session, sender, seq in (("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4))

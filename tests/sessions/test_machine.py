@@ -372,7 +372,7 @@ def machine(valkey: Any) -> Iterator[type[Machine]]:
     server.client.close()
 
 
-def test_the_store_does_what_the_model_does(machine: type[Machine]) -> None:
+def test_store_behaves_like_model(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

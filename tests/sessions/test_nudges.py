@@ -108,7 +108,7 @@ def committed(chats: Chats, matrix: Any) -> Guide:
     return guide
 
 
-def test_a_message_that_is_answered_within_ten_minutes_counts_once(guide: Guide, chats: Chats) -> None:
+def test_answer_within_ten_minutes_counts_once(guide: Guide, chats: Chats) -> None:
     guide.send(guide.silence())
     assert guide.tally() == {"default": (1, 0, 0)}
     chats.pass_time(100)
@@ -123,7 +123,7 @@ def test_a_message_that_is_answered_within_ten_minutes_counts_once(guide: Guide,
     assert guide.tally() == {"default": (1, 1, 0)}
 
 
-def test_after_ten_minutes_it_is_no_answer(guide: Guide, chats: Chats) -> None:
+def test_answer_after_ten_minutes_does_not_count(guide: Guide, chats: Chats) -> None:
     guide.send(guide.silence())
     chats.pass_time(601)
     chats.user()
@@ -137,9 +137,7 @@ def test_after_ten_minutes_it_is_no_answer(guide: Guide, chats: Chats) -> None:
         [(0.5, "typing"), (0.5, "message")], [(0.5, "read"), (0.5, "message")],
     ],
 )  # fmt: skip
-def test_who_writes_or_types_within_two_seconds_was_not_to_be_guided(
-    guide: Guide, chats: Chats, frames: list[tuple[float, str]]
-) -> None:
+def test_reply_within_two_seconds_counts_as_false(guide: Guide, chats: Chats, frames: list[tuple[float, str]]) -> None:
     guide.send(guide.silence())
     for seconds, kind in frames:
         chats.pass_time(seconds)
@@ -148,9 +146,7 @@ def test_who_writes_or_types_within_two_seconds_was_not_to_be_guided(
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_two_seconds_are_counted_from_when_it_was_delivered(
-    guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_false_window_starts_at_delivery(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=2))
     for session, after in (("s1", 2_250), ("s2", 2_251)):
         claim = guide.silence(session)
@@ -160,9 +156,7 @@ def test_two_seconds_are_counted_from_when_it_was_delivered(
     assert guide.tally() == {"default": (2, 1, 1)}
 
 
-def test_signs_count_from_the_send_not_from_the_verdict(
-    guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signs_are_timed_from_send(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message waited 20 s in the lane of a busy receiver. Its answer came 10 s after it."""
     monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=2))
     guide.send(guide.silence(), waits=timedelta(seconds=20))
@@ -171,9 +165,7 @@ def test_signs_count_from_the_send_not_from_the_verdict(
     assert guide.tally() == {"default": (1, 1, 0)}
 
 
-def test_who_was_typing_when_it_went_out_was_not_to_be_guided(
-    guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_to_typing_user_counts_as_false(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "TYPED_LATELY", timedelta(seconds=60))
     chats.policies(new=Policy(timedelta(seconds=5)))
     SilencePolicy.objects.create(tag="new", threshold=timedelta(seconds=5))
@@ -190,7 +182,7 @@ def test_who_was_typing_when_it_went_out_was_not_to_be_guided(
     assert guide.tally() == {"new": (1, 0, 1)}
 
 
-def test_the_time_that_delivery_takes_is_the_messages_not_the_users(guide: Guide, chats: Chats) -> None:
+def test_delivery_time_does_not_count_as_answer_time(guide: Guide, chats: Chats) -> None:
     guide.send(guide.silence(), takes=timedelta(seconds=300))
     chats.pass_time(200)
     chats.user()
@@ -198,14 +190,14 @@ def test_the_time_that_delivery_takes_is_the_messages_not_the_users(guide: Guide
 
 
 @pytest.mark.parametrize("state", ["suppressed", "failed", "scheduled", "unknown"])
-def test_what_was_not_delivered_counts_for_nothing(guide: Guide, chats: Chats, state: str) -> None:
+def test_undelivered_message_does_not_count(guide: Guide, chats: Chats, state: str) -> None:
     guide.send(guide.silence(), state=state)
     chats.pass_time(1)
     chats.user()
     assert guide.tally() == {}
 
 
-def test_an_answer_counts_for_the_latest_message(guide: Guide, chats: Chats) -> None:
+def test_answer_counts_for_latest_message(guide: Guide, chats: Chats) -> None:
     chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
     first = guide.silence()
     guide.send(first)
@@ -219,7 +211,7 @@ def test_an_answer_counts_for_the_latest_message(guide: Guide, chats: Chats) -> 
     assert guide.tally() == {"default": (2, 1, 0)}
 
 
-def test_an_answer_counts_for_the_message_before_one_that_was_stopped(guide: Guide, chats: Chats) -> None:
+def test_answer_skips_stopped_message(guide: Guide, chats: Chats) -> None:
     chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
     guide.send(guide.silence())
     chats.pass_time(61)
@@ -234,9 +226,7 @@ def test_an_answer_counts_for_the_message_before_one_that_was_stopped(guide: Gui
 
 
 @pytest.mark.parametrize("kinds", [["message"], ["typing"], ["typing", "message"], ["read", "message"]])
-def test_who_writes_or_types_before_the_message_is_counted_was_not_to_be_guided(
-    guide: Guide, chats: Chats, kinds: list[str]
-) -> None:
+def test_reply_before_note_sending_counts_as_false(guide: Guide, chats: Chats, kinds: list[str]) -> None:
     """The last look permitted it, and the user is faster than the mark."""
     claim = guide.silence()
     assert chats.stands(claim)
@@ -247,7 +237,7 @@ def test_who_writes_or_types_before_the_message_is_counted_was_not_to_be_guided(
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_an_answer_counts_though_the_store_never_heard_that_the_message_was_sent(guide: Guide, chats: Chats) -> None:
+def test_answer_without_note_sending_counts(guide: Guide, chats: Chats) -> None:
     claim = guide.silence()
     assert chats.stands(claim)
     guide.settle(claim)
@@ -256,22 +246,22 @@ def test_an_answer_counts_though_the_store_never_heard_that_the_message_was_sent
     assert guide.tally() == {"default": (1, 1, 0)}
 
 
-def test_tags_without_a_policy_are_counted_as_the_default(guide: Guide, chats: Chats) -> None:
+def test_tag_without_policy_counts_as_default(guide: Guide, chats: Chats) -> None:
     SilencePolicy.objects.create(tag="vip")
     for session, tag in (("s1", "vip"), ("s2", "nobody's"), ("s3", "")):
         guide.send(guide.silence(session, tag))
     assert guide.tally() == {"vip": (1, 0, 0), "default": (2, 0, 0)}
 
 
-def test_what_other_nodes_send_is_not_counted(guide: Guide, matrix: Any, happen: Callable[..., Any]) -> None:
+def test_message_of_other_node_does_not_count(guide: Guide, matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node("usage")
-    happen()
+    record_event()
     touch = Touch.objects.exclude(node=guide.node).get()
     Attempt.objects.create(touch=touch, number=1, lease_no=1, started_at=now(), ended_at=now(), outcome="delivered")
     assert guide.tally() == {}
 
 
-def test_a_flushed_store_loses_only_what_was_not_counted_yet(guide: Guide, chats: Chats) -> None:
+def test_flushed_store_loses_only_uncounted_answers(guide: Guide, chats: Chats) -> None:
     guide.send(guide.silence("s1"))
     guide.send(guide.silence("s2"))
     chats.user("s1")
@@ -286,7 +276,7 @@ def test_a_flushed_store_loses_only_what_was_not_counted_yet(guide: Guide, chats
     assert guide.tally() == {"default": (3, 2, 0)}
 
 
-def test_signs_do_not_pile_up(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_signs_are_trimmed(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = guide.silence()
     guide.send(claim)
     chats.user()
@@ -303,7 +293,7 @@ def test_signs_do_not_pile_up(guide: Guide, chats: Chats, monkeypatch: pytest.Mo
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_a_sign_waits_until_its_message_is_settled(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sign_waits_for_settled_message(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(seconds=60))
     claim = guide.silence()
     chats.go_out(claim)
@@ -315,14 +305,14 @@ def test_a_sign_waits_until_its_message_is_settled(guide: Guide, chats: Chats, m
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_old_tallies_are_forgotten(guide: Guide) -> None:
+def test_old_tallies_are_deleted(guide: Guide) -> None:
     NudgeTally.objects.create(at=now() - timedelta(days=91), tag="vip", sent=1)
     NudgeTally.objects.create(at=now() - timedelta(days=89), tag="vip", sent=1)
     guide.count()
     assert NudgeTally.objects.count() == 1
 
 
-def test_a_dump_that_is_restored_elsewhere_counts_on(guide: Guide, chats: Chats) -> None:
+def test_restored_dump_continues_counting(guide: Guide, chats: Chats) -> None:
     """The numbers of transactions begin low again in another cluster."""
     guide.count()
     NudgeMark.objects.update(ceiling_xid=2**60)
@@ -333,7 +323,7 @@ def test_a_dump_that_is_restored_elsewhere_counts_on(guide: Guide, chats: Chats)
     assert guide.tally()["default"][0] == 1
 
 
-def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats: Chats) -> None:
+def test_real_delivery_is_counted(guide: Guide, chats: Chats) -> None:
     """By the real clock: what the worker writes is what is counted."""
     chats.policies(default=Policy(timedelta(seconds=2)))
     chats.user("s1")
@@ -353,7 +343,7 @@ def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats:
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_a_guard_that_stops_a_local_message_uses_no_nudge(guide: Guide, chats: Chats) -> None:
+def test_message_stopped_by_guard_uses_no_nudge(guide: Guide, chats: Chats) -> None:
     """A channel without a call asks its last question before the guards judge."""
     chats.policies(default=Policy(timedelta(milliseconds=1)))
     chats.user()
@@ -370,7 +360,7 @@ def test_a_guard_that_stops_a_local_message_uses_no_nudge(guide: Guide, chats: C
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_attempt_that_is_committed_late_is_counted_all_the_same(committed: Guide) -> None:
+def test_attempt_committed_late_is_counted(committed: Guide) -> None:
     """Its number is below one that is there already."""
     guide = committed
     first, second = guide.silence("s1"), guide.silence("s2")
@@ -396,7 +386,7 @@ def test_an_attempt_that_is_committed_late_is_counted_all_the_same(committed: Gu
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_that_count_at_once_one_does(committed: Guide) -> None:
+def test_concurrent_counts_count_once(committed: Guide) -> None:
     guide = committed
     guide.send(guide.silence())
     with transaction.atomic():

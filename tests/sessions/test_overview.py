@@ -22,27 +22,27 @@ from tests.sessions.conftest import Chats
 MINUTE = Policy(timedelta(seconds=60))
 
 
-def counted(chats: Chats) -> dict[str, tuple[int, int]]:
+def counts_by_tag(chats: Chats) -> dict[str, tuple[int, int]]:
     return {each.tag: (each.armed, each.paused) for each in stats.read_overview(chats.store).tags}
 
 
-def test_live_chats_are_counted_by_tag_through_their_whole_life(chats: Chats) -> None:
+def test_overview_counts_chats_by_tag_and_state(chats: Chats) -> None:
     chats.policies(vip=MINUTE, new=MINUTE)
     for session, tag in (("s1", "vip"), ("s2", "vip"), ("s3", "new"), ("s4", ""), ("s5", "nobody's")):
         chats.user(session, tag=tag)
-    assert counted(chats) == {"vip": (2, 0), "new": (1, 0), "default": (2, 0)}
+    assert counts_by_tag(chats) == {"vip": (2, 0), "new": (1, 0), "default": (2, 0)}
     chats.user("s1", kind="ping")
     chats.user("s2", tag="new")
     chats.agent("s3", kind="transfer")
     chats.agent("s4", kind="typing")
     chats.user("s5", kind="close")
     chats.user("s5", kind="ping")
-    assert counted(chats) == {"vip": (1, 0), "new": (1, 1), "default": (1, 0)}
+    assert counts_by_tag(chats) == {"vip": (1, 0), "new": (1, 1), "default": (1, 0)}
     chats.agent("s3", kind="resume")
-    assert counted(chats) == {"vip": (1, 0), "new": (2, 0), "default": (1, 0)}
+    assert counts_by_tag(chats) == {"vip": (1, 0), "new": (2, 0), "default": (1, 0)}
 
 
-def test_a_chat_is_live_until_its_silence_is_handed_in(chats: Chats) -> None:
+def test_chat_is_live_until_silence_is_confirmed(chats: Chats) -> None:
     chats.policies(vip=Policy(timedelta(seconds=60), max_nudges=2))
     chats.user("s1", tag="vip")
     chats.user("s2")
@@ -53,48 +53,48 @@ def test_a_chat_is_live_until_its_silence_is_handed_in(chats: Chats) -> None:
     chats.store.confirm(claims)
     chats.store.confirm(claims)
     found = stats.read_overview(chats.store)
-    assert (found.live, found.in_flight, counted(chats)) == (1, 0, {"vip": (1, 0)})
+    assert (found.live, found.in_flight, counts_by_tag(chats)) == (1, 0, {"vip": (1, 0)})
     chats.pass_time(121)
     chats.store.confirm(chats.claim())
-    assert (stats.read_overview(chats.store).live, counted(chats)) == (0, {})
+    assert (stats.read_overview(chats.store).live, counts_by_tag(chats)) == (0, {})
     chats.user("s1")
-    assert counted(chats) == {"vip": (1, 0)}
+    assert counts_by_tag(chats) == {"vip": (1, 0)}
 
 
-def test_a_chat_of_a_gateway_is_counted_as_well(chats: Chats) -> None:
+def test_expired_key_chat_is_counted(chats: Chats) -> None:
     for _ in range(2):
         chats.store.note_expired([("ann", "session:ann")], window=timedelta(0), tag="vip")
-    assert counted(chats) == {"default": (1, 0)}
+    assert counts_by_tag(chats) == {"default": (1, 0)}
     chats.store.confirm(chats.claim())
-    assert counted(chats) == {}
+    assert counts_by_tag(chats) == {}
 
 
-def test_a_pause_that_nobody_ends_is_forgotten(chats: Chats) -> None:
+def test_endless_pause_is_forgotten(chats: Chats) -> None:
     chats.user("s1")
     chats.agent("s1", kind="transfer")
     chats.pass_time(PAUSE_COUNTS.total_seconds() - 60)
-    assert counted(chats) == {"default": (0, 1)}
+    assert counts_by_tag(chats) == {"default": (0, 1)}
     chats.user("s1", kind="ping")
     chats.pass_time(120)
-    assert counted(chats) == {"default": (0, 1)}
+    assert counts_by_tag(chats) == {"default": (0, 1)}
     chats.pass_time(PAUSE_COUNTS.total_seconds())
-    assert counted(chats) == {}
+    assert counts_by_tag(chats) == {}
     assert not chats.store.server.client.exists(*keys.PAUSED, *keys.COUNTS)
     chats.agent("s1")
-    assert counted(chats) == {"default": (1, 0)}
+    assert counts_by_tag(chats) == {"default": (1, 0)}
 
 
-def test_what_vanished_without_a_word_is_put_right_where_a_shard_is_empty(chats: Chats) -> None:
+def test_lost_session_is_removed_from_counts(chats: Chats) -> None:
     chats.user("s1")
     client = chats.store.server.client
     client.delete(f"{keys.SESSION[keys.shard_of('s1')]}s1")
-    assert counted(chats) == {"default": (1, 0)}
+    assert counts_by_tag(chats) == {"default": (1, 0)}
     chats.pass_time(61)
     assert chats.claim() == []
-    assert counted(chats) == {}
+    assert counts_by_tag(chats) == {}
 
 
-def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
+def test_overview_lag_is_age_of_oldest_deadline(chats: Chats) -> None:
     chats.user("s1")
     assert stats.read_overview(chats.store).lag_ms == 0
     chats.pass_time(63)
@@ -103,7 +103,7 @@ def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
     assert stats.read_overview(chats.store).lag_ms == 0
 
 
-def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None:
+def test_watcher_reports_count_silences_of_last_minute(chats: Chats) -> None:
     report = stats.WatcherReport()
     claims = [
         ClaimedSilence(f"s{number}", "ann", "", tag, 1, 0, 1) for number, tag in enumerate(["vip"] * 4 + ["odd"] * 2)
@@ -117,7 +117,7 @@ def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None
     assert (watcher.last_minute, watcher.handed_in) == (6, 6)
 
 
-def test_what_watchers_said_who_are_gone_is_taken_away(chats: Chats) -> None:
+def test_reports_of_ended_watchers_are_deleted(chats: Chats) -> None:
     """One that crashes every two seconds beside one that is well would leave 43,000 names a day, read at each look."""
     client, fresh = chats.store.server.client, {"latest_ms": 0, "handed_in": 0, "waits": False}
     now_ms = round(chats.now.timestamp() * 1000)
@@ -131,7 +131,7 @@ def test_what_watchers_said_who_are_gone_is_taken_away(chats: Chats) -> None:
     assert client.ttl(keys.WATCHERS) > 0
 
 
-def test_looking_is_the_same_work_for_a_crowd(chats: Chats) -> None:
+def test_overview_cost_is_independent_of_chat_count(chats: Chats) -> None:
     def commands(count: int) -> int:
         for number in range(count):
             chats.user(f"s{number}")
@@ -149,7 +149,7 @@ def test_looking_is_the_same_work_for_a_crowd(chats: Chats) -> None:
 
 
 @pytest.mark.django_db
-def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: Chats) -> None:
+def test_metrics_report_chats_silences_lag_and_messages(client: Client, chats: Chats) -> None:
     SilencePolicy.objects.create(tag="vip", threshold=timedelta(seconds=60))
     chats.policies(vip=MINUTE)
     chats.user("s1", tag="vip")
@@ -175,7 +175,7 @@ def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: 
 
 
 @pytest.mark.django_db
-def test_without_the_store_its_series_are_missing_and_the_others_are_there(client: Client, settings: Any) -> None:
+def test_metrics_without_store_keep_database_figures(client: Client, settings: Any) -> None:
     NudgeTally.objects.create(at=now(), tag="vip", sent=10)
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:

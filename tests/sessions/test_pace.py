@@ -19,7 +19,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_due_at_first_and_then_once_in_a_while(clock: Clock) -> None:
+def test_every_is_due_first_and_after_interval(clock: Clock) -> None:
     every = Every(2, clock)
     assert [every.is_due(), every.is_due()] == [True, False]
     clock.now += 1.9
@@ -28,7 +28,7 @@ def test_due_at_first_and_then_once_in_a_while(clock: Clock) -> None:
     assert every.is_due()
 
 
-def test_a_bucket_gives_its_rate_and_after_a_pause_no_flood(clock: Clock) -> None:
+def test_bucket_refills_at_rate_up_to_its_limit(clock: Clock) -> None:
     bucket = Bucket(2000, clock)
     assert bucket.left(10_000) == 500
     bucket.spend(500)
@@ -40,7 +40,7 @@ def test_a_bucket_gives_its_rate_and_after_a_pause_no_flood(clock: Clock) -> Non
     assert bucket.left(10_000) == 500
 
 
-def test_what_was_overspent_is_waited_for(clock: Clock) -> None:
+def test_overspent_bucket_refills_before_use(clock: Clock) -> None:
     bucket = Bucket(100, clock)
     bucket.spend(35)
     clock.now += 0.0625
@@ -49,12 +49,12 @@ def test_what_was_overspent_is_waited_for(clock: Clock) -> None:
     assert bucket.left(10) == 8
 
 
-def test_the_smallest_rate_still_gives_one(clock: Clock) -> None:
+def test_smallest_bucket_rate_permits_one(clock: Clock) -> None:
     bucket = Bucket(1, clock)
     assert bucket.left(500) == 1
 
 
-def test_tries_come_later_and_later_until_one_succeeds() -> None:
+def test_backoff_grows_until_reset() -> None:
     backoff = Backoff(0.2, 30)
     waits = [backoff.next() for _ in range(20)]
     for number, wait in enumerate(waits):

@@ -27,12 +27,12 @@ NOW = datetime(2026, 11, 11, tzinfo=UTC)
 Captured = Callable[..., Any]
 
 
-def held() -> set[str]:
+def read_stored_versions() -> set[str]:
     return set(sessions.live_store().claim_silent(1, SECOND).versions)
 
 
 @pytest.mark.django_db
-def test_a_house_begins_with_a_minute_and_some_jitter() -> None:
+def test_migration_adds_default_policy() -> None:
     SilencePolicy.objects.all().delete()
     import_module("sessions.migrations.0001_initial").add_default_policy(apps, None)
     row = SilencePolicy.objects.get()
@@ -40,26 +40,24 @@ def test_a_house_begins_with_a_minute_and_some_jitter() -> None:
 
 
 @pytest.mark.django_db
-def test_what_is_saved_is_in_the_store_as_soon_as_it_is_committed(
-    chats: Chats, django_capture_on_commit_callbacks: Captured
-) -> None:
+def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on_commit_callbacks: Captured) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         row = SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
-    assert held() == {policies.read_policies().version}
-    before = held()
+    assert read_stored_versions() == {policies.read_policies().version}
+    before = read_stored_versions()
     with django_capture_on_commit_callbacks(execute=True):
         row.threshold = 90 * SECOND
         row.save()
     assert (row.version, row.history.count()) == (2, 2)
-    assert held() == {policies.read_policies().version} != before
+    assert read_stored_versions() == {policies.read_policies().version} != before
     with django_capture_on_commit_callbacks(execute=True):
         Campaign.objects.create(key="sale", threshold=90 * SECOND, starts_at=NOW, ends_at=NOW + 60 * SECOND)
-    assert held() == {policies.read_policies().version}
+    assert read_stored_versions() == {policies.read_policies().version}
     assert len(policies.read_policies().campaigns) == 1
 
 
 @pytest.mark.django_db
-def test_retired_policies_and_switched_off_campaigns_do_not_count() -> None:
+def test_retired_policies_and_disabled_campaigns_are_ignored() -> None:
     SilencePolicy.objects.get_or_create(tag="default")
     SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND, retired_at=NOW)
     Campaign.objects.create(key="off", starts_at=NOW, ends_at=NOW + SECOND, enabled=False)
@@ -70,9 +68,7 @@ def test_retired_policies_and_switched_off_campaigns_do_not_count() -> None:
 
 
 @pytest.mark.django_db
-def test_saving_does_not_wait_for_a_store_that_is_away(
-    settings: Any, django_capture_on_commit_callbacks: Captured
-) -> None:
+def test_policy_save_without_store_succeeds(settings: Any, django_capture_on_commit_callbacks: Captured) -> None:
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     with django_capture_on_commit_callbacks(execute=True):
         SilencePolicy.objects.create(tag="vip")
@@ -80,7 +76,7 @@ def test_saving_does_not_wait_for_a_store_that_is_away(
 
 
 @pytest.mark.django_db
-def test_store_after_a_flush_without_a_database_has_the_policies_it_saw(
+def test_store_after_flush_without_database_uses_seen_policies(
     server: Server, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that never read the tables has seen them in the store."""
@@ -100,7 +96,7 @@ def test_store_after_a_flush_without_a_database_has_the_policies_it_saw(
         sessions.Store(server, policies.current_policies).note_activity([Frame("s1", "ann")])
 
 
-def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:
+def test_policy_version_depends_only_on_values() -> None:
     one = PolicySet({"a": Policy(), "b": Policy(2 * SECOND)})
     assert one.version == PolicySet({"b": Policy(2 * SECOND), "a": Policy()}).version
     assert one.version != PolicySet({"a": Policy(), "b": Policy(3 * SECOND)}).version
@@ -108,7 +104,7 @@ def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:
 
 
 @pytest.mark.django_db
-def test_a_campaign_cannot_end_before_it_starts() -> None:
+def test_campaign_constraint_refuses_end_before_start() -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         Campaign.objects.create(key="odd", starts_at=NOW, ends_at=NOW)
 
@@ -126,7 +122,7 @@ def test_a_campaign_cannot_end_before_it_starts() -> None:
         ({"growth": 0.5}, "growth"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_refused(values: dict[str, Any], field: str) -> None:
+def test_check_policy_names_invalid_field(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         validation.check_policy(values)
     assert [error.field for error in refused.value.errors] == [field]

@@ -37,14 +37,14 @@ def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[
         return list(pool.map(run, range(count)))
 
 
-def test_64_watchers_that_claim_one_silence_get_one(chats: Chats) -> None:
+def test_concurrent_claims_of_one_silence_return_one(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claims = race(chats, 64, lambda store, _: store.claim_silent(10, LEASE).silences)
     assert sorted(len(each) for each in claims) == [0] * 63 + [1]
 
 
-def test_64_watchers_share_a_thousand_silences_without_overlap(chats: Chats) -> None:
+def test_concurrent_watchers_share_silences_without_overlap(chats: Chats) -> None:
     chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(1000)])
     chats.pass_time(61)
 
@@ -63,20 +63,20 @@ def test_64_watchers_share_a_thousand_silences_without_overlap(chats: Chats) -> 
     assert len(set(handed_in)) == 1000
 
 
-def test_64_tellings_of_one_frame_count_once(chats: Chats) -> None:
+def test_concurrent_frames_with_one_seq_count_once(chats: Chats) -> None:
     frame = Frame("s1", "ann", seq=7)
     noted = race(chats, 64, lambda store, _: store.note_activity([frame])[0].outcome)
     assert noted.count(COUNTED) == 1
 
 
-def test_64_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
+def test_concurrent_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
     news = race(
         chats, 64, lambda store, _: store.note_expired([("ann", "session:ann")], window=timedelta(seconds=30))
     )  # fmt: skip
     assert sum(news) == 1
 
 
-def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
+def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
     """Either the frame came first and nothing is claimed, or the claim's silence is over when it is confirmed, or it
     was handed in and confirmed before the frame came."""
     for number in range(50):
@@ -98,7 +98,7 @@ def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
-def test_note_sending_races_with_the_agent_and_itself_counts_once(chats: Chats) -> None:
+def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
     """Whichever comes first: the policy allows one message, so no timer runs after a word of the agent."""
     for number in range(30):
         session = f"s{number}"
@@ -121,7 +121,7 @@ def test_note_sending_races_with_the_agent_and_itself_counts_once(chats: Chats) 
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_note_activity_ping_between_claim_and_confirm_brings_no_second_message(chats: Chats, released: bool) -> None:
+def test_ping_between_claim_and_confirm_adds_no_message(chats: Chats, released: bool) -> None:
     """Whichever comes first: the page of a user who says nothing goes on pinging, and gets one message."""
     for number in range(30):
         session = f"s{number}"

@@ -10,12 +10,12 @@ from redis.exceptions import ResponseError
 
 from sessions.store.client import StoreUnavailable, _raise_first
 from tests.sessions.conftest import Chats
-from tests.sessions.refusing import REFUSALS, refusing
+from tests.sessions.refusing import REFUSALS, refuse_writes
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_a_server_that_takes_nothing_is_as_good_as_away(chats: Chats, valkey: Any, code: str) -> None:
-    with refusing(valkey, code), pytest.raises(StoreUnavailable):
+def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: Any, code: str) -> None:
+    with refuse_writes(valkey, code), pytest.raises(StoreUnavailable):
         chats.user()
     chats.user()
 
@@ -34,7 +34,7 @@ def test_a_server_that_takes_nothing_is_as_good_as_away(chats: Chats, valkey: An
         "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
     ],
 )
-def test_what_passes_by_itself(answer: str) -> None:
+def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
     with pytest.raises(StoreUnavailable):
         _raise_first([1, BaseParser.parse_error(answer)])
 
@@ -47,6 +47,6 @@ def test_what_passes_by_itself(answer: str) -> None:
         "BUSYKEY Target key name already exists.",
     ],
 )
-def test_what_only_a_person_can_mend_is_a_fault_of_ours(answer: str) -> None:
+def test_permanent_server_error_is_raised_unchanged(answer: str) -> None:
     with pytest.raises(ResponseError):
         _raise_first([1, BaseParser.parse_error(answer)])

@@ -31,7 +31,7 @@ def chats(valkey: Any) -> Iterator[Chats]:
     server.client.close()
 
 
-def test_a_session_is_silent_a_minute_after_the_last_frame_of_its_user(chats: Chats) -> None:
+def test_session_is_silent_one_minute_after_last_user_frame(chats: Chats) -> None:
     noted = chats.user()
     assert noted.outcome == COUNTED
     assert chats.seconds_left(noted) == pytest.approx(60, abs=0.001)
@@ -45,14 +45,14 @@ def test_a_session_is_silent_a_minute_after_the_last_frame_of_its_user(chats: Ch
 
 
 @pytest.mark.parametrize("kind", ["message", "typing", "read", "ping"])
-def test_every_frame_of_the_user_renews(chats: Chats, kind: str) -> None:
+def test_each_user_frame_renews_deadline(chats: Chats, kind: str) -> None:
     chats.user()
     chats.pass_time(50)
     assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.001)
 
 
 @pytest.mark.parametrize("kind", ["ping", "typing", "read"])
-def test_note_activity_before_a_message_of_the_user_does_not_arm(chats: Chats, kind: str) -> None:
+def test_frames_before_user_message_do_not_arm(chats: Chats, kind: str) -> None:
     assert chats.user(kind=kind) == (COUNTED, 0)
     assert chats.agent() == (COUNTED, 0)
     chats.pass_time(61)
@@ -62,7 +62,7 @@ def test_note_activity_before_a_message_of_the_user_does_not_arm(chats: Chats, k
     assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.001)
 
 
-def test_note_activity_ping_of_a_user_who_has_spoken_arms_a_lost_session(chats: Chats) -> None:
+def test_ping_of_user_who_wrote_arms_lost_session(chats: Chats) -> None:
     chats.user()
     chats.store.server.client.flushall()
     assert chats.user(kind="ping") == (COUNTED, 0)
@@ -74,7 +74,7 @@ def test_note_activity_ping_of_a_user_who_has_spoken_arms_a_lost_session(chats: 
 # --- whose session it is ----------------------------------------------------------------------------------------------
 
 
-def test_note_activity_agent_frame_does_not_set_the_user(chats: Chats) -> None:
+def test_agent_frame_does_not_set_user(chats: Chats) -> None:
     chats.agent(user_id="agent-7", chat_id="room")
     assert chats.user(user_id="ann").outcome == COUNTED
     chats.agent(user_id="ann")
@@ -84,7 +84,7 @@ def test_note_activity_agent_frame_does_not_set_the_user(chats: Chats) -> None:
 
 @pytest.mark.parametrize("by", ["user", "agent"])
 @pytest.mark.parametrize("kind", ["message", "typing", "close"])
-def test_note_activity_frame_with_another_user_is_refused(chats: Chats, by: str, kind: str) -> None:
+def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> None:
     noted = chats.user(seq=1)
     chats.pass_time(30)
     speak = chats.user if by == "user" else chats.agent
@@ -95,7 +95,7 @@ def test_note_activity_frame_with_another_user_is_refused(chats: Chats, by: str,
     assert chats.store.sessions_of(["eve"]) == [None]
 
 
-def test_note_activity_first_tag_does_not_replace_the_tag(chats: Chats) -> None:
+def test_first_tag_does_not_replace_tag(chats: Chats) -> None:
     chats.user(tag="new", first_tag=True)
     chats.user(tag="vip")
     chats.user(tag="new", first_tag=True)
@@ -103,14 +103,14 @@ def test_note_activity_first_tag_does_not_replace_the_tag(chats: Chats) -> None:
     assert [each.tag for each in chats.claim()] == ["vip"]
 
 
-def test_an_answer_of_the_agent_starts_the_wait_anew(chats: Chats) -> None:
+def test_agent_message_restarts_threshold(chats: Chats) -> None:
     chats.user()
     chats.pass_time(50)
     assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
 
 
 @pytest.mark.parametrize("kind", ["tool", "transfer", "queue"])
-def test_work_of_our_side_pauses_until_the_agent_speaks(chats: Chats, kind: str) -> None:
+def test_agent_work_pauses_until_agent_writes(chats: Chats, kind: str) -> None:
     chats.user()
     assert chats.agent(kind=kind).deadline_ms == 0
     chats.pass_time(3600)
@@ -122,13 +122,13 @@ def test_work_of_our_side_pauses_until_the_agent_speaks(chats: Chats, kind: str)
     assert chats.seconds_left(chats.agent(kind="message")) == pytest.approx(60, abs=0.001)
 
 
-def test_resume_ends_a_pause_without_a_word(chats: Chats) -> None:
+def test_resume_ends_pause(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")
     assert chats.seconds_left(chats.agent(kind="resume")) == pytest.approx(60, abs=0.001)
 
 
-def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
+def test_agent_typing_pauses_for_limited_time(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="typing")
     chats.pass_time(100)
@@ -138,14 +138,14 @@ def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
     assert chats.silent()
 
 
-def test_a_message_ends_a_pause_by_typing(chats: Chats) -> None:
+def test_agent_message_ends_typing_pause(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="typing")
     assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
     assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
 
 
-def test_a_ping_of_the_agent_changes_nothing(chats: Chats) -> None:
+def test_agent_ping_changes_nothing(chats: Chats) -> None:
     assert chats.agent(kind="ping").outcome == IDLE
     chats.user()
     chats.pass_time(50)
@@ -155,7 +155,7 @@ def test_a_ping_of_the_agent_changes_nothing(chats: Chats) -> None:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_duplicates_and_frames_that_come_too_late_are_dropped(chats: Chats) -> None:
+def test_repeated_and_late_frames_are_dropped(chats: Chats) -> None:
     assert chats.user(seq=5).outcome == COUNTED
     chats.pass_time(30)
     assert chats.user(seq=5).outcome == DROPPED
@@ -164,20 +164,20 @@ def test_duplicates_and_frames_that_come_too_late_are_dropped(chats: Chats) -> N
     assert chats.user(seq=6).outcome == COUNTED
 
 
-def test_each_side_has_its_own_numbers(chats: Chats) -> None:
+def test_each_side_has_own_seq(chats: Chats) -> None:
     chats.user(seq=100)
     assert chats.agent(seq=1).outcome == COUNTED
     assert chats.agent(seq=1).outcome == DROPPED
 
 
-def test_a_frame_without_number_always_counts(chats: Chats) -> None:
+def test_frame_without_seq_always_counts(chats: Chats) -> None:
     chats.user(seq=100)
     assert chats.user().outcome == COUNTED
     assert chats.user(seq=100).outcome == DROPPED
 
 
 @pytest.mark.parametrize("by", ["user", "agent"])
-def test_note_activity_new_epoch_starts_the_counter_again(chats: Chats, by: str) -> None:
+def test_new_epoch_restarts_seq(chats: Chats, by: str) -> None:
     chats.user()
     speak = chats.user if by == "user" else chats.agent
 
@@ -193,14 +193,14 @@ def test_note_activity_new_epoch_starts_the_counter_again(chats: Chats, by: str)
     assert outcomes((98, "e8"), (101, "e7"), (100, "e8")) == [DROPPED, DROPPED, COUNTED]
 
 
-def test_note_activity_epoch_beyond_the_remembered_ones_counts_again(chats: Chats) -> None:
+def test_forgotten_epoch_counts_again(chats: Chats) -> None:
     """The store remembers four epochs of a side."""
     assert [chats.user(seq=1, epoch=f"e{number}").outcome for number in range(5)] == [COUNTED] * 5
     assert chats.user(seq=9, epoch="e1").outcome == DROPPED
     assert chats.user(seq=1, epoch="e0").outcome == COUNTED
 
 
-def test_frames_of_one_batch_count_in_their_order(chats: Chats) -> None:
+def test_frames_of_batch_count_in_order(chats: Chats) -> None:
     frames = [
         Frame("s1", "ann", seq=1),
         Frame("s2", "bob", seq=1),
@@ -215,7 +215,7 @@ def test_frames_of_one_batch_count_in_their_order(chats: Chats) -> None:
 # --- close ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_session_is_never_silent_and_pings_do_not_open_it(chats: Chats) -> None:
+def test_closed_session_is_not_silent_and_ignores_pings(chats: Chats) -> None:
     chats.user(seq=1)
     assert chats.user(kind="close", seq=2).outcome == COUNTED
     assert chats.user(kind="ping").outcome == IDLE
@@ -226,7 +226,7 @@ def test_a_closed_session_is_never_silent_and_pings_do_not_open_it(chats: Chats)
 
 @pytest.mark.parametrize("kind", sorted(AGENT_KINDS - {"close"}))
 @pytest.mark.parametrize("by", ["user", "agent"])
-def test_what_the_agent_says_does_not_open_a_closed_session(chats: Chats, by: str, kind: str) -> None:
+def test_agent_frame_does_not_reopen_closed_session(chats: Chats, by: str, kind: str) -> None:
     """The user leaves, and the agent's “bye” is still on its way."""
     chats.user()
     (chats.user if by == "user" else chats.agent)(kind="close")
@@ -239,7 +239,7 @@ def test_what_the_agent_says_does_not_open_a_closed_session(chats: Chats, by: st
 
 
 @pytest.mark.parametrize("by", ["user", "agent"])
-def test_a_close_forgets_no_sides_number(chats: Chats, by: str) -> None:
+def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
     chats.user(seq=5)
     chats.agent(seq=7)
     (chats.user if by == "user" else chats.agent)(kind="close", seq=8)
@@ -248,7 +248,7 @@ def test_a_close_forgets_no_sides_number(chats: Chats, by: str) -> None:
     assert chats.agent(seq=9).outcome == COUNTED
 
 
-def test_a_word_of_the_user_opens_a_closed_session_again_under_a_new_name(chats: Chats) -> None:
+def test_user_message_reopens_session_with_new_arming(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (before,) = chats.claim()
@@ -261,7 +261,7 @@ def test_a_word_of_the_user_opens_a_closed_session_again_under_a_new_name(chats:
     assert after.armed_at > before.armed_at
 
 
-def test_what_is_claimed_and_then_closed_confirms_nothing(chats: Chats) -> None:
+def test_claim_of_closed_session_confirms_nothing(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claimed = chats.claim()
@@ -275,7 +275,7 @@ def test_what_is_claimed_and_then_closed_confirms_nothing(chats: Chats) -> None:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_says_everything_about_its_silence(chats: Chats) -> None:
+def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
     noted = chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -286,7 +286,7 @@ def test_a_claim_says_everything_about_its_silence(chats: Chats) -> None:
     assert claim.deadline_ms - claim.armed_at // 1000 == 60_000
 
 
-def test_tag_and_chat_are_kept_by_frames_that_do_not_name_them(chats: Chats) -> None:
+def test_later_frames_keep_tag_and_chat(chats: Chats) -> None:
     chats.user(chat_id="room 7", tag="vip")
     chats.user(kind="ping")
     chats.pass_time(61)
@@ -294,7 +294,7 @@ def test_tag_and_chat_are_kept_by_frames_that_do_not_name_them(chats: Chats) -> 
     assert (claim.chat_id, claim.tag) == ("room 7", "vip")
 
 
-def test_nobody_else_gets_what_is_claimed_until_the_lease_ends(chats: Chats) -> None:
+def test_claimed_silence_is_reserved_until_lease_ends(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -303,7 +303,7 @@ def test_nobody_else_gets_what_is_claimed_until_the_lease_ends(chats: Chats) -> 
     assert chats.claim() == [claim]
 
 
-def test_what_is_given_back_is_there_at_once(chats: Chats) -> None:
+def test_released_silence_can_be_claimed_at_once(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claimed = chats.claim()
@@ -312,7 +312,7 @@ def test_what_is_given_back_is_there_at_once(chats: Chats) -> None:
     assert chats.claim() == claimed
 
 
-def test_a_frame_takes_the_session_out_of_flight(chats: Chats) -> None:
+def test_user_message_cancels_claim(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claimed = chats.claim()
@@ -328,7 +328,7 @@ def test_a_frame_takes_the_session_out_of_flight(chats: Chats) -> None:
     assert again.nudge == 1
 
 
-def test_note_activity_ping_keeps_a_claimed_silence(chats: Chats) -> None:
+def test_ping_keeps_claimed_silence(chats: Chats) -> None:
     """Its message may be out before it is confirmed: a new arming would bring a second one."""
     chats.user(seq=1)
     chats.pass_time(61)
@@ -347,7 +347,7 @@ def test_note_activity_ping_keeps_a_claimed_silence(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_the_oldest_come_first_and_no_more_than_asked_for(chats: Chats) -> None:
+def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
     for number in range(40):
         chats.user(session=f"s{number}")
         chats.pass_time(0.01)
@@ -364,7 +364,7 @@ def test_the_oldest_come_first_and_no_more_than_asked_for(chats: Chats) -> None:
         assert own == sorted(own)
 
 
-def test_a_claim_tells_when_the_next_one_falls_due(chats: Chats) -> None:
+def test_claim_returns_seconds_to_next_deadline(chats: Chats) -> None:
     assert chats.store.claim_silent(10, SECOND).seconds_to_next == float("inf")
     chats.user()
     assert chats.store.claim_silent(10, SECOND).seconds_to_next == pytest.approx(60, abs=0.001)
@@ -373,7 +373,7 @@ def test_a_claim_tells_when_the_next_one_falls_due(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_confirming_twice_counts_once(chats: Chats, most: int) -> None:
+def test_second_confirm_counts_nothing(chats: Chats, most: int) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=most))
     chats.user()
     chats.pass_time(61)
@@ -384,7 +384,7 @@ def test_confirming_twice_counts_once(chats: Chats, most: int) -> None:
     assert [each.nudge for each in chats.claim()] == ([2] if most == 3 else [])
 
 
-def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Chats) -> None:
+def test_clock_moved_back_keeps_deadlines_and_unique_armings(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (before,) = chats.claim()
@@ -398,7 +398,7 @@ def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Cha
     assert after.deadline_ms - before.deadline_ms == pytest.approx(21_000, abs=500)
 
 
-def test_a_lease_that_lapses_after_a_clock_went_back_finds_its_session_alive(chats: Chats) -> None:
+def test_old_lease_after_clock_moved_back_is_ignored(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     assert len(chats.claim(lease=5 * SECOND)) == 1
@@ -422,7 +422,7 @@ def confirmed(chats: Chats) -> int:
     return confirmed
 
 
-def test_one_nudge_a_silence_and_the_next_only_after_the_user_spoke(chats: Chats) -> None:
+def test_one_nudge_for_each_silence_until_user_writes(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     assert confirmed(chats) == 1
@@ -436,7 +436,7 @@ def test_one_nudge_a_silence_and_the_next_only_after_the_user_spoke(chats: Chats
 
 
 @pytest.mark.parametrize("kind", ["message", "typing", "tool", "resume"])
-def test_note_activity_agent_before_the_message_goes_out_keeps_the_nudge(chats: Chats, kind: str) -> None:
+def test_agent_frame_before_message_keeps_nudge(chats: Chats, kind: str) -> None:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -450,7 +450,7 @@ def test_note_activity_agent_before_the_message_goes_out_keeps_the_nudge(chats: 
     assert [each.nudge for each in chats.claim()] == [1]
 
 
-def test_note_activity_agent_after_some_nudges_goes_on_with_those_left(chats: Chats) -> None:
+def test_agent_message_after_nudges_keeps_remaining_ones(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
     chats.user()
     chats.pass_time(61)
@@ -465,11 +465,11 @@ def test_note_activity_agent_after_some_nudges_goes_on_with_those_left(chats: Ch
     assert chats.agent().deadline_ms == 0
 
 
-def nudges(chats: Chats) -> int:
+def count_nudges(chats: Chats) -> int:
     return stats.session_snapshot(chats.store, "s1").nudges
 
 
-def test_note_sending_counts_a_message_once_and_only_where_it_goes_out(chats: Chats) -> None:
+def test_note_sending_counts_sent_message_once(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2))
     chats.user()
     chats.pass_time(61)
@@ -479,10 +479,10 @@ def test_note_sending_counts_a_message_once_and_only_where_it_goes_out(chats: Ch
     for send_until, sent in ((None, False), (chats.now - SECOND, False), (later, False), (later, True), (later, True)):
         assert chats.stands(claim, send_until=send_until)
         chats.note_sending(claim, sent=sent)
-        assert nudges(chats) == sent
+        assert count_nudges(chats) == sent
 
 
-def test_note_sending_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
+def test_note_sending_counts_late_repeat_once(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     chats.user()
     claims: list[ClaimedSilence] = []
@@ -494,10 +494,10 @@ def test_note_sending_counts_a_repeat_once_though_the_next_message_went_out_befo
         claims.append(claim)
     for claim in (*claims, *reversed(claims)):
         chats.go_out(claim)
-        assert nudges(chats) == 2
+        assert count_nudges(chats) == 2
 
 
-def handed_in(chats: Chats) -> ClaimedSilence:
+def confirmed_silence(chats: Chats) -> ClaimedSilence:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -506,71 +506,71 @@ def handed_in(chats: Chats) -> ClaimedSilence:
 
 
 @pytest.mark.parametrize("send_until", [None, datetime.min.replace(tzinfo=UTC)])
-def test_still_silent_message_that_does_not_go_out_is_not_reserved(chats: Chats, send_until: datetime | None) -> None:
-    claim = handed_in(chats)
+def test_still_silent_without_sending_reserves_nothing(chats: Chats, send_until: datetime | None) -> None:
+    claim = confirmed_silence(chats)
     assert chats.stands(claim, send_until=send_until)
     assert chats.agent().deadline_ms > 0
 
 
-def test_note_sending_lost_keeps_the_limit_until_the_user_writes(chats: Chats) -> None:
+def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> None:
     """A worker was killed, or Redis was away: the message may have been sent, so there is no second one."""
-    claim = handed_in(chats)
+    claim = confirmed_silence(chats)
     assert chats.stands(claim)
     for _ in range(2):
         assert chats.agent().deadline_ms == 0
-    assert nudges(chats) == 0, "what nobody knows is not shown"
+    assert count_nudges(chats) == 0, "what nobody knows is not shown"
     assert chats.user().deadline_ms > 0
 
 
-def test_note_sending_lost_for_one_of_two_keeps_the_limit(chats: Chats) -> None:
+def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
-    lost = handed_in(chats)
+    lost = confirmed_silence(chats)
     assert chats.stands(lost)
     chats.pass_time(61)
     (claim,) = chats.claim()
     chats.store.confirm([claim])
     chats.go_out(claim)
-    assert nudges(chats) == 1
+    assert count_nudges(chats) == 1
     assert chats.agent().deadline_ms == 0
 
 
-def test_note_sending_after_the_agents_word_counts(chats: Chats) -> None:
+def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
     """The agent answers between the last look and the mark. The message is on its way."""
-    claim = handed_in(chats)
+    claim = confirmed_silence(chats)
     assert chats.stands(claim)
     assert chats.agent().deadline_ms == 0
     chats.note_sending(claim)
-    assert nudges(chats) == 1
+    assert count_nudges(chats) == 1
     assert chats.agent().deadline_ms == 0
 
 
 @pytest.mark.parametrize("kind", ["message", "typing", "read"])
-def test_note_sending_after_the_users_action_counts_for_nothing(chats: Chats, kind: str) -> None:
+def test_note_sending_after_user_activity_is_ignored(chats: Chats, kind: str) -> None:
     """The action starts the policy again, so the next silence is guided."""
-    claim = handed_in(chats)
+    claim = confirmed_silence(chats)
     assert chats.stands(claim)
     chats.user(kind=kind)
     chats.note_sending(claim)
-    assert nudges(chats) == 0
+    assert count_nudges(chats) == 0
     assert chats.agent().deadline_ms > 0
 
 
-def test_note_sending_stopped_releases_only_its_own_silence(chats: Chats) -> None:
+def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
-    first = handed_in(chats)
+    first = confirmed_silence(chats)
     chats.pass_time(61)
     (second,) = chats.claim()
     for claim in (first, second):
         assert chats.stands(claim)
     chats.note_sending(first, sent=False)
-    assert nudges(chats) == 0
+    assert count_nudges(chats) == 0
     chats.note_sending(second)
-    assert nudges(chats) == 1
+    assert count_nudges(chats) == 1
     chats.note_sending(second, sent=False)  # a stop of its retry, or a late worker
-    assert nudges(chats) == 1
+    assert count_nudges(chats) == 1
 
 
-def test_note_sending_before_confirm_uses_a_message(chats: Chats) -> None:
+def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
     """The watcher was killed after it recorded the silence. The agent's word must not bring a second message."""
     chats.user()
     chats.pass_time(61)
@@ -581,18 +581,18 @@ def test_note_sending_before_confirm_uses_a_message(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_note_sending_closed_or_forgotten_session_counts_for_nothing(chats: Chats) -> None:
-    claim = handed_in(chats)
+def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
+    claim = confirmed_silence(chats)
     assert chats.stands(claim)
     chats.user(kind="close")
     chats.note_sending(claim)
-    assert nudges(chats) == 0
+    assert count_nudges(chats) == 0
     chats.store.server.client.flushall()
     chats.note_sending(claim)
     assert chats.store.known(["s1"]) == [False]
 
 
-def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
+def test_nudge_gaps_grow_until_maximum(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
     chats.user()
     for number, gap in enumerate((60, 120, 240), start=1):
@@ -606,7 +606,7 @@ def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_a_ping_renews_a_rung_and_a_word_begins_the_ladder_anew(chats: Chats) -> None:
+def test_ping_keeps_nudge_level_and_typing_resets_it(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
     chats.user()
     chats.pass_time(61)
@@ -615,7 +615,7 @@ def test_a_ping_renews_a_rung_and_a_word_begins_the_ladder_anew(chats: Chats) ->
     assert chats.seconds_left(chats.user(kind="typing")) == pytest.approx(60, abs=0.001)
 
 
-def test_a_handed_in_silence_stands_until_somebody_does_something(chats: Chats) -> None:
+def test_confirmed_silence_ends_at_user_activity(chats: Chats) -> None:
     for policy in (Policy(60 * SECOND), Policy(60 * SECOND, max_nudges=3)):
         chats.policies(default=policy)
         chats.user()
@@ -629,7 +629,7 @@ def test_a_handed_in_silence_stands_until_somebody_does_something(chats: Chats) 
         assert not chats.stands(claims[0])
 
 
-def test_the_agents_word_ends_a_silence_too(chats: Chats) -> None:
+def test_agent_message_ends_confirmed_silence(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claims = chats.claim()
@@ -638,7 +638,7 @@ def test_the_agents_word_ends_a_silence_too(chats: Chats) -> None:
     assert not chats.stands(claims[0])
 
 
-def test_a_session_that_is_not_known_any_more_is_silent(chats: Chats) -> None:
+def test_unknown_session_counts_as_silent(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claims = chats.claim()
@@ -651,14 +651,14 @@ def test_a_session_that_is_not_known_any_more_is_silent(chats: Chats) -> None:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def test_thresholds_go_by_tag_and_unknown_tags_are_default(chats: Chats) -> None:
+def test_threshold_follows_tag_or_default(chats: Chats) -> None:
     chats.policies(new=Policy(30 * SECOND), vip=Policy(180 * SECOND))
     for tag, seconds in (("new", 30), ("vip", 180), ("whatever", 60), ("", 60)):
         noted = chats.user(session=f"s-{tag}", tag=tag)
         assert chats.seconds_left(noted) == pytest.approx(seconds, abs=0.001)
 
 
-def test_a_campaign_holds_for_all_tags_while_it_runs(chats: Chats) -> None:
+def test_campaign_overrides_threshold_while_it_runs(chats: Chats) -> None:
     begins = chats.now + 10 * SECOND
     sale = Override(begins, begins + 100 * SECOND, 90 * SECOND)
     later = Override(begins + 50 * SECOND, begins + 60 * SECOND, 20 * SECOND)
@@ -668,7 +668,7 @@ def test_a_campaign_holds_for_all_tags_while_it_runs(chats: Chats) -> None:
         assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.001)
 
 
-def test_an_edit_is_not_retroactive(chats: Chats) -> None:
+def test_policy_edit_keeps_armed_deadlines(chats: Chats) -> None:
     chats.user()
     chats.pass_time(30)
     chats.policies(default=Policy(10 * SECOND))
@@ -680,7 +680,7 @@ def test_an_edit_is_not_retroactive(chats: Chats) -> None:
     assert chats.seconds_left(chats.user()) == pytest.approx(10, abs=0.001)
 
 
-def test_fewer_nudges_by_an_edit_disarm_at_the_next_ping(chats: Chats) -> None:
+def test_fewer_nudges_disarm_at_next_ping(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
     chats.user()
     chats.pass_time(61)
@@ -691,7 +691,7 @@ def test_fewer_nudges_by_an_edit_disarm_at_the_next_ping(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_jitter_spreads_evenly_over_its_span(chats: Chats) -> None:
+def test_jitter_is_spread_evenly(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, jitter=5 * SECOND))
     frames = [Frame(f"s{number}", "ann") for number in range(2000)]
     now = chats.now.timestamp()
@@ -702,7 +702,7 @@ def test_jitter_spreads_evenly_over_its_span(chats: Chats) -> None:
     assert min(tenths) > 100
 
 
-def test_a_little_longer_once_for_a_user_who_began_to_write(chats: Chats) -> None:
+def test_grace_extends_deadline_once_for_typing_user(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
     chats.user()
     chats.user(kind="typing")
@@ -715,7 +715,7 @@ def test_a_little_longer_once_for_a_user_who_began_to_write(chats: Chats) -> Non
     assert len(chats.claim()) == 1
 
 
-def test_no_longer_for_a_user_who_sent_what_they_wrote(chats: Chats) -> None:
+def test_sent_message_ends_grace(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
     chats.user(kind="typing")
     chats.user(kind="message")
@@ -726,14 +726,14 @@ def test_no_longer_for_a_user_who_sent_what_they_wrote(chats: Chats) -> None:
 # --- what the server may do -------------------------------------------------------------------------------------------
 
 
-def test_scripts_that_were_flushed_are_sent_again(chats: Chats) -> None:
+def test_flushed_scripts_are_loaded_again(chats: Chats) -> None:
     chats.user()
     chats.store.server.client.script_flush()
     assert chats.user(seq=1).outcome == COUNTED
     assert chats.user(seq=1).outcome == DROPPED
 
 
-def test_after_a_flush_the_next_frame_brings_the_policies_back(chats: Chats) -> None:
+def test_frame_after_flush_restores_policies(chats: Chats) -> None:
     chats.policies(default=Policy(180 * SECOND))
     chats.user()
     chats.store.server.client.flushall()
@@ -741,7 +741,7 @@ def test_after_a_flush_the_next_frame_brings_the_policies_back(chats: Chats) -> 
     assert chats.store.claim_silent(1, SECOND).versions == {chats.plan.version}
 
 
-def test_confirming_after_a_flush_brings_them_back_too(chats: Chats) -> None:
+def test_confirm_after_lost_policies_restores_them(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claims = chats.claim()
@@ -749,7 +749,7 @@ def test_confirming_after_a_flush_brings_them_back_too(chats: Chats) -> None:
     assert chats.store.confirm(claims) == 1
 
 
-def test_round_instants_are_written_out(chats: Chats) -> None:
+def test_round_instants_are_stored_as_integers(chats: Chats) -> None:
     """Lua writes 1800000000000000 as 1.8e+15 where it is let."""
     chats.user()
     client, key = chats.store.server.client, keys.SESSION[keys.shard_of("s1")] + "s1"
@@ -764,7 +764,7 @@ def test_round_instants_are_written_out(chats: Chats) -> None:
     assert chats.store.confirm([claim]) == 1
 
 
-def test_everything_vanishes_in_time(chats: Chats) -> None:
+def test_sessions_expire_and_leave_the_index(chats: Chats) -> None:
     chats.user()
     chats.user(session="s2", user_id="bob")
     chats.store.close("s3", "carl")
@@ -782,7 +782,7 @@ def test_everything_vanishes_in_time(chats: Chats) -> None:
 # --- people -----------------------------------------------------------------------------------------------------------
 
 
-def test_presence_is_where_and_when_a_user_was_last_heard_of(chats: Chats) -> None:
+def test_presence_returns_last_session_and_time_of_user(chats: Chats) -> None:
     before = chats.now
     chats.user(session="s1")
     chats.user(session="s2")
@@ -798,7 +798,7 @@ def test_presence_is_where_and_when_a_user_was_last_heard_of(chats: Chats) -> No
 
 
 @pytest.mark.parametrize("kind", ["ping", "typing", "read"])
-def test_last_frames_counts_messages_only(chats: Chats, kind: str) -> None:
+def test_last_frames_counts_only_messages(chats: Chats, kind: str) -> None:
     chats.user(kind=kind)
     assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
     chats.user()
@@ -808,7 +808,7 @@ def test_last_frames_counts_messages_only(chats: Chats, kind: str) -> None:
     assert chats.store.last_frames(["ann"]) == [wrote_at.replace(microsecond=wrote_at.microsecond // 1000 * 1000)]
 
 
-def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
+def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
     def waiting() -> list[str]:
         return [user for users in chats.store.active_users(100).values() for user in users]
 
@@ -828,7 +828,7 @@ def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
 # --- inboxes ----------------------------------------------------------------------------------------------------------
 
 
-def test_inbox_put_messages_that_fill_the_bytes_exactly_are_kept(server: Server) -> None:
+def test_inbox_keeps_messages_that_fill_the_byte_limit(server: Server) -> None:
     box, empty = inbox.Inbox(server), len(Post("s1", "a", "user", "").body())
     half = "x" * (inbox.MOST_BYTES // 2 - empty)
 
@@ -839,7 +839,7 @@ def test_inbox_put_messages_that_fill_the_bytes_exactly_are_kept(server: Server)
     assert [put("a", half), put("b", half), put("c", half + "x")] == [["a"], ["a", "b"], ["c"]]
 
 
-def test_inbox_put_keeps_the_last_messages_within_bytes(server: Server) -> None:
+def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
     box = inbox.Inbox(server)
     for number in range(40):
         box.put([Post("s1", f"m{number}", "user", "x" * 15_000)])
@@ -881,7 +881,7 @@ def test_inbox_put_keeps_the_last_messages_within_bytes(server: Server) -> None:
         ({"epoch": "a\n"}, "epoch"),
     ],
 )
-def test_a_frame_that_cannot_be_meant_is_refused(frame: dict[str, object], field: str) -> None:
+def test_invalid_frame_names_field(frame: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Frame(**{"session_id": "s1", "user_id": "ann", **frame})  # type: ignore[arg-type]
     assert [error.field for error in refused.value.errors] == [field]
@@ -890,7 +890,7 @@ def test_a_frame_that_cannot_be_meant_is_refused(frame: dict[str, object], field
 # --- claims of others ---
 
 
-def test_confirm_and_release_earlier_arming_leave_the_next_claim(chats: Chats) -> None:
+def test_confirm_and_release_of_old_arming_keep_next_claim(chats: Chats) -> None:
     """A watcher that was stopped comes back when another one has claimed the session's next silence."""
     chats.user()
     chats.pass_time(61)
@@ -903,7 +903,7 @@ def test_confirm_and_release_earlier_arming_leave_the_next_claim(chats: Chats) -
     assert chats.store.confirm([now_claimed]) == 1
 
 
-def test_claim_silent_session_that_another_took_after_the_peek_is_left(chats: Chats) -> None:
+def test_claim_silent_skips_session_claimed_after_peek(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -914,7 +914,7 @@ def test_claim_silent_session_that_another_took_after_the_peek_is_left(chats: Ch
     assert chats.store.confirm([claim]) == 1
 
 
-def test_claim_silent_lapsed_lease_of_an_armed_session_is_dropped(chats: Chats) -> None:
+def test_claim_silent_drops_old_lease_of_armed_session(chats: Chats) -> None:
     """Its clock was behind when it was armed again, so the lease stayed."""
     noted = chats.user()
     shard = keys.shard_of("s1")
@@ -924,7 +924,7 @@ def test_claim_silent_lapsed_lease_of_an_armed_session_is_dropped(chats: Chats) 
     assert (found.armed, found.in_flight) == (1, 0)
 
 
-def test_confirm_silence_of_a_gateway_arms_no_further_nudge(chats: Chats) -> None:
+def test_confirm_of_expired_key_silence_arms_nothing(chats: Chats) -> None:
     """Only the gateway's key tells when its user is silent again."""
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
     chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
@@ -932,7 +932,7 @@ def test_confirm_silence_of_a_gateway_arms_no_further_nudge(chats: Chats) -> Non
     assert sum(each.armed for each in chats.store.shards()) == 0
 
 
-def test_forget_pauses_session_that_spoke_after_the_tally_stays_paused(chats: Chats) -> None:
+def test_clear_pauses_keeps_session_with_new_pause(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")
     asked = [calls.clear_pauses(keys.shard_of("s1"), ["s1"])]

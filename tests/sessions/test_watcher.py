@@ -25,13 +25,13 @@ from sessions.store import brief, stats
 from sessions.store import client as keys
 from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
-from tests.sessions.test_presence import about
+from tests.sessions.test_presence import silence_question
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def watch(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Watcher:
+def silence_watcher(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Watcher:
     """One whose house has a guide message for silent sessions."""
     monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test's transaction lives on it
     free = {f"guard_{each}": "ignore" for each in ("dedupe", "conversation", "quiet_hours")}
@@ -39,19 +39,19 @@ def watch(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Watcher
     return Watcher(chats.store, threading.Event())
 
 
-def silences(chats: Chats, count: int = 1) -> None:
+def make_silences(chats: Chats, count: int = 1) -> None:
     """Noted in the past, so that they are due by the database's clock as well."""
     chats.pass_time(-70)
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(count)])
     chats.pass_time(70)
 
 
-def test_a_silence_becomes_an_event_and_a_touch(chats: Chats, watch: Watcher) -> None:
+def test_watcher_records_event_and_touch_for_silence(chats: Chats, silence_watcher: Watcher) -> None:
     noted = chats.user(session="s:1", chat_id="room", tag="vip")
-    assert watch.run_once() > 0
+    assert silence_watcher.run_once() > 0
     assert not Event.objects.exists()
     chats.pass_time(61)
-    watch.run_once()
+    silence_watcher.run_once()
     event = Event.objects.get()
     assert (event.source, event.type, event.user_id, event.chat_id) == ("/sessions", "session.silent", "ann", "room")
     assert event.event_id.startswith("s:1:")
@@ -59,39 +59,39 @@ def test_a_silence_becomes_an_event_and_a_touch(chats: Chats, watch: Watcher) ->
     assert event.data == {"chat_id": "room", "session_id": "s:1", "tag": "vip", "nudge": 1}
     assert Touch.objects.get().event == event
     chats.pass_time(3600)
-    watch.run_once()
+    silence_watcher.run_once()
     assert Event.objects.count() == 1
 
 
-def test_what_was_recorded_and_not_confirmed_is_not_recorded_twice(chats: Chats, watch: Watcher) -> None:
-    silences(chats, 3)
+def test_unconfirmed_silence_is_recorded_once(chats: Chats, silence_watcher: Watcher) -> None:
+    make_silences(chats, 3)
     claims = chats.store.claim_silent(10, watcher.LEASE)
     silence_events.record_silences(claims.silences, claims.now_ms)  # and there its watcher dies
     chats.pass_time(31)
-    watch.run_once()
+    silence_watcher.run_once()
     assert Event.objects.count() == Touch.objects.count() == 3
     assert sum(each.in_flight for each in chats.store.shards()) == 0
 
 
-def test_many_go_in_batches_until_there_are_no_more(chats: Chats, watch: Watcher, settings: Any) -> None:
+def test_watcher_records_all_silences_in_batches(chats: Chats, silence_watcher: Watcher, settings: Any) -> None:
     settings.AFTERTOUCH_SILENCE_RATE = 100_000
-    watch = Watcher(chats.store, threading.Event())
-    silences(chats, 1200)
+    silence_watcher = Watcher(chats.store, threading.Event())
+    make_silences(chats, 1200)
     for _ in range(10):
-        watch.run_once()
+        silence_watcher.run_once()
     assert Event.objects.count() == 1200
 
 
-def test_no_more_than_the_rate_go_at_once(chats: Chats, settings: Any, watch: Watcher) -> None:
+def test_watcher_records_at_most_its_rate(chats: Chats, settings: Any, silence_watcher: Watcher) -> None:
     settings.AFTERTOUCH_SILENCE_RATE = 40
     slow = Watcher(chats.store, threading.Event())
-    silences(chats, 60)
+    make_silences(chats, 60)
     slow.run_once()
     slow.run_once()
     assert Event.objects.count() < 30
 
 
-def test_a_rate_below_the_number_of_shards_reaches_all_of_them(chats: Chats, settings: Any, watch: Watcher) -> None:
+def test_low_rate_reaches_all_shards(chats: Chats, settings: Any, silence_watcher: Watcher) -> None:
     settings.AFTERTOUCH_SILENCE_RATE = 20
     slow = Watcher(chats.store, threading.Event())
     shards: set[int] = set()
@@ -100,13 +100,13 @@ def test_a_rate_below_the_number_of_shards_reaches_all_of_them(chats: Chats, set
     assert shards == set(range(keys.SHARDS))
 
 
-def test_it_waits_while_too_much_is_undelivered(
-    chats: Chats, watch: Watcher, settings: Any, monkeypatch: pytest.MonkeyPatch
+def test_watcher_waits_when_backlog_is_full(
+    chats: Chats, silence_watcher: Watcher, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFTERTOUCH_SILENCE_BACKLOG = 20
     careful = Watcher(chats.store, threading.Event())
     monkeypatch.setattr(careful, "_counting", Every(0))
-    silences(chats, 100)
+    make_silences(chats, 100)
     for _ in range(10):
         careful.run_once()
     assert 20 <= Touch.objects.count() <= 20 + keys.SHARDS
@@ -117,70 +117,74 @@ def test_it_waits_while_too_much_is_undelivered(
     assert before < Touch.objects.count() <= before + 20 + keys.SHARDS
 
 
-def test_a_silence_that_was_found_too_late_is_recorded_and_not_said(chats: Chats, watch: Watcher) -> None:
+def test_late_silence_is_recorded_as_stale(chats: Chats, silence_watcher: Watcher) -> None:
     chats.user()
     chats.pass_time(60 + 301)
     (claim,) = chats.claim()
     chats.store.release([claim])
-    watch.run_once()
+    silence_watcher.run_once()
     event = Event.objects.get()
     assert event.data["stale"] is True
-    assert SessionPresence(chats.store).presence_blocks([about(claim, Touch.objects.get().planned_at)]) == ["stale"]
+    assert SessionPresence(chats.store).presence_blocks([silence_question(claim, Touch.objects.get().planned_at)]) == [
+        "stale"
+    ]
 
 
-def test_what_it_holds_when_it_is_stopped_goes_back_at_once(chats: Chats, watch: Watcher) -> None:
-    silences(chats, 3)
+def test_stopped_watcher_releases_its_claims(chats: Chats, silence_watcher: Watcher) -> None:
+    make_silences(chats, 3)
     claim_silent = chats.store.claim_silent
 
     def and_stop(*args: Any) -> Any:
-        watch.stop.set()
+        silence_watcher.stop.set()
         return claim_silent(*args)
 
     chats.store.claim_silent = and_stop  # type: ignore[method-assign]
-    watch.run()
+    silence_watcher.run()
     assert not Event.objects.exists()
     assert len(claim_silent(10, watcher.LEASE).silences) == 3
 
 
-def test_a_database_that_is_away_costs_nothing_but_time(
-    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+def test_database_outage_delays_watcher_and_loses_nothing(
+    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silences(chats, 3)
+    make_silences(chats, 3)
 
     def away(*_: Any) -> Any:
         raise OperationalError("gone")
 
     with monkeypatch.context() as broken:
         broken.setattr(watcher, "record_silences", away)
-        pauses = [watch._pass_safely() for _ in range(6)]
+        pauses = [silence_watcher._pass_safely() for _ in range(6)]
     assert max(pauses) <= 2.0
     assert pauses[-1] > pauses[0]
-    watch._pass_safely()
+    silence_watcher._pass_safely()
     assert Event.objects.count() == 3
 
 
-def test_a_silence_that_the_database_refuses_holds_up_no_other(chats: Chats, watch: Watcher) -> None:
-    silences(chats, 40)
+def test_refused_silence_does_not_block_others(chats: Chats, silence_watcher: Watcher) -> None:
+    make_silences(chats, 40)
     client = chats.store.server.client
     client.hset(keys.SESSION[keys.shard_of("s7")] + "s7", "u", "x" * 300)
-    watch.run_once()
+    silence_watcher.run_once()
     assert Event.objects.count() == 39
     assert sum(each.in_flight for each in chats.store.shards()) == 1
 
 
-def test_policies_come_back_after_a_flush(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_restores_policies_after_flush(
+    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the watcher itself, where no frame comes that would bring them."""
-    monkeypatch.setattr(watch, "_housekeeping", Every(0))
+    monkeypatch.setattr(silence_watcher, "_housekeeping", Every(0))
     SilencePolicy.objects.update_or_create(tag="vip", defaults={"threshold": timedelta(seconds=180)})
     chats.store.server.client.flushall()
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {""}
-    watch.run_once()
+    silence_watcher.run_once()
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {policies.read_policies().version}
     assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(180, abs=10)
 
 
-def test_a_watcher_that_cannot_read_policies_pushes_none(
-    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+def test_watcher_without_readable_policies_pushes_none(
+    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -189,24 +193,26 @@ def test_a_watcher_that_cannot_read_policies_pushes_none(
         raise OperationalError("gone")
 
     monkeypatch.setattr(policies, "read_policies", away)
-    monkeypatch.setattr(watch, "_housekeeping", Every(0))
-    silences(chats)
-    watch._pass_safely()
+    monkeypatch.setattr(silence_watcher, "_housekeeping", Every(0))
+    make_silences(chats)
+    silence_watcher._pass_safely()
     assert Event.objects.count() == 1
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {chats.plan.version}
     chats.store.server.client.delete(*keys.POLICIES)
-    watch._pass_safely()
+    silence_watcher._pass_safely()
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {""}
     assert asked == [True, True]
 
 
-def test_activity_reaches_customers(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_housekeeping", Every(0))
+def test_watcher_records_customer_activity(
+    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence_watcher, "_housekeeping", Every(0))
     now = chats.now
     Customer.objects.create(user_id="bob", last_active_at=now + timedelta(days=1))
     chats.user(user_id="ann")
     chats.user(session="s2", user_id="bob")
-    watch.run_once()
+    silence_watcher.run_once()
     ann, bob = Customer.objects.get(user_id="ann"), Customer.objects.get(user_id="bob")
     assert ann.last_active_at is not None
     assert now - timedelta(seconds=2) < ann.last_active_at <= chats.now
@@ -214,19 +220,19 @@ def test_activity_reaches_customers(chats: Chats, watch: Watcher, monkeypatch: p
     assert chats.store.active_users(100) == {}
 
 
-def test_run_once_notes_activity_until_none_waits(chats: Chats, watch: Watcher) -> None:
+def test_run_once_notes_all_waiting_activity(chats: Chats, silence_watcher: Watcher) -> None:
     """Not a batch every two seconds: a morning brings more customers than that."""
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(2000)])
     waits = [len(users) for users in chats.store.active_users(10_000).values()]
     assert sum(waits) == 2000
     for _ in range(1 + -(-max(waits) // (-(-watcher.ACTIVITY_BATCH // keys.SHARDS)))):
-        watch.run_once()
+        silence_watcher.run_once()
     assert chats.store.active_users(10_000) == {}
     assert Customer.objects.filter(last_active_at__isnull=False).count() == 2000
 
 
 @pytest.mark.django_db(transaction=True)
-def test_brief_transaction_of_a_frozen_watcher_gives_its_locks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own idle limit ends it, long before the 60 s that other programs may be idle."""
     monkeypatch.setattr(brief, "IDLE_MS", 300)
     Customer.objects.create(user_id="ann")
@@ -259,42 +265,42 @@ def test_brief_transaction_of_a_frozen_watcher_gives_its_locks_back(monkeypatch:
     assert Customer.objects.get().name == "first"
 
 
-def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_housekeeping", Every(0))
-    silences(chats, 3)
-    watch.run_once()
+def test_watcher_reports_its_state(chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence_watcher, "_housekeeping", Every(0))
+    make_silences(chats, 3)
+    silence_watcher.run_once()
     (state,) = stats.running_watchers(chats.store)
     assert (state.handed_in, state.waits) == (3, False)
     assert 9_000 < state.latest_ms < 60_000
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_once_with_a_locked_customer_hands_in_the_others(chats: Chats, watch: Watcher, settings: Any) -> None:
+def test_run_once_with_locked_customer_records_others(chats: Chats, silence_watcher: Watcher, settings: Any) -> None:
     """The locked one is handed in after its claim's lease."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="user-1")
-    silences(chats, 3)
+    make_silences(chats, 3)
     with psycopg.connect(database_url()) as holder:
         holder.execute("SELECT id FROM scheduling_customer FOR UPDATE")
-        watch.run_once()
+        silence_watcher.run_once()
         assert set(Event.objects.values_list("user_id", flat=True)) == {"user-0", "user-2"}
         assert sum(each.in_flight for each in chats.store.shards()) == 1
         holder.rollback()
     chats.pass_time(31)
-    watch.run_once()
+    silence_watcher.run_once()
     assert Event.objects.count() == Touch.objects.count() == 3
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_once_with_a_customer_not_committed_yet_hands_in_the_others(
-    chats: Chats, watch: Watcher, settings: Any
+def test_run_once_with_uncommitted_customer_records_others(
+    chats: Chats, silence_watcher: Watcher, settings: Any
 ) -> None:
     """The wait ends by its limit, and no customer is found locked."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="like")
-    silences(chats, 5)
+    make_silences(chats, 5)
     with psycopg.connect(database_url()) as holder:
         columns = ", ".join(
             each.column for each in Customer._meta.concrete_fields if each.column not in ("id", "user_id")
@@ -304,7 +310,7 @@ def test_run_once_with_a_customer_not_committed_yet_hands_in_the_others(
             f"SELECT 'user-1', {columns} FROM scheduling_customer WHERE user_id = 'like'"
         )
         with suppress(OperationalError):  # its housekeeping, afterwards, waits for the same row
-            watch.run_once()
+            silence_watcher.run_once()
         assert set(Event.objects.values_list("user_id", flat=True)) == {"user-0", "user-2", "user-3", "user-4"}
         assert sum(each.in_flight for each in chats.store.shards()) == 1
         holder.rollback()

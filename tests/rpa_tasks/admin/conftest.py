@@ -24,7 +24,7 @@ PNG = (
 
 
 @pytest.fixture(autouse=True)
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
@@ -97,5 +97,5 @@ def text(answer: Any) -> str:
     return str(answer.content.decode())
 
 
-def said(answer: Any) -> str:
+def messages_of(answer: Any) -> str:
     return " ".join(str(message) for message in get_messages(answer.wsgi_request))

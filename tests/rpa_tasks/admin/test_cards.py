@@ -25,7 +25,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
+def cleared_hourly_cache() -> Iterator[None]:
     HourlyCache.clear_all()
     yield
     HourlyCache.clear_all()
@@ -36,7 +36,7 @@ def card_for(client: Client) -> DashboardCard | None:
     return next((card for card in cards if str(card.title) == "RPA"), None)
 
 
-def test_the_card_tells_shops_jobs_and_browsers(market: Any, viewer: Client) -> None:
+def test_card_shows_shops_jobs_and_browsers(market: Any, viewer: Client) -> None:
     due = {market.waiting("s1", priority=0).pk, market.waiting("s2", priority=0).pk}
     market.waiting("s2", priority=2, dedupe_key="b", delay=timedelta(hours=1))
     Shop.objects.filter(shop_id="s2").update(login_state=LoginState.NEEDED)
@@ -62,7 +62,7 @@ def test_the_card_tells_shops_jobs_and_browsers(market: Any, viewer: Client) -> 
     assert {row.shop_id for row in login.context["cl"].result_list} == {"s2"}
 
 
-def test_who_may_not_see_shops_has_no_card(market: Any, as_member: Callable[[str], Client]) -> None:
+def test_card_without_permission_is_hidden(market: Any, as_member: Callable[[str], Client]) -> None:
     from django.contrib.auth.models import User
 
     client = as_member("viewer")
@@ -71,30 +71,32 @@ def test_who_may_not_see_shops_has_no_card(market: Any, as_member: Callable[[str
 
 
 @pytest.fixture
-def ended(market: Any) -> Callable[..., Run]:
+def make_ended_run(market: Any) -> Callable[..., Run]:
     """A run that ended in the hour before this one, or later."""
     here = now().replace(minute=0, second=0, microsecond=0)
 
-    def ended(job: Job, lease_no: int, outcome: str, at: timedelta = -HOUR) -> Run:
+    def make_ended_run(job: Job, lease_no: int, outcome: str, at: timedelta = -HOUR) -> Run:
         return Run.objects.create(
             job=job, number=lease_no, lease_no=lease_no, started_at=here + at, ended_at=here + at, outcome=outcome
         )
 
-    return ended
+    return make_ended_run
 
 
-@pytest.mark.usefixtures("half_past")
-def test_runs_are_told_by_the_hour_and_how_they_ended(market: Any, ended: Callable[..., Run], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_card_charts_ended_runs_by_hour_and_outcome(
+    market: Any, make_ended_run: Callable[..., Run], viewer: Client
+) -> None:
     failed, done, cancelled = market.failed("s1"), market.waiting("s2"), market.waiting("s2", dedupe_key="b")
     Run.objects.all().delete()
     Job.objects.filter(pk=failed.pk).update(lease_no=3)
     Job.objects.filter(pk=done.pk).update(state="succeeded", lease_no=3, lease_until=None)
     for lease_no in (1, 2, 3):
-        ended(failed, lease_no, "transient")
+        make_ended_run(failed, lease_no, "transient")
     for lease_no, outcome in ((1, "session"), (2, "held"), (3, "succeeded")):
-        ended(done, lease_no, outcome)
-    ended(cancelled, 1, "cancelled")
-    ended(done, 0, "transient", at=-30 * HOUR)
+        make_ended_run(done, lease_no, outcome)
+    make_ended_run(cancelled, 1, "cancelled")
+    make_ended_run(done, 0, "transient", at=-30 * HOUR)
     card = card_for(viewer)
     assert card is not None
     (chart,) = card.charts
@@ -109,7 +111,7 @@ def test_runs_are_told_by_the_hour_and_how_they_ended(market: Any, ended: Callab
     assert 'href=""' not in text
 
 
-def test_runs_are_counted_from_an_index(ended: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_ended_runs_uses_index(make_ended_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows
 

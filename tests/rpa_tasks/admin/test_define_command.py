@@ -22,8 +22,8 @@ def flow() -> Flow:
 
 
 @pytest.fixture
-def visitor(django_user_model: Any) -> Any:
-    def visitor(group: str) -> Client:
+def client_of_group(django_user_model: Any) -> Any:
+    def client_of_group(group: str) -> Client:
         call_command("bootstrap")
         user = django_user_model.objects.create_user(f"of {group}", password="x", is_staff=True)
         user.groups.add(Group.objects.get(name=group))
@@ -31,7 +31,7 @@ def visitor(django_user_model: Any) -> Any:
         client.force_login(user)
         return client
 
-    return visitor
+    return client_of_group
 
 
 def form(flow: Flow, **changes: Any) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def form(flow: Flow, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def test_editor_changes_the_rest_of_a_flow_but_not_its_command(visitor: Any, flow: Flow) -> None:
-    editor = visitor("editor")
+def test_editor_cannot_change_flow_command(client_of_group: Any, flow: Flow) -> None:
+    editor = client_of_group("editor")
 
     answer = editor.post(reverse("admin:rpa_tasks_flow_change", args=[flow.pk]), form(flow))
 
@@ -55,14 +55,14 @@ def test_editor_changes_the_rest_of_a_flow_but_not_its_command(visitor: Any, flo
     assert (flow.command, flow.path, flow.environment, flow.exit_codes) == (["true", "{param}"], [], [], {})
 
 
-def test_editor_adds_no_flow(visitor: Any, flow: Flow) -> None:
-    answer = visitor("editor").post(reverse("admin:rpa_tasks_flow_add"), form(flow, task_type="another"))
+def test_editor_cannot_add_flow(client_of_group: Any, flow: Flow) -> None:
+    answer = client_of_group("editor").post(reverse("admin:rpa_tasks_flow_add"), form(flow, task_type="another"))
     assert answer.status_code == 403
     assert Flow.objects.count() == 1
 
 
-def test_command_editor_defines_commands(visitor: Any, flow: Flow) -> None:
-    commander = visitor("command editor")
+def test_command_editor_defines_commands(client_of_group: Any, flow: Flow) -> None:
+    commander = client_of_group("command editor")
 
     assert commander.post(reverse("admin:rpa_tasks_flow_change", args=[flow.pk]), form(flow)).status_code == 302
     assert commander.post(reverse("admin:rpa_tasks_flow_add"), form(flow, task_type="another")).status_code == 302
@@ -73,8 +73,8 @@ def test_command_editor_defines_commands(visitor: Any, flow: Flow) -> None:
     assert Flow.objects.get(task_type="another").exit_codes == {"business": [3]}
 
 
-def test_right_without_the_models_rights_opens_nothing(visitor: Any, flow: Flow) -> None:
-    client = visitor("viewer")
+def test_define_command_without_model_rights_is_refused(client_of_group: Any, flow: Flow) -> None:
+    client = client_of_group("viewer")
     Group.objects.get(name="viewer").permissions.add(Permission.objects.get(codename="define_command"))
     answer = client.post(reverse("admin:rpa_tasks_flow_change", args=[flow.pk]), form(flow))
     assert answer.status_code == 403

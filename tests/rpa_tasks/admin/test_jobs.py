@@ -11,12 +11,12 @@ from django.utils.timezone import now
 
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
 from scheduling.models import FailedTask, Pause
-from tests.rpa_tasks.admin.conftest import Market, said, text, url
+from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 
 pytestmark = pytest.mark.django_db
 
 
-def test_the_list_shows_progress_and_asks_again_only_for_what_has_not_ended(viewer: Client, market: Market) -> None:
+def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market: Market) -> None:
     running, failed = market.running("s1"), market.failed("s2")
     page = text(viewer.get(url("job_changelist")))
     assert 'value="40"' in page
@@ -34,13 +34,13 @@ def test_the_list_shows_progress_and_asks_again_only_for_what_has_not_ended(view
     [("q=s2", 1), ("q=k1", 1), ("q=s", 0), ("task_type=sync_order", 2), ("task_type=other", 0), ("reason=exit_65", 1),
      ("state__exact=failed", 1), ("priority__exact=0", 1), ("platform=x", 2)],
 )  # fmt: skip
-def test_jobs_are_found_by_id_shop_key_and_filters(viewer: Client, market: Market, query: str, found: int) -> None:
+def test_job_list_finds_by_shop_key_and_filters(viewer: Client, market: Market, query: str, found: int) -> None:
     market.waiting("s1", dedupe_key="k1", priority=0)
     market.failed("s2")
     assert len(viewer.get(f"{url('job_changelist')}?{query}").context["cl"].result_list) == found
 
 
-def test_the_platform_filter_leaves_other_platforms_out(viewer: Client, market: Market) -> None:
+def test_job_list_platform_filter_hides_other_platforms(viewer: Client, market: Market) -> None:
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="sync_order", command=["true", "{param}"])
     Shop.objects.create(platform=other, shop_id="t1")
@@ -50,7 +50,7 @@ def test_the_platform_filter_leaves_other_platforms_out(viewer: Client, market: 
     assert [job.pk for job in listed] == [mine.pk]
 
 
-def test_the_page_tells_each_run_with_what_it_left(viewer: Client, market: Market) -> None:
+def test_job_page_shows_runs_and_evidence(viewer: Client, market: Market) -> None:
     job = market.failed("s1", source="api: shop", payload={"day": "today"})
     Job.objects.filter(pk=job.pk).update(requests=3)
     page = text(viewer.get(url("job_change", job.pk)))
@@ -62,7 +62,7 @@ def test_the_page_tells_each_run_with_what_it_left(viewer: Client, market: Marke
         assert url("job_evidence", job.pk, piece.pk) in page
 
 
-def test_what_is_personal_or_secret_is_not_shown(viewer: Client, operator: Client, market: Market) -> None:
+def test_job_pages_redact_personal_data_and_secrets(viewer: Client, operator: Client, market: Market) -> None:
     payload = {"phone": "13812345678", "api_token": "s3cr3t-9", "note": "call 13812345678"}
     job = market.failed("s1", payload=payload)
     Run.objects.filter(job=job).update(detail="call 13812345678 with token=s3cr3t-9")
@@ -77,7 +77,7 @@ def test_what_is_personal_or_secret_is_not_shown(viewer: Client, operator: Clien
     assert job.payload == payload
 
 
-def test_an_open_page_is_given_only_the_part_that_changes(viewer: Client, market: Market) -> None:
+def test_live_job_page_returns_body_only(viewer: Client, market: Market) -> None:
     job = market.running()
     part = text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
     assert "<html" not in part
@@ -87,7 +87,7 @@ def test_an_open_page_is_given_only_the_part_that_changes(viewer: Client, market
     assert "data-live-again" not in text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
 
 
-def test_the_page_says_why_it_waits(viewer: Client, market: Market) -> None:
+def test_job_page_shows_why_job_waits(viewer: Client, market: Market) -> None:
     job = market.waiting("s1")
 
     def why() -> str:
@@ -107,7 +107,7 @@ def test_the_page_says_why_it_waits(viewer: Client, market: Market) -> None:
     assert why() == "Paused"
 
 
-def test_it_waits_behind_the_shops_running_job(viewer: Client, market: Market) -> None:
+def test_job_page_links_running_job_of_shop(viewer: Client, market: Market) -> None:
     running, waiting = market.running("s1"), market.waiting("s1")
     assert viewer.get(url("job_change", waiting.pk)).context["why"] == (
         "Another job of the shop is running",
@@ -115,7 +115,7 @@ def test_it_waits_behind_the_shops_running_job(viewer: Client, market: Market) -
     )
 
 
-def test_evidence_can_do_nothing_here(viewer: Client, market: Market) -> None:
+def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None:
     """The HTML is a strange site's: it must never run with our cookies."""
     job = market.failed()
     for piece in Evidence.objects.all():
@@ -136,7 +136,7 @@ def test_evidence_can_do_nothing_here(viewer: Client, market: Market) -> None:
     assert strange["Content-Disposition"].startswith("attachment")
 
 
-def test_evidence_belongs_to_its_job_and_to_those_who_may_see_it(viewer: Client, market: Market) -> None:
+def test_evidence_requires_its_job_and_permission(viewer: Client, market: Market) -> None:
     from django.contrib.auth.models import Permission, User
 
     one, other = market.failed("s1"), market.failed("s2")
@@ -150,12 +150,12 @@ def test_evidence_belongs_to_its_job_and_to_those_who_may_see_it(viewer: Client,
     assert "evidence/" not in text(viewer.get(url("job_change", one.pk)))
 
 
-def test_a_waiting_job_is_cancelled_and_a_running_one_is_told(operator: Client, market: Market) -> None:
+def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, market: Market) -> None:
     running, waiting = market.running("s1"), market.waiting("s2")
     assert "completed work stays" in text(operator.get(url("job_cancel", running.pk)))
-    assert "The job was cancelled." in said(operator.post(url("job_cancel", waiting.pk)))
-    assert "within seconds" in said(operator.post(url("job_cancel", running.pk)))
-    assert "already ended" in said(operator.post(url("job_cancel", waiting.pk)))
+    assert "The job was cancelled." in messages_of(operator.post(url("job_cancel", waiting.pk)))
+    assert "within seconds" in messages_of(operator.post(url("job_cancel", running.pk)))
+    assert "already ended" in messages_of(operator.post(url("job_cancel", waiting.pk)))
     running.refresh_from_db()
     waiting.refresh_from_db()
     assert (waiting.state, waiting.reason) == ("cancelled", "by:operator")
@@ -165,14 +165,14 @@ def test_a_waiting_job_is_cancelled_and_a_running_one_is_told(operator: Client, 
     assert url("job_cancel", running.pk) not in page
 
 
-def test_many_are_cancelled_at_once(operator: Client, market: Market) -> None:
+def test_bulk_cancel_reports_cancelled_and_running_jobs(operator: Client, market: Market) -> None:
     rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
     chosen = [str(row.pk) for row in rows]
     answer = operator.post(url("job_changelist"), {"action": "cancel_selected", "_selected_action": chosen})
-    assert "2 jobs were cancelled. 1 of them is running" in said(answer)
+    assert "2 jobs were cancelled. 1 of them is running" in messages_of(answer)
 
 
-def test_run_again_publishes_the_same_and_merges_where_one_waits(operator: Client, market: Market) -> None:
+def test_run_again_publishes_same_payload_and_merges(operator: Client, market: Market) -> None:
     job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
     page = text(operator.get(url("job_again", job.pk)))
     assert "stays open" in page
@@ -183,11 +183,11 @@ def test_run_again_publishes_the_same_and_merges_where_one_waits(operator: Clien
     assert (again.payload, again.priority, again.dedupe_key, again.source) == (
         {"day": "today"}, 0, "k", "admin: operator",
     )  # fmt: skip
-    assert "merged into a waiting job" in said(operator.post(url("job_again", job.pk), {"priority": "1"}))
+    assert "merged into a waiting job" in messages_of(operator.post(url("job_again", job.pk), {"priority": "1"}))
     assert Job.objects.get(pk=again.pk).requests == 2
 
 
-def test_an_editor_may_give_another_payload_which_the_flow_judges(editor: Client, market: Market) -> None:
+def test_run_again_by_editor_validates_new_payload(editor: Client, market: Market) -> None:
     market.sync.payload_schema = {"type": "object", "properties": {"day": {"type": "string"}}}
     market.sync.save()
     job = market.failed("s1", payload={"day": "today"})
@@ -200,7 +200,7 @@ def test_an_editor_may_give_another_payload_which_the_flow_judges(editor: Client
     assert Job.objects.get(state="queued").payload == {"day": "other"}
 
 
-def test_the_failed_task_leads_to_the_job_and_its_evidence(viewer: Client, market: Market) -> None:
+def test_failed_task_page_links_job_and_evidence(viewer: Client, market: Market) -> None:
     job = market.failed()
     row = FailedTask.objects.get(task_id=job.pk)
     page = text(viewer.get(f"/admin/scheduling/failedtask/{row.pk}/change/"))

@@ -22,7 +22,7 @@ MODELS = [model for model in admin.site._registry if model._meta.app_label == "r
 
 
 @pytest.fixture
-def furnished(market: Market) -> Market:
+def sample_rows(market: Market) -> Market:
     """A row of everything, in every state."""
     market.running("s1")
     market.waiting("s1", dedupe_key="a")
@@ -70,22 +70,22 @@ def own_pages(market: Market) -> list[str]:
     ]  # fmt: skip
 
 
-def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client], furnished: Market) -> None:
+def test_rpa_pages_open_for_superuser(as_member: Callable[[str], Client], sample_rows: Market) -> None:
     client = as_member("admin")
-    every = [page for model in MODELS for page in pages(model)] + own_pages(furnished)
+    every = [page for model in MODELS for page in pages(model)] + own_pages(sample_rows)
     statuses = {page: client.get(page).status_code for page in [*every, reverse("admin:index")]}
     closed = {page: status for page, status in statuses.items() if status not in (200, 302)}
     assert all(page.endswith("/add/") and status == 403 for page, status in closed.items()), closed
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
-def test_no_page_breaks_for_a_member(as_member: Callable[[str], Client], furnished: Market, group: str) -> None:
+def test_rpa_pages_do_not_fail_for_members(as_member: Callable[[str], Client], sample_rows: Market, group: str) -> None:
     client = as_member(group)
-    for page in [page for model in MODELS for page in pages(model)] + own_pages(furnished):
+    for page in [page for model in MODELS for page in pages(model)] + own_pages(sample_rows):
         assert client.get(page).status_code in (200, 302, 403), page
 
 
-def test_a_viewer_sees_everything_and_gets_no_buttons(viewer: Client, furnished: Market) -> None:
+def test_rpa_pages_show_viewer_no_buttons(viewer: Client, sample_rows: Market) -> None:
     for model in MODELS:
         for page in pages(model):
             answer = viewer.get(page)
@@ -100,14 +100,14 @@ def test_a_viewer_sees_everything_and_gets_no_buttons(viewer: Client, furnished:
             assert found is None, (page, found)
 
 
-def test_a_viewer_is_refused_whatever_is_posted(viewer: Client, furnished: Market) -> None:
+def test_viewer_posts_to_rpa_pages_are_refused(viewer: Client, sample_rows: Market) -> None:
     job = Job.objects.filter(state="running").get()
     acts = [
-        url("job_cancel", job.pk), url("job_again", job.pk), f"{url('shop_run_now')}?shops={furnished.s1.pk}",
-        url("shop_confirm_login", furnished.s2.pk), url("shop_pause_row", furnished.s1.pk),
-        url("shop_resume_row", furnished.s1.pk), url("platform_pause_row", furnished.pdd.pk),
-        url("platform_close_breaker", furnished.pdd.pk), url("shop_schedule_add"),
-        url("shop_change", furnished.s1.pk), url("flow_change", furnished.sync.pk),
+        url("job_cancel", job.pk), url("job_again", job.pk), f"{url('shop_run_now')}?shops={sample_rows.s1.pk}",
+        url("shop_confirm_login", sample_rows.s2.pk), url("shop_pause_row", sample_rows.s1.pk),
+        url("shop_resume_row", sample_rows.s1.pk), url("platform_pause_row", sample_rows.pdd.pk),
+        url("platform_close_breaker", sample_rows.pdd.pk), url("shop_schedule_add"),
+        url("shop_change", sample_rows.s1.pk), url("flow_change", sample_rows.sync.pk),
     ]  # fmt: skip
     before = Job.objects.count()
     for act in acts:
@@ -115,15 +115,15 @@ def test_a_viewer_is_refused_whatever_is_posted(viewer: Client, furnished: Marke
     for name, listed in (("cancel_selected", "job_changelist"), ("run_selected", "shop_changelist")):
         viewer.post(url(listed), {"action": name, "_selected_action": [str(job.pk)]})
     job.refresh_from_db()
-    furnished.s2.refresh_from_db()
-    assert (job.cancel_requested_at, Job.objects.count(), furnished.s2.login_state) == (None, before, "needed")
+    sample_rows.s2.refresh_from_db()
+    assert (job.cancel_requested_at, Job.objects.count(), sample_rows.s2.login_state) == (None, before, "needed")
 
 
-def test_strangers_see_nothing(client: Client, furnished: Market, as_member: Callable[[str], Client]) -> None:
+def test_rpa_pages_require_permissions(client: Client, sample_rows: Market, as_member: Callable[[str], Client]) -> None:
     from django.contrib.auth.models import User
 
     nobody: Any = Client()
     nobody.force_login(User.objects.create_user("nobody", is_staff=True))
-    for page in own_pages(furnished):
+    for page in own_pages(sample_rows):
         answer = nobody.get(page)
         assert answer.status_code == 403 or (answer.status_code == 200 and not answer.content), page

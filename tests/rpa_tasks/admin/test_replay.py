@@ -13,7 +13,7 @@ from tests.rpa_tasks.admin.conftest import Market, text, url
 pytestmark = pytest.mark.django_db
 
 
-def test_a_group_of_jobs_is_retried_first_a_few_then_the_rest(operator: Client, market: Market) -> None:
+def test_job_group_retry_starts_with_sample(operator: Client, market: Market) -> None:
     for number in range(7):
         market.shop(f"x{number}")
         market.failed(f"x{number}")
@@ -30,7 +30,7 @@ def test_a_group_of_jobs_is_retried_first_a_few_then_the_rest(operator: Client, 
     assert (again.count(), FailedTask.objects.filter(state="open").count()) == (7, 0)
 
 
-def test_the_failed_task_and_the_job_know_what_they_became(operator: Client, market: Market) -> None:
+def test_retried_job_and_failed_task_link_each_other(operator: Client, market: Market) -> None:
     job = market.failed()
     row = FailedTask.objects.get(task_id=job.pk)
     operator.post(reverse("admin:scheduling_failedtask_act", args=[row.pk, "retry"]), {"reason": "mended"})

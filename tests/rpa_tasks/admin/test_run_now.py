@@ -11,7 +11,7 @@ from tests.rpa_tasks.admin.conftest import Market, url
 pytestmark = pytest.mark.django_db
 
 
-def test_who_may_not_edit_payloads_leaves_the_waiting_job_its_own(operator: Client, market: Market) -> None:
+def test_run_now_by_operator_keeps_waiting_payload(operator: Client, market: Market) -> None:
     job = market.waiting("s1", payload={"since": "monday"}, priority=2)
     address = f"{url('shop_run_now')}?shops={market.s1.pk},{market.s2.pk}"
     assert "payload" not in operator.get(address).context["form"].fields

@@ -20,7 +20,7 @@ from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop import ShopForm
 from rpa_tasks.jobs import scheduled_rounds
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledRound, Shop
-from tests.rpa_tasks.admin.conftest import Market, said, text, url
+from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def row_of(client: Client, shop: Shop) -> str:
     return text(client.get(f"{url('shop_live')}?ids={shop.pk}"))
 
 
-def test_the_board_says_the_most_urgent_first(viewer: Client, market: Market) -> None:
+def test_shop_row_shows_most_urgent_state(viewer: Client, market: Market) -> None:
     assert "Idle" in row_of(viewer, market.s1)
     market.waiting("s1")
     assert "Waiting" in row_of(viewer, market.s1)
@@ -58,36 +58,34 @@ def test_the_board_says_the_most_urgent_first(viewer: Client, market: Market) ->
     assert "Login needed" in row_of(viewer, market.s1)
 
 
-def test_the_board_costs_the_same_for_few_and_many_shops(
-    viewer: Client, market: Market, django_assert_max_num_queries: Any
-) -> None:
+def test_shop_list_query_count_is_constant(viewer: Client, market: Market, django_assert_max_num_queries: Any) -> None:
     for number in range(30):
         market.shop(f"x{number}")
     with django_assert_max_num_queries(22):
         viewer.get(url("shop_changelist"))
 
 
-def test_a_login_is_confirmed_once(operator: Client, market: Market, rung: list[Any]) -> None:
+def test_confirm_login_takes_effect_once(operator: Client, market: Market, sent_wakeups: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
     assert "pdd-s1" in text(operator.get(url("shop_confirm_login", market.s1.pk)))
-    assert "continue" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
-    assert "No login was needed" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
+    assert "continue" in messages_of(operator.post(url("shop_confirm_login", market.s1.pk)))
+    assert "No login was needed" in messages_of(operator.post(url("shop_confirm_login", market.s1.pk)))
     market.s1.refresh_from_db()
     assert (market.s1.login_state, market.s1.login_lost_at) == ("ok", None)
 
 
-def test_a_shop_is_moved_to_another_node_by_a_button(operator: Client, viewer: Client, market: Market) -> None:
+def test_leave_home_releases_shop_from_its_node(operator: Client, viewer: Client, market: Market) -> None:
     Lane.objects.filter(shop=market.s1).update(home="n1")
     assert url("shop_leave_home", market.s1.pk) in text(operator.get(url("shop_change", market.s1.pk)))
     assert "n1" in text(operator.get(url("shop_leave_home", market.s1.pk)))
     assert viewer.post(url("shop_leave_home", market.s1.pk)).status_code == 403
-    assert "takes the shop" in said(operator.post(url("shop_leave_home", market.s1.pk)))
+    assert "takes the shop" in messages_of(operator.post(url("shop_leave_home", market.s1.pk)))
     assert Lane.objects.get(shop=market.s1).home == ""
-    assert "no preferred node" in said(operator.post(url("shop_leave_home", market.s1.pk)))
+    assert "no preferred node" in messages_of(operator.post(url("shop_leave_home", market.s1.pk)))
     assert url("shop_leave_home", market.s1.pk) not in text(operator.get(url("shop_change", market.s1.pk)))
 
 
-def test_release_selected_asks_and_then_releases_the_chosen(operator: Client, viewer: Client, market: Market) -> None:
+def test_release_selected_confirms_and_releases_chosen_shops(operator: Client, viewer: Client, market: Market) -> None:
     Lane.objects.update(home="n1")
     chosen = {"action": "release_selected", "_selected_action": [market.s1.pk]}
     viewer.post(url("shop_changelist"), {**chosen, "confirmed": "1"})
@@ -96,18 +94,20 @@ def test_release_selected_asks_and_then_releases_the_chosen(operator: Client, vi
     assert f'name="_selected_action" value="{market.s1.pk}"' in page
     assert set(Lane.objects.values_list("home", flat=True)) == {"n1"}
 
-    assert "1 shops are free to move" in said(operator.post(url("shop_changelist"), {**chosen, "confirmed": "1"}))
+    assert "1 shops are free to move" in messages_of(
+        operator.post(url("shop_changelist"), {**chosen, "confirmed": "1"})
+    )
     assert {lane.shop_id: lane.home for lane in Lane.objects.all()} == {market.s1.pk: "", market.s2.pk: "n1"}
 
 
-def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Client, market: Market) -> None:
+def test_pause_changes_only_by_buttons(editor: Client, market: Market) -> None:
     for name, row in (("shop", market.s1), ("platform", market.pdd)):
         page = text(editor.get(url(f"{name}_change", row.pk)))
         assert 'name="paused"' not in page
         assert url(f"{name}_pause_row", row.pk) in page
         assert url(f"{name}_resume_row", row.pk) not in page
-        assert "Paused." in said(editor.post(url(f"{name}_pause_row", row.pk)))
-        assert "already set" in said(editor.post(url(f"{name}_pause_row", row.pk)))
+        assert "Paused." in messages_of(editor.post(url(f"{name}_pause_row", row.pk)))
+        assert "already set" in messages_of(editor.post(url(f"{name}_pause_row", row.pk)))
         row.refresh_from_db()
         assert row.paused
         editor.post(url(f"{name}_resume_row", row.pk))
@@ -132,7 +132,7 @@ def shown_version(editor: Client, name: str, row: Any) -> str:
 
 
 @pytest.mark.parametrize("field", ["paused", "retired_at", "profile_id"])
-def test_who_saves_a_shop_undoes_nothing_that_was_changed_since_its_row_was_read(
+def test_shop_edit_keeps_concurrent_changes(
     editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     value = {"paused": True, "retired_at": now(), "profile_id": "moved"}[field]
@@ -150,7 +150,7 @@ def test_who_saves_a_shop_undoes_nothing_that_was_changed_since_its_row_was_read
     assert getattr(market.s1.history.latest(), field) == value
 
 
-def test_nor_does_who_saves_a_platform_or_a_flow(
+def test_platform_and_flow_edits_keep_concurrent_changes(
     editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = now()
@@ -167,7 +167,7 @@ def test_nor_does_who_saves_a_platform_or_a_flow(
     assert (market.sync.command, market.sync.retired_at) == (["other", "{param}"], gone)
 
 
-def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: Market) -> None:
+def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) -> None:
     market.waiting("s2")
     full = market.shop("s3", backlog_limit=1)
     market.waiting("s3", dedupe_key="other")
@@ -189,7 +189,7 @@ def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: M
     assert (job.payload, job.priority, job.source) == ({"day": 1}, 0, "admin: editor")
 
 
-def test_shops_without_a_common_task_type_cannot_be_run_together(operator: Client, market: Market) -> None:
+def test_run_now_without_common_task_type_is_refused(operator: Client, market: Market) -> None:
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="reply", command=["true", "{param}"])
     shop = Shop.objects.create(platform=other, shop_id="t1")
@@ -198,7 +198,7 @@ def test_shops_without_a_common_task_type_cannot_be_run_together(operator: Clien
     assert "No shop was chosen" in text(operator.get(f"{url('shop_run_now')}?shops=999,x"))
 
 
-def test_a_breaker_is_shown_and_closed_by_hand(operator: Client, market: Market) -> None:
+def test_open_breaker_is_shown_and_closed_by_button(operator: Client, market: Market) -> None:
     assert url("platform_close_breaker", market.pdd.pk) not in text(operator.get(url("platform_change", market.pdd.pk)))
     breaker = market.pdd.breaker
     breaker.errors, breaker.open_until, breaker.opened_at = 3, now() + timedelta(minutes=5), now()
@@ -209,11 +209,11 @@ def test_a_breaker_is_shown_and_closed_by_hand(operator: Client, market: Market)
     breaker.open_until = now() - timedelta(seconds=1)
     breaker.save()
     assert "half open" in text(operator.get(url("platform_changelist")))
-    assert "is closed" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
-    assert "already closed" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
+    assert "is closed" in messages_of(operator.post(url("platform_close_breaker", market.pdd.pk)))
+    assert "already closed" in messages_of(operator.post(url("platform_close_breaker", market.pdd.pk)))
 
 
-def test_a_shop_may_not_take_anothers_browser_profile(editor: Client, market: Market) -> None:
+def test_shop_form_refuses_used_profile(editor: Client, market: Market) -> None:
     form = {"platform": market.pdd.pk, "shop_id": "s9", "backlog_limit": "100", "profile_id": "pdd-s1"}
     page = editor.post(url("shop_add"), form)
     assert "belongs to pdd/s1" in str(page.context["adminform"].form.errors)
@@ -239,7 +239,7 @@ FLOW = {
 }
 
 
-def test_a_flow_is_written_in_words_a_line(editor: Client, market: Market) -> None:
+def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -> None:
     assert editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk}).status_code == 302
     flow = Flow.objects.get(task_type="reply")
     assert flow.command == ["true", "{param}", ""]
@@ -264,9 +264,7 @@ def test_a_flow_is_written_in_words_a_line(editor: Client, market: Market) -> No
      ("payload_schema", '{"type": "nonsense"}', "nonsense"), ("payload_schema", "[1]", "object"),
      ("retry_delays", "0s", "above zero"), ("environment", "DJANGO_SECRET_KEY", "never given")],
 )  # fmt: skip
-def test_what_a_flow_must_not_say_is_told_at_its_field(
-    editor: Client, market: Market, field: str, value: str, words: str
-) -> None:
+def test_flow_form_shows_errors_at_fields(editor: Client, market: Market, field: str, value: str, words: str) -> None:
     page = editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk, field: value})
     assert words in str(page.context["adminform"].form.errors[field])
     assert not Flow.objects.filter(task_type="reply").exists()
@@ -283,7 +281,7 @@ SCHEDULE = {
 }
 
 
-def test_a_schedule_needs_no_json(editor: Client, market: Market) -> None:
+def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, market: Market) -> None:
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
     assert json.loads(row.kwargs) == {
@@ -307,7 +305,7 @@ def test_a_schedule_needs_no_json(editor: Client, market: Market) -> None:
     assert not PeriodicTask.objects.filter(pk=row.pk).exists()
 
 
-def test_what_a_schedule_made_here_says_is_what_the_task_takes(editor: Client, market: Market, rung: list[Any]) -> None:
+def test_schedule_of_form_publishes_jobs(editor: Client, market: Market, sent_wakeups: list[Any]) -> None:
     from rpa_tasks.jobs.schedules import publish_schedule
 
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "payload": '{"day": 1}'})
@@ -320,7 +318,7 @@ def test_what_a_schedule_made_here_says_is_what_the_task_takes(editor: Client, m
     [("shops", "s1, nobody", "nobody"), ("payload", "[", "not JSON"), ("every", "0", "greater than"),
      ("name", "taken", "already")],
 )  # fmt: skip
-def test_a_schedule_that_would_be_refused_each_round_is_refused_once(
+def test_schedule_form_refuses_values_that_cannot_run(
     editor: Client, market: Market, field: str, value: str, words: str
 ) -> None:
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "name": "taken"})
@@ -330,7 +328,7 @@ def test_a_schedule_that_would_be_refused_each_round_is_refused_once(
     assert PeriodicTask.objects.count() == before
 
 
-def test_only_schedules_of_shops_are_touched(editor: Client, market: Market) -> None:
+def test_schedule_pages_ignore_other_periodic_tasks(editor: Client, market: Market) -> None:
     from django_celery_beat.models import IntervalSchedule
 
     every = IntervalSchedule.objects.create(every=1, period="minutes")
@@ -340,13 +338,13 @@ def test_only_schedules_of_shops_are_touched(editor: Client, market: Market) -> 
     assert "scheduling.hand_over" not in text(editor.get(url("shop_schedules")))
 
 
-def test_a_schedule_whose_shop_is_gone_says_so(viewer: Client, editor: Client, market: Market) -> None:
+def test_schedule_list_names_retired_shop(viewer: Client, editor: Client, market: Market) -> None:
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "shops": "s2"})
     Shop.objects.filter(pk=market.s2.pk).update(retired_at=now())
     assert "there is no “s2”" in text(viewer.get(url("shop_schedules")))
 
 
-def test_a_node_that_fell_silent_is_marked_and_may_be_forgotten(editor: Client, as_member: Any, market: Market) -> None:
+def test_node_without_report_is_marked_and_deletable(editor: Client, as_member: Any, market: Market) -> None:
     for name, minutes in (("here", 0), ("gone", 5)):
         seen = now() - timedelta(minutes=minutes)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5, queues=["high"])
@@ -358,7 +356,7 @@ def test_a_node_that_fell_silent_is_marked_and_may_be_forgotten(editor: Client, 
     assert [node.name for node in ExecutionNode.objects.all()] == ["here"]
 
 
-def test_run_selected_tasks_of_a_shop_schedule_stores_its_round(as_member: Any, market: Market) -> None:
+def test_run_selected_stores_schedule_round(as_member: Any, market: Market) -> None:
     superuser = as_member("admin")
     superuser.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "spread": "0"})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")

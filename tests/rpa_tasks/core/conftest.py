@@ -48,7 +48,7 @@ def market(db: None) -> Market:
 
 
 @pytest.fixture(autouse=True)
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)

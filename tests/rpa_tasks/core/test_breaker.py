@@ -19,13 +19,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 THRESHOLD = 3  #: of a platform that says nothing else
 
 
-def turned_away(pick: Pick) -> bool:
+def settle_as_platform_error(pick: Pick) -> bool:
     job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
     return settle_run(job, pick.claim, RunResult(verdict=Verdict(RunOutcome.PLATFORM, "exit_75"), started_at=now()))
 
 
 @pytest.fixture
-def in_flight(market: Any) -> list[Pick]:
+def running_picks(market: Any) -> list[Pick]:
     """A run more than open the breaker, of as many shops."""
     market.flow()
     for number in range(THRESHOLD + 1):
@@ -36,12 +36,12 @@ def in_flight(market: Any) -> list[Pick]:
     return picks
 
 
-def test_who_began_before_the_breaker_opened_ends_after_it(in_flight: list[Pick]) -> None:
-    *openers, late = in_flight
-    assert [turned_away(pick) for pick in openers] == [True] * THRESHOLD
+def test_late_platform_error_leaves_open_breaker_unchanged(running_picks: list[Pick]) -> None:
+    *openers, late = running_picks
+    assert [settle_as_platform_error(pick) for pick in openers] == [True] * THRESHOLD
     opened = Breaker.objects.get()
 
-    assert turned_away(late)
+    assert settle_as_platform_error(late)
     breaker = Breaker.objects.get()
     assert (breaker.openings, breaker.open_until, breaker.probe) == (1, opened.open_until, None)
     assert not Lane.objects.exclude(task_id=None).exists()
@@ -49,23 +49,23 @@ def test_who_began_before_the_breaker_opened_ends_after_it(in_flight: list[Pick]
     assert (job.state, job.reason, job.failures) == ("scheduled", "exit_75", 0)  # the platform rests: not its fault
 
 
-def test_it_does_not_answer_for_the_run_that_tries(market: Any, in_flight: list[Pick]) -> None:
-    *openers, late = in_flight
+def test_late_platform_error_does_not_end_the_probe(market: Any, running_picks: list[Pick]) -> None:
+    *openers, late = running_picks
     for pick in openers:
-        turned_away(pick)
+        settle_as_platform_error(pick)
     Breaker.objects.update(open_until=now())
     Job.objects.filter(state="scheduled").update(due_at=now())
     probe = market.pick()
     assert probe is not None
     assert probe.probes
 
-    assert turned_away(late)
+    assert settle_as_platform_error(late)
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (1, probe.claim.task_id)
-    assert turned_away(probe)
+    assert settle_as_platform_error(probe)
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (2, None)
 
 
-def test_note_late_success_does_not_close_an_open_breaker(market: Any) -> None:
+def test_late_success_keeps_breaker_open(market: Any) -> None:
     """It began before the breaker opened, and says nothing about the platform of now."""
     platform, trial, late = market.platform(), uuid4(), uuid4()
     Breaker.objects.update(open_until=now(), errors=3, openings=2, probe=trial)

@@ -27,25 +27,25 @@ PATIENCE = 20
 
 
 @pytest.fixture
-def fail(market: Any) -> Callable[..., None]:
+def create_failed_jobs(market: Any) -> Callable[..., None]:
     """A job of each of these shops that failed, for this reason, one after the other."""
 
-    def fail(shops: Sequence[str], reason: str) -> None:
+    def create_failed_jobs(shops: Sequence[str], reason: str) -> None:
         for shop_id in shops:
             job = market.publish(shop_id).task_id
             ended = {"state": "failed", "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False}
             Job.objects.filter(pk=job).update(**ended)
             dead_letters.record_failed_job(job)
 
-    return fail
+    return create_failed_jobs
 
 
-def someone_waits() -> bool:
+def lock_is_awaited() -> bool:
     ((found,),) = sql.rows("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)", {})
     return bool(found)
 
 
-class Meeting:
+class PublishBarrier:
     """Stops everybody after the first job that they published, until another has as well, waits or is through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ class Meeting:
             me = threading.get_ident()
             if me not in self.published:
                 self.published.add(me)
-                wait_until(lambda: len(self.published) > 1 or someone_waits() or self.through.is_set(), PATIENCE)
+                wait_until(lambda: len(self.published) > 1 or lock_is_awaited() or self.through.is_set(), PATIENCE)
 
         slowed = Republisher(publish, republisher.order)
         monkeypatch.setitem(failed_tasks._republishers(), "rpa_job", slowed)
@@ -75,16 +75,18 @@ class Meeting:
             return [each.result(60) for each in [pool.submit(run, act) for act in acts]]
 
 
-def test_two_of_the_same_keys_the_other_way_round(market: Any, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(
+    market: Any, create_failed_jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without an order each held the key that the other inserts next: a deadlock, and one batch was undone."""
     market.flow()
     for shop_id in ("s1", "s2"):
         market.shop(shop_id)
-    fail(["s2", "s1"], "here")
-    fail(["s1", "s2"], "there")
+    create_failed_jobs(["s2", "s1"], "here")
+    create_failed_jobs(["s1", "s2"], "there")
     rows = [bulk_actions.start_bulk_action("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
 
-    Meeting(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk) for row in rows))
+    PublishBarrier(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk) for row in rows))
 
     for row in rows:
         row.refresh_from_db()
@@ -93,12 +95,14 @@ def test_two_of_the_same_keys_the_other_way_round(market: Any, fail: Any, monkey
     assert sorted(Job.objects.filter(state="scheduled").values_list("shop__shop_id", flat=True)) == ["s1", "s2"]
 
 
-def test_a_round_of_the_same_shops(market: Any, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
+    market: Any, create_failed_jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = market.flow()
     shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
-    fail(["s2", "s1"], "here")
+    create_failed_jobs(["s2", "s1"], "here")
     row = bulk_actions.start_bulk_action("retry", {"reason": "here"}, ANN)
-    meeting = Meeting(monkeypatch)
+    meeting = PublishBarrier(monkeypatch)
 
     def tick() -> Any:
         wait_until(lambda: bool(meeting.published), PATIENCE)
@@ -111,11 +115,11 @@ def test_a_round_of_the_same_shops(market: Any, fail: Any, monkeypatch: pytest.M
     assert (told.published, told.waiting) == (0, 2)
 
 
-def test_they_are_published_by_shop_and_key_and_what_is_gone_is_skipped(market: Any, fail: Any) -> None:
+def test_lock_in_publish_order_sorts_by_shop_and_skips_missing(market: Any, create_failed_jobs: Any) -> None:
     market.flow()
     for shop_id in ("s1", "s2"):
         market.shop(shop_id)
-    fail(["s2", "s1", "s2"], "here")
+    create_failed_jobs(["s2", "s1", "s2"], "here")
     keys = list(FailedTask.objects.order_by("pk").values_list("pk", flat=True))
     gone = FailedTask(pk=failed_tasks.new_id()).pk
     with transaction.atomic():

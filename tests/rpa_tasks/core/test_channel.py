@@ -22,7 +22,7 @@ MANY = 40  # more than a loop's own threads
 
 
 @pytest.fixture
-def shut() -> Iterator[threading.Event]:
+def job_table_lock() -> Iterator[threading.Event]:
     """Nobody can store a job until this is set."""
     opens, holds = threading.Event(), threading.Event()
 
@@ -49,7 +49,7 @@ def message(number: int) -> Message:
     )  # fmt: skip
 
 
-def who_waits() -> int:
+def count_lock_waits() -> int:
     """How many sessions of this database wait for a lock."""
     try:
         with connection.cursor() as cursor:
@@ -61,7 +61,7 @@ def who_waits() -> int:
         connection.close()
 
 
-def test_jobs_that_wait_to_be_stored_leave_the_threads_of_others_alone(market: Any, shut: threading.Event) -> None:
+def test_send_limits_threads_while_jobs_cannot_be_stored(market: Any, job_table_lock: threading.Event) -> None:
     """They filled the loop's own threads, in which everything that is sent was marked, and every thread that stored
     one had a connection of its own."""
     market.flow()
@@ -73,10 +73,10 @@ def test_jobs_that_wait_to_be_stored_leave_the_threads_of_others_alone(market: A
         sending = [asyncio.create_task(channel.send(message(number), deadline)) for number in range(MANY)]
         try:
             async with asyncio.timeout(PATIENCE):
-                while await asyncio.to_thread(who_waits) < THREADS:
+                while await asyncio.to_thread(count_lock_waits) < THREADS:
                     await asyncio.sleep(0.05)
         finally:
-            shut.set()
+            job_table_lock.set()
         return await asyncio.gather(*sending)
 
     outcomes = asyncio.run(story())

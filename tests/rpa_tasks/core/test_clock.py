@@ -41,7 +41,7 @@ def pick(market: Any) -> Pick:
     return found  # type: ignore[no-any-return]
 
 
-def conclude_with(pick: Pick, outcome: RunOutcome, reason: str = "") -> Job:
+def settle_with(pick: Pick, outcome: RunOutcome, reason: str = "") -> Job:
     job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
     assert settle_run(job, pick.claim, RunResult(verdict=Verdict(outcome, reason), started_at=sql.now()))
     return Job.objects.get(pk=job.pk)
@@ -61,21 +61,21 @@ def is_between(since: datetime, instant: datetime | None, delay: timedelta, jitt
         (RunOutcome.TRANSIENT, "exit_1", 30 * SECONDS, 0.1),
     ],
 )
-def test_a_run_that_is_to_be_tried_again(
+def test_retried_run_is_due_by_database_clock(
     pick: Pick, outcome: RunOutcome, reason: str, delay: timedelta, jitter: float
 ) -> None:
     since = sql.now()
-    job = conclude_with(pick, outcome, reason)
+    job = settle_with(pick, outcome, reason)
     assert is_between(since, job.due_at, delay, jitter)
     assert is_between(since, Run.objects.get().ended_at, timedelta(0))
     if outcome == RunOutcome.SESSION:
         assert is_between(since, Shop.objects.get().login_lost_at, timedelta(0))
 
 
-def test_a_platform_rests_as_long_as_it_should(market: Any, pick: Pick) -> None:
+def test_platform_rest_ends_by_database_clock(market: Any, pick: Pick) -> None:
     market.platform().__class__.objects.update(breaker_threshold=1)
     since = sql.now()
-    job = conclude_with(pick, RunOutcome.PLATFORM, "exit_75")
+    job = settle_with(pick, RunOutcome.PLATFORM, "exit_75")
     breaker = Breaker.objects.get()
     assert is_between(since, breaker.opened_at, timedelta(0))
     assert is_between(since, breaker.open_until, timedelta(minutes=5))
@@ -83,7 +83,7 @@ def test_a_platform_rests_as_long_as_it_should(market: Any, pick: Pick) -> None:
 
 
 @pytest.mark.parametrize("began", [False, True])
-def test_a_run_whose_node_was_lost(pick: Pick, began: bool) -> None:
+def test_rescued_run_is_due_by_database_clock(pick: Pick, began: bool) -> None:
     changes = ", sending_at = statement_timestamp() - interval '1 min'" if began else ""
     sql.execute(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
     since = sql.now()
@@ -93,14 +93,12 @@ def test_a_run_whose_node_was_lost(pick: Pick, began: bool) -> None:
         assert is_between(since, Run.objects.get().ended_at, timedelta(0))
 
 
-def test_its_lease_is_judged_by_the_database(pick: Pick) -> None:
+def test_valid_lease_is_not_rescued_with_wrong_node_clock(pick: Pick) -> None:
     assert dispatch.rescue_expired_runs() == 0
     assert Job.objects.get().state == "running"
 
 
-def test_a_token_waits_for_what_is_not_due_and_for_nothing_else(
-    market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wakeup_is_delayed_only_until_due_time(market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[Any] = []
     monkeypatch.setattr(wakeups, "publish_within_capacity", lambda found, nodes: published.extend(found))
     job, at = pick.claim.task_id, sql.now()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
-def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any, outcome: RunOutcome) -> None:
+def test_late_settlement_of_rescued_run_writes_nothing(market: Any, outcome: RunOutcome) -> None:
     market.flow()
     market.shop()
     market.publish()
@@ -44,7 +44,7 @@ def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any,
     assert Shop.objects.get().login_state == LoginState.OK
 
 
-def test_mark_sending_after_an_acknowledged_cancellation_starts_nothing(market: Any) -> None:
+def test_mark_sending_after_cancel_starts_nothing(market: Any) -> None:
     """The job is claimed and waits for its browser when the cancellation is answered."""
     market.flow()
     market.shop()

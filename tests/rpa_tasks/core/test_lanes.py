@@ -24,30 +24,30 @@ def flow(market: Any) -> None:
     market.flow()
 
 
-def end(pick: Any, state: str = "succeeded") -> None:
+def end_run(pick: Any, state: str = "succeeded") -> None:
     assert jobs.settle({pick.claim: Settlement(state)})
 
 
-def picked(market: Any, *queues: str, **options: Any) -> str | None:
+def pick_shop_id(market: Any, *queues: str, **options: Any) -> str | None:
     pick = market.pick(*queues, **options)
     return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
 
 
-def test_one_job_of_a_shop_at_a_time_and_the_next_when_it_ends(market: Any) -> None:
+def test_pick_returns_one_job_per_shop(market: Any) -> None:
     market.shop()
     market.publish(dedupe_key="a")
     market.publish(dedupe_key="b")
 
     first = market.pick()
     assert market.pick() is None
-    end(first)
+    end_run(first)
     second = market.pick()
 
     assert second.claim.task_id != first.claim.task_id
     assert second.claim.lease_no > first.claim.lease_no
 
 
-def test_the_database_itself_refuses_a_second_run_of_a_shop(market: Any) -> None:
+def test_database_refuses_second_running_job_of_shop(market: Any) -> None:
     market.shop()
     market.publish(dedupe_key="a")
     market.publish(dedupe_key="b")
@@ -56,15 +56,15 @@ def test_the_database_itself_refuses_a_second_run_of_a_shop(market: Any) -> None
         Job.objects.update(state="running")
 
 
-def test_urgent_before_normal_before_low(market: Any) -> None:
+def test_pick_orders_jobs_by_priority(market: Any) -> None:
     for name, priority in [("low", 2), ("normal", 1), ("high", 0)]:
         market.shop(name)
         market.publish(name, priority=priority)
 
-    assert [picked(market) for _ in range(3)] == ["high", "normal", "low"]
+    assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "low"]
 
 
-def test_a_thousand_low_ones_do_not_keep_a_high_one_waiting(market: Any) -> None:
+def test_pick_prefers_high_over_many_low_jobs(market: Any) -> None:
     for number in range(20):
         market.shop(f"s{number}", backlog_limit=1000)
         for key in range(50):
@@ -72,10 +72,10 @@ def test_a_thousand_low_ones_do_not_keep_a_high_one_waiting(market: Any) -> None
     market.shop("urgent")
     market.publish("urgent", priority=0)
 
-    assert picked(market) == "urgent"
+    assert pick_shop_id(market) == "urgent"
 
 
-def test_who_has_waited_long_moves_up_beside_the_urgent(market: Any) -> None:
+def test_pick_raises_aged_low_job_to_high(market: Any) -> None:
     market.shop("old")
     market.shop("new")
     market.publish("old", priority=2)
@@ -83,11 +83,11 @@ def test_who_has_waited_long_moves_up_beside_the_urgent(market: Any) -> None:
     Lane.objects.filter(shop__shop_id="new").update(last_served_at=now())
     market.publish("new", priority=0)
 
-    assert picked(market) == "old"
-    assert picked(market) == "new"
+    assert pick_shop_id(market) == "old"
+    assert pick_shop_id(market) == "new"
 
 
-def test_pick_job_of_any_age_shares_turns_with_the_urgent_and_passes_none(market: Any) -> None:
+def test_pick_alternates_aged_and_high_jobs(market: Any) -> None:
     market.shop("old")
     market.shop("urgent")
     market.publish("old", priority=2)
@@ -96,11 +96,11 @@ def test_pick_job_of_any_age_shares_turns_with_the_urgent_and_passes_none(market
     Lane.objects.filter(shop__shop_id="old").update(last_served_at=now())
     Lane.objects.filter(shop__shop_id="urgent").update(last_served_at=now() - timedelta(hours=1))
 
-    assert picked(market) == "urgent"
-    assert picked(market) == "old"
+    assert pick_shop_id(market) == "urgent"
+    assert pick_shop_id(market) == "old"
 
 
-def test_low_still_moves_while_high_never_ends(market: Any) -> None:
+def test_pick_serves_low_job_under_constant_high_load(market: Any) -> None:
     """A high one always waits; the low one is served once it is as old as two levels."""
     for name in ("a", "b", "low"):
         market.shop(name)
@@ -112,13 +112,13 @@ def test_low_still_moves_while_high_never_ends(market: Any) -> None:
         Job.objects.filter(shop__shop_id="low").update(due_at=now() - timedelta(minutes=minute))
         pick = market.pick()
         served.append(Shop.objects.get(pk=pick.shop_id).shop_id)
-        end(pick)
+        end_run(pick)
 
     assert "low" in served
     assert set(served[:4]) == {"a", "b"}
 
 
-def test_shops_take_turns(market: Any) -> None:
+def test_pick_alternates_between_shops(market: Any) -> None:
     for name in ("a", "b"):
         market.shop(name)
         for key in range(3):
@@ -127,7 +127,7 @@ def test_shops_take_turns(market: Any) -> None:
     for _ in range(6):
         pick = market.pick()
         order.append(Shop.objects.get(pk=pick.shop_id).shop_id)
-        end(pick)
+        end_run(pick)
 
     assert order in (list("ababab"), list("bababa"))
 
@@ -144,7 +144,7 @@ def test_shops_take_turns(market: Any) -> None:
         lambda shop: Job.objects.filter(shop=shop).update(parked="shop:x"),
     ],
 )
-def test_what_cannot_start_keeps_nobody_else_waiting(market: Any, closed: Any) -> None:
+def test_pick_skips_shop_that_cannot_start(market: Any, closed: Any) -> None:
     market.flow(platform="temu")
     shop = market.shop("closed", "temu")
     market.publish("closed", platform="temu", priority=0)
@@ -152,11 +152,11 @@ def test_what_cannot_start_keeps_nobody_else_waiting(market: Any, closed: Any) -
     market.shop("open")
     market.publish("open", priority=2)
 
-    assert picked(market) == "open"
+    assert pick_shop_id(market) == "open"
     assert market.pick() is None
 
 
-def test_a_job_for_later_does_not_block_its_own_lane(market: Any) -> None:
+def test_pick_ignores_later_job_of_same_shop(market: Any) -> None:
     market.shop()
     market.publish(dedupe_key="later", priority=0, delay=timedelta(hours=1))
     now_due = market.publish(dedupe_key="now", priority=2)
@@ -164,7 +164,7 @@ def test_a_job_for_later_does_not_block_its_own_lane(market: Any) -> None:
     assert market.pick().claim.task_id == now_due.task_id
 
 
-def test_a_pause_of_everything_stops_the_lanes(market: Any) -> None:
+def test_pick_during_global_pause_returns_none(market: Any) -> None:
     market.shop()
     market.publish()
     Pause.objects.create(scope="all")
@@ -172,7 +172,7 @@ def test_a_pause_of_everything_stops_the_lanes(market: Any) -> None:
     assert market.pick() is None
 
 
-def test_a_node_takes_only_what_its_queues_carry(market: Any) -> None:
+def test_pick_returns_jobs_of_given_queues(market: Any) -> None:
     market.shop("common")
     market.shop("big", dedicated_queue=True)
     market.platform("temu", dedicated_queue=True)
@@ -182,13 +182,13 @@ def test_a_node_takes_only_what_its_queues_carry(market: Any) -> None:
     market.publish("big", priority=0)
     market.publish("far", platform="temu", priority=0)
 
-    assert picked(market, "high", "normal") is None
-    assert picked(market, "p.temu.high") == "far"
-    assert picked(market, "s.pdd.big") == "big"
-    assert picked(market, "high", "normal", "low") == "common"
+    assert pick_shop_id(market, "high", "normal") is None
+    assert pick_shop_id(market, "p.temu.high") == "far"
+    assert pick_shop_id(market, "s.pdd.big") == "big"
+    assert pick_shop_id(market, "high", "normal", "low") == "common"
 
 
-def test_one_run_tries_whether_a_platform_is_back(market: Any) -> None:
+def test_pick_of_half_open_platform_starts_one_probe(market: Any) -> None:
     for name in ("a", "b"):
         market.shop(name)
         market.publish(name)
@@ -202,7 +202,7 @@ def test_one_run_tries_whether_a_platform_is_back(market: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_pick_of_shops_that_race_for_the_trial_gets_one(market: Any, race: Any) -> None:
+def test_concurrent_picks_start_one_probe(market: Any, race: Any) -> None:
     """Both have looked before either has said that it tries: a lock on the breaker stops them in between."""
     for name in ("a", "b"):
         market.shop(name)
@@ -237,7 +237,7 @@ def test_pick_of_shops_that_race_for_the_trial_gets_one(market: Any, race: Any) 
 
 
 @pytest.fixture
-def home(market: Any) -> ExecutionNode:
+def preferred_node(market: Any) -> ExecutionNode:
     """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
     market.flow("browse", needs_browser=True)
     market.shop()
@@ -250,7 +250,7 @@ def home(market: Any) -> ExecutionNode:
     market.publish(task_type="browse", priority=0)
     pick = market.pick(node="n1")
     jobs.pin_to_node(pick, node="n1")
-    end(pick)
+    end_run(pick)
     return node
 
 
@@ -258,7 +258,7 @@ def startable() -> dict[str, int]:
     return jobs.startable(ageing=timedelta(minutes=10))
 
 
-def test_pick_browser_job_waits_for_the_preferred_node_as_long_as_that_lives(market: Any, home: Any) -> None:
+def test_browser_job_waits_for_live_preferred_node(market: Any, preferred_node: Any) -> None:
     market.publish(task_type="browse", priority=0)
 
     assert market.pick(node="n2") is None
@@ -267,7 +267,7 @@ def test_pick_browser_job_waits_for_the_preferred_node_as_long_as_that_lives(mar
     assert market.pick(node="n2")
 
 
-def test_pick_silent_preferred_node_keeps_its_shops_for_the_lease(market: Any, home: Any, settings: Any) -> None:
+def test_silent_preferred_node_keeps_shops_for_home_lease(market: Any, preferred_node: Any, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
     market.publish(task_type="browse", priority=0)
     ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
@@ -277,7 +277,7 @@ def test_pick_silent_preferred_node_keeps_its_shops_for_the_lease(market: Any, h
     assert market.pick(node="n2")
 
 
-def test_pick_job_without_browser_starts_on_any_node(market: Any, home: Any) -> None:
+def test_plain_job_starts_on_any_node(market: Any, preferred_node: Any) -> None:
     """The preferred node is busy; a browser job of the same tier waits for it and does not block the other."""
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
@@ -285,14 +285,12 @@ def test_pick_job_without_browser_starts_on_any_node(market: Any, home: Any) -> 
     assert startable() == {"n.n1.high": 1, "high": 1}
     pick = market.pick(node="n2")
     assert pick.claim.task_id == free.task_id
-    end(pick)
+    end_run(pick)
     assert market.pick(node="n2") is None
     assert market.pick(node="n1")
 
 
-def test_pick_head_with_and_without_browser_due_at_one_instant_takes_the_one_that_may_start(
-    market: Any, home: Any
-) -> None:
+def test_pick_of_jobs_due_together_takes_startable_one(market: Any, preferred_node: Any) -> None:
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
     Job.objects.filter(state="queued").update(due_at=now() - timedelta(seconds=1))
@@ -300,7 +298,7 @@ def test_pick_head_with_and_without_browser_due_at_one_instant_takes_the_one_tha
     assert market.pick(node="n2").claim.task_id == free.task_id
 
 
-def test_pick_platform_that_does_not_wait_takes_the_first_node(market: Any, home: Any) -> None:
+def test_browser_job_without_wait_starts_on_first_node(market: Any, preferred_node: Any) -> None:
     Platform.objects.update(waits_for_home=False)
     market.publish(task_type="browse", priority=0)
 
@@ -310,7 +308,7 @@ def test_pick_platform_that_does_not_wait_takes_the_first_node(market: Any, home
     assert Lane.objects.get().home == "n2"
 
 
-def test_pick_preferred_node_keeps_nothing_that_it_does_not_carry(market: Any, home: Any) -> None:
+def test_preferred_node_keeps_only_jobs_of_its_queues(market: Any, preferred_node: Any) -> None:
     market.publish(task_type="browse", priority=2)
 
     assert market.pick("high", node="n1") is None
@@ -318,7 +316,7 @@ def test_pick_preferred_node_keeps_nothing_that_it_does_not_carry(market: Any, h
     assert market.pick(node="n2")
 
 
-def queues_of_tokens(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
+def list_wakeup_queues(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
     published: list[str] = []
     monkeypatch.setattr(
         wakeups, "publish_within_capacity", lambda found, nodes: published.extend(each.queue for each in found)
@@ -328,32 +326,32 @@ def queues_of_tokens(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: 
     return published
 
 
-def test_announce_sends_browser_jobs_to_the_preferred_node_that_carries_them(
-    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+def test_wakeup_of_browser_job_goes_to_preferred_node(
+    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser, free = market.publish(task_type="browse", priority=0), market.publish(priority=0)
 
-    assert queues_of_tokens(monkeypatch, browser, free) == ["n.n1.high", "high"]
-    assert queues_of_tokens(monkeypatch, browser, priority=2) == ["low"]
+    assert list_wakeup_queues(monkeypatch, browser, free) == ["n.n1.high", "high"]
+    assert list_wakeup_queues(monkeypatch, browser, priority=2) == ["low"]
     assert set(wakeups.list_extra_queues()) == {"n.n1.high", "n.n2.high"}
 
 
-def test_announce_platform_that_does_not_wait_prefers_its_node_while_that_has_room(
-    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+def test_wakeup_without_wait_prefers_node_with_free_slot(
+    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Platform.objects.update(waits_for_home=False)
     browser = market.publish(task_type="browse", priority=0)
 
-    assert queues_of_tokens(monkeypatch, browser) == ["n.n1.high"]
+    assert list_wakeup_queues(monkeypatch, browser) == ["n.n1.high"]
     ExecutionNode.objects.filter(name="n1").update(slots=0)
-    assert queues_of_tokens(monkeypatch, browser) == ["high"]
+    assert list_wakeup_queues(monkeypatch, browser) == ["high"]
 
 
-def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:
+def test_pin_to_node_by_stale_claim_changes_nothing(market: Any) -> None:
     market.shop()
     market.publish()
     stale = market.pick(node="n1")
-    end(stale)
+    end_run(stale)
     market.publish()
     market.pick(node="n2")
     jobs.pin_to_node(stale, node="n1")
@@ -361,7 +359,7 @@ def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:
     assert Lane.objects.get().home == ""
 
 
-def test_what_was_put_off_since_the_look_is_not_early(market: Any, race: Any) -> None:
+def test_pick_rechecks_due_time_after_lock(market: Any, race: Any) -> None:
     """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
     market.shop()
     receipt = market.publish()
@@ -372,7 +370,7 @@ def test_what_was_put_off_since_the_look_is_not_early(market: Any, race: Any) ->
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
 
 
-def test_which_queues_somebody_should_look_at(market: Any) -> None:
+def test_startable_counts_shops_by_queue(market: Any) -> None:
     market.shop("a")
     market.shop("b")
     market.shop("big", dedicated_queue=True)
@@ -385,7 +383,7 @@ def test_which_queues_somebody_should_look_at(market: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_eight_who_pick_at_once_get_eight_shops(market: Any, race: Any) -> None:
+def test_concurrent_picks_differ_in_shop(market: Any, race: Any) -> None:
     for number in range(8):
         market.shop(f"s{number}")
         market.publish(f"s{number}", dedupe_key="a")
@@ -399,7 +397,7 @@ def test_eight_who_pick_at_once_get_eight_shops(market: Any, race: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lane_that_frees_while_another_looks_is_taken_once(market: Any, race: Any) -> None:
+def test_concurrent_workers_run_each_job_of_lane_once(market: Any, race: Any) -> None:
     market.shop(backlog_limit=1000)
     for key in range(40):
         market.publish(dedupe_key=str(key))
@@ -408,7 +406,7 @@ def test_a_lane_that_frees_while_another_looks_is_taken_once(market: Any, race: 
         done = 0
         while Job.objects.filter(state__in=["queued", "running"]).exists():
             if pick := market.pick():
-                end(pick)
+                end_run(pick)
                 done += 1
         return done
 
@@ -416,7 +414,7 @@ def test_a_lane_that_frees_while_another_looks_is_taken_once(market: Any, race: 
     assert Lane.objects.get().lease_no >= 40
 
 
-def test_a_late_end_is_refused_and_leaves_the_lane_to_its_holder(market: Any) -> None:
+def test_late_settlement_keeps_lane_of_current_holder(market: Any) -> None:
     market.shop()
     market.publish()
     stale = market.pick()
@@ -431,7 +429,7 @@ def test_a_late_end_is_refused_and_leaves_the_lane_to_its_holder(market: Any) ->
     assert Lane.objects.get().task_id == holder.claim.task_id
 
 
-def test_the_pick_reads_heads_by_their_index(market: Any) -> None:
+def test_pick_query_uses_heads_index(market: Any) -> None:
     market.shop()
     market.publish()
     with connection.cursor() as cursor:

@@ -15,7 +15,7 @@ from scheduling import sql
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_its_locks_are_given_up_by_the_database(market: Any) -> None:
+def test_locks_of_lost_node_are_released_by_timeout(market: Any) -> None:
     """The rescue passes over rows that are locked, so a vanished node must not keep them."""
     market.flow()
     market.shop()

@@ -18,7 +18,7 @@ from rpa_tasks.outcomes import RunOutcome, Verdict
 
 
 @pytest.fixture
-def busy(market: Any) -> None:
+def busy_market(market: Any) -> None:
     market.flow()
     market.shop()
     market.publish(priority=0)
@@ -31,7 +31,7 @@ def busy(market: Any) -> None:
     Breaker.objects.update(open_until=now())
 
 
-def test_what_waits_and_what_is_there_is_published(busy: None, client: Client) -> None:
+def test_metrics_report_waiting_jobs_browsers_and_breakers(busy_market: None, client: Client) -> None:
     lines = client.get("/metrics").content.decode().splitlines()
 
     assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 1.0' in lines
@@ -41,7 +41,7 @@ def test_what_waits_and_what_is_there_is_published(busy: None, client: Client) -
     assert not any('node="gone"' in line for line in lines)
 
 
-def test_of_many_only_so_many_are_counted(market: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_jobs_metric_is_capped(market: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     market.flow()
     market.shop()
     for number in range(4):
@@ -54,7 +54,7 @@ def test_of_many_only_so_many_are_counted(market: Any, client: Client, monkeypat
 
 
 @pytest.mark.django_db
-def test_no_job_is_read_that_no_index_leads_to() -> None:
+def test_waiting_jobs_query_uses_indexes() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute("SET LOCAL enable_sort = off")
@@ -66,7 +66,7 @@ def test_no_job_is_read_that_no_index_leads_to() -> None:
     assert "Sort" not in plan, "in the order of an index it ends where it has read enough"
 
 
-def test_a_run_counts_how_it_ended_how_long_it_took_and_how_long_it_waited(market: Any) -> None:
+def test_settled_run_counts_outcome_duration_and_wait(market: Any) -> None:
     market.flow()
     market.shop()
     market.publish()
@@ -93,7 +93,7 @@ def figures() -> list[float]:
     ]
 
 
-def test_a_run_without_a_browser_has_only_waited() -> None:
+def test_run_without_browser_counts_only_pool_wait() -> None:
     def waited() -> float:
         return REGISTRY.get_sample_value("aftertouch_rpa_pool_wait_seconds_sum", {"got": "none"}) or 0.0
 
@@ -103,7 +103,7 @@ def test_a_run_without_a_browser_has_only_waited() -> None:
 
 
 @pytest.mark.django_db
-def test_what_cannot_be_read_is_missing_and_costs_nothing_else(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_database_omit_job_figures(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 

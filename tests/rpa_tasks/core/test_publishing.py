@@ -27,26 +27,26 @@ def shop(market: Any) -> None:
     market.shop()
 
 
-def test_a_job_that_is_due_is_handed_over_at_once(
-    market: Any, rung: Any, django_capture_on_commit_callbacks: Any
-) -> None:
+def test_publish_due_job_sends_wakeup(market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         receipt = market.publish(payload={"since": 1})
 
     job = Job.objects.get(pk=receipt.task_id)
     assert (receipt.duplicate, receipt.state, job.state, job.payload) == (False, "queued", "queued", {"since": 1})
-    assert [hint.task_id for hint in rung] == [job.task_id]
+    assert [hint.task_id for hint in sent_wakeups] == [job.task_id]
 
 
-def test_a_job_for_later_waits_in_the_table(market: Any, rung: Any, django_capture_on_commit_callbacks: Any) -> None:
+def test_publish_delayed_job_sends_no_wakeup(
+    market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any
+) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         receipt = market.publish(delay=timedelta(hours=2))
 
     assert receipt.state == "scheduled"
-    assert rung == []
+    assert sent_wakeups == []
 
 
-def test_a_second_request_merges_into_the_one_that_waits(market: Any) -> None:
+def test_publish_merges_into_waiting_job(market: Any) -> None:
     first = market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
     second = market.publish(payload={"page": 2}, priority=0)
 
@@ -56,7 +56,7 @@ def test_a_second_request_merges_into_the_one_that_waits(market: Any) -> None:
     assert job.due_at <= now()
 
 
-def test_publish_low_request_does_not_downgrade_waiting_urgent_job(market: Any) -> None:
+def test_publish_low_request_keeps_waiting_job_urgent(market: Any) -> None:
     market.publish(priority=0)
     market.publish(priority=2, delay=timedelta(hours=1))
 
@@ -65,7 +65,7 @@ def test_publish_low_request_does_not_downgrade_waiting_urgent_job(market: Any) 
     assert job.due_at <= now()
 
 
-def test_a_schedule_leaves_the_one_that_waits_as_it_is(market: Any) -> None:
+def test_publish_without_merge_keeps_waiting_job(market: Any) -> None:
     market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
     receipt = market.publish(payload={"page": 2}, priority=0, merges=False)
 
@@ -75,13 +75,13 @@ def test_a_schedule_leaves_the_one_that_waits_as_it_is(market: Any) -> None:
     assert job.due_at > now()
 
 
-def test_another_business_key_is_another_job(market: Any) -> None:
+def test_publish_other_dedupe_key_creates_other_job(market: Any) -> None:
     market.publish(dedupe_key="order-1")
 
     assert not market.publish(dedupe_key="order-2").duplicate
 
 
-def test_behind_one_that_runs_at_most_one_waits(market: Any) -> None:
+def test_publish_behind_running_job_keeps_one_waiting(market: Any) -> None:
     running = market.publish()
     market.pick()
     behind = market.publish()
@@ -91,7 +91,7 @@ def test_behind_one_that_runs_at_most_one_waits(market: Any) -> None:
     assert (third.task_id, third.duplicate) == (behind.task_id, True)
 
 
-def test_a_touch_is_published_once_even_after_its_job_has_ended(market: Any) -> None:
+def test_publish_of_touch_creates_one_job(market: Any) -> None:
     key = uuid4()
     first = market.publish(touch_key=key)
     Job.objects.update(state="succeeded", lease_until=None)
@@ -102,7 +102,7 @@ def test_a_touch_is_published_once_even_after_its_job_has_ended(market: Any) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_sixteen_requests_at_once_one_makes_the_job(market: Any, race: Any) -> None:
+def test_concurrent_publishes_create_one_job(market: Any, race: Any) -> None:
     receipts = race(16, lambda _: market.publish())
 
     assert Job.objects.count() == 1
@@ -125,7 +125,7 @@ def test_of_sixteen_requests_at_once_one_makes_the_job(market: Any, race: Any) -
         ({"dedupe_key": "x" * 201}, "dedupe_key"),
     ],
 )
-def test_what_cannot_be_meant_is_named(market: Any, changes: dict[str, Any], field: str) -> None:
+def test_publish_invalid_request_names_field(market: Any, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(**changes)
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_meant_is_named(market: Any, changes: dict[str, Any], fie
     assert not Job.objects.exists()
 
 
-def test_a_payload_against_the_schema_names_the_place(market: Any) -> None:
+def test_publish_payload_against_schema_names_path(market: Any) -> None:
     market.flow(
         "refresh",
         payload_schema={
@@ -147,7 +147,7 @@ def test_a_payload_against_the_schema_names_the_place(market: Any) -> None:
     assert [error.field for error in caught.value.errors] == ["payload.page.no"]
 
 
-def test_too_much_for_a_shop_is_refused(market: Any) -> None:
+def test_publish_above_shop_limit_refused(market: Any) -> None:
     market.shop("small", backlog_limit=2)
     for number in range(2):
         market.publish("small", dedupe_key=str(number))
@@ -158,7 +158,7 @@ def test_too_much_for_a_shop_is_refused(market: Any) -> None:
     assert market.publish("small", dedupe_key="1").duplicate  # what merges takes no room
 
 
-def test_too_much_for_a_platform_is_refused(market: Any) -> None:
+def test_publish_above_platform_limit_refused(market: Any) -> None:
     market.platform("tiny", backlog_limit=1)
     market.flow(platform="tiny")
     market.shop("a", "tiny")
@@ -169,7 +169,7 @@ def test_too_much_for_a_platform_is_refused(market: Any) -> None:
         market.publish("b", platform="tiny")
 
 
-def test_cancel_while_it_waits_while_it_runs_and_after(market: Any) -> None:
+def test_cancel_depends_on_job_state(market: Any) -> None:
     waiting = market.publish(dedupe_key="w")
     assert request_cancel(waiting.task_id, by="ops") == "cancelled"
 
@@ -184,19 +184,19 @@ def test_cancel_while_it_waits_while_it_runs_and_after(market: Any) -> None:
         request_cancel(uuid4(), by="ops")
 
 
-def test_a_request_that_changes_nothing_wakes_nobody_again(
-    market: Any, rung: Any, django_capture_on_commit_callbacks: Any
+def test_publish_without_change_sends_no_second_wakeup(
+    market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         for _ in range(20):
             market.publish()
-    assert len(rung) == 1
+    assert len(sent_wakeups) == 1
     with django_capture_on_commit_callbacks(execute=True):
         market.publish(priority=0)
-    assert len(rung) == 2
+    assert len(sent_wakeups) == 2
 
 
-def test_who_may_not_edit_payloads_leaves_the_waiting_one_alone(market: Any) -> None:
+def test_publish_with_kept_payload_changes_only_priority(market: Any) -> None:
     market.publish(payload={"orders": [1, 2, 3]})
     market.publish(payload={}, keeps_payload=True, priority=0)
 
@@ -204,7 +204,7 @@ def test_who_may_not_edit_payloads_leaves_the_waiting_one_alone(market: Any) -> 
     assert (job.payload, job.priority) == ({"orders": [1, 2, 3]}, 0)
 
 
-def test_who_keeps_the_payload_need_not_bring_one_that_fits_unless_nothing_waits(market: Any) -> None:
+def test_publish_with_kept_payload_checks_schema_of_new_job(market: Any) -> None:
     market.flow("sync_page", payload_schema={"type": "object", "required": ["page"]})
     with pytest.raises(InvalidInput):
         market.publish(task_type="sync_page", keeps_payload=True)
@@ -217,7 +217,7 @@ def test_who_keeps_the_payload_need_not_bring_one_that_fits_unless_nothing_waits
 # --- which requests merge ------------------------------------------------------------------------------------------
 
 
-def test_publish_while_job_waits_for_its_retry_merges_and_brings_it_forward(market: Any) -> None:
+def test_publish_during_retry_delay_merges_and_advances_job(market: Any) -> None:
     first = market.publish(payload={"page": 1})
     pick = market.pick()
     jobs.mark_sending([pick.claim])
@@ -233,7 +233,7 @@ def test_publish_while_job_waits_for_its_retry_merges_and_brings_it_forward(mark
     assert market.pick().claim.task_id == first.task_id
 
 
-def test_publish_beside_a_retry_merges_into_the_job_that_never_ran(market: Any) -> None:
+def test_publish_beside_retry_merges_into_unstarted_job(market: Any) -> None:
     """Its payload is newer than the retry's, however early the retry is due."""
     first = market.publish()
     pick = market.pick()
@@ -248,7 +248,7 @@ def test_publish_beside_a_retry_merges_into_the_job_that_never_ran(market: Any) 
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_began(market: Any, began: bool) -> None:
+def test_publish_other_payload_into_started_retry_renews_key(market: Any, began: bool) -> None:
     """A receiver that knows the key would take the new payload for a repetition of the old one."""
     first = market.publish(payload={"text": "a"})
     pick = market.pick()
@@ -264,7 +264,7 @@ def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_bega
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publish_sixteen_at_once_into_a_retry_make_no_second_job(market: Any, race: Any) -> None:
+def test_concurrent_publishes_into_retry_create_no_job(market: Any, race: Any) -> None:
     market.publish()
     pick = market.pick()
     jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
@@ -273,7 +273,7 @@ def test_publish_sixteen_at_once_into_a_retry_make_no_second_job(market: Any, ra
     assert Job.objects.get().requests == 17
 
 
-def test_publish_by_default_merges_equal_payloads_and_no_others(market: Any) -> None:
+def test_publish_merges_equal_payloads(market: Any) -> None:
     market.flow("batch_reply")
     receipts = [
         market.publish(task_type="batch_reply", payload=payload)
@@ -285,19 +285,19 @@ def test_publish_by_default_merges_equal_payloads_and_no_others(market: Any) -> 
     assert {job.payload["to"] for job in Job.objects.all()} == {"a", "b"}
 
 
-def test_publish_empty_key_merges_with_nothing(market: Any) -> None:
+def test_publish_with_empty_key_does_not_merge(market: Any) -> None:
     assert not any(market.publish(dedupe_key="").duplicate for _ in range(3))
     assert not market.publish().duplicate
 
 
-def test_publish_flow_that_merges_none_makes_a_job_each(market: Any) -> None:
+def test_publish_of_flow_without_dedupe_creates_each_job(market: Any) -> None:
     market.flow("reply", dedupe_by="none")
     assert not any(market.publish(task_type="reply").duplicate for _ in range(3))
     assert market.publish(task_type="reply", dedupe_key="k").duplicate is False
     assert market.publish(task_type="reply", dedupe_key="k").duplicate is True
 
 
-def test_publish_key_of_ours_is_refused(market: Any) -> None:
+def test_publish_with_reserved_key_is_refused(market: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(dedupe_key="@payload:1")
     assert [error.field for error in caught.value.errors] == ["dedupe_key"]
@@ -306,7 +306,7 @@ def test_publish_key_of_ours_is_refused(market: Any) -> None:
 # --- what is accepted can be executed ------------------------------------------------------------------------------
 
 
-def executed(job: Job, template: list[str]) -> list[str]:
+def build_command(job: Job, template: list[str]) -> list[str]:
     param = command.param_of(
         shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile, task_id=str(job.pk),
         delivery_key=str(job.root_id), lease_no=1, debug_port=9222, payload=job.payload,
@@ -326,7 +326,7 @@ leaves = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(leaf=leaves, count=st.integers(1, 9_000), template=st.sampled_from(TEMPLATES))
-def test_publish_whatever_is_accepted_can_be_executed(market: Any, leaf: Any, count: int, template: list[str]) -> None:
+def test_accepted_payload_fits_on_command_line(market: Any, leaf: Any, count: int, template: list[str]) -> None:
     flow = Flow.objects.filter(task_type="any").first() or market.flow("any")
     Flow.objects.filter(pk=flow.pk).update(command=template)
     with suppress(InvalidInput):
@@ -336,7 +336,7 @@ def test_publish_whatever_is_accepted_can_be_executed(market: Any, leaf: Any, co
     job = Job.objects.select_related("shop__platform").get()
     Job.objects.all().delete()
 
-    assert subprocess.run(executed(job, template), check=False).returncode == 0
+    assert subprocess.run(build_command(job, template), check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -349,10 +349,10 @@ def test_publish_whatever_is_accepted_can_be_executed(market: Any, leaf: Any, co
     ],
     ids=["chinese", "chinese too long", "numbers", "numbers too long"],
 )
-def test_publish_is_measured_in_the_form_that_is_executed(market: Any, payload: dict[str, Any], accepted: bool) -> None:
+def test_payload_limit_measures_executed_form(market: Any, payload: dict[str, Any], accepted: bool) -> None:
     if not accepted:
         with pytest.raises(InvalidInput, match="payload"):
             market.publish(payload=payload)
         return
     job = Job.objects.select_related("shop__platform").get(pk=market.publish(payload=payload).task_id)
-    assert subprocess.run(executed(job, TEMPLATES[0]), check=False).returncode == 0
+    assert subprocess.run(build_command(job, TEMPLATES[0]), check=False).returncode == 0

@@ -23,12 +23,12 @@ OLD = timedelta(days=100)
 
 
 @pytest.fixture
-def ended(market: Any) -> Any:
+def make_ended_job(market: Any) -> Any:
     """A job that ended long ago, with a run and its log."""
     market.shop()
     market.flow()
 
-    def ended(state: str = "succeeded", **changes: Any) -> Job:
+    def make_ended_job(state: str = "succeeded", **changes: Any) -> Job:
         task_id = UUID(int=first_id_at(datetime.now(UTC) - OLD).int + getrandbits(70))
         Job.objects.filter(pk=market.publish(dedupe_key=str(task_id)).task_id).update(
             **{"task_id": task_id, "state": state, "lease_until": None, "settled_at": now() - OLD} | changes
@@ -38,21 +38,21 @@ def ended(market: Any) -> Any:
         Evidence.objects.create(run=run, kind="log", content=b"x")
         return job
 
-    return ended
+    return make_ended_job
 
 
-def test_a_job_goes_with_its_runs_and_what_is_left_of_their_evidence(ended: Any) -> None:
-    ended()
-    ended("cancelled")
-    ended("queued", lease_until=now())
+def test_retention_deletes_ended_jobs_with_runs_and_evidence(make_ended_job: Any) -> None:
+    make_ended_job()
+    make_ended_job("cancelled")
+    make_ended_job("queued", lease_until=now())
 
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 2
     assert (Job.objects.count(), Run.objects.count(), Evidence.objects.count()) == (1, 1, 1)
 
 
-def test_a_job_stays_as_long_as_its_failed_task_and_as_the_job_it_was_published_again_as(ended: Any) -> None:
-    first = ended("failed")
-    second = ended("failed", retry_of=first.pk)
+def test_retention_keeps_job_of_failed_task_and_its_retries(make_ended_job: Any) -> None:
+    first = make_ended_job("failed")
+    second = make_ended_job("failed", retry_of=first.pk)
     FailedTask.objects.create(origin="rpa_job", task_id=second.pk, failure="failed", reason="x", fingerprint="x")
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 0
 
@@ -60,11 +60,11 @@ def test_a_job_stays_as_long_as_its_failed_task_and_as_the_job_it_was_published_
     assert [retention.delete_expired_rows()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
 
 
-def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: Any, happen: Any) -> None:
+def test_retention_keeps_job_of_existing_touch(make_ended_job: Any, matrix: Any, record_event: Any) -> None:
     """Or the touch, sent once more, would publish a second job."""
     matrix.node(delay=timedelta(days=1))
-    (task_id,) = happen().task_ids
-    ended(touch_key=task_id)
+    (task_id,) = record_event().task_ids
+    make_ended_job(touch_key=task_id)
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 0
 
     with connection.cursor() as cursor:
@@ -72,9 +72,9 @@ def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: A
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 1
 
 
-def test_forget_job_whose_run_is_being_written_leaves_it_to_the_next_pass(ended: Any, race: Any) -> None:
+def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, race: Any) -> None:
     """The end of a run is written in one transaction: until its commit the row is locked, and running to all others."""
-    job = ended("running", lease_until=now())
+    job = make_ended_job("running", lease_until=now())
     written, looked = threading.Event(), threading.Event()
 
     def forget() -> int:

@@ -37,7 +37,7 @@ from scheduling.errors import Conflict
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, House, wait_for_message, wait_for_start
+from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, TaskCommands, wait_for_message, wait_for_start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,10 +51,10 @@ def script(text: str) -> list[str]:
 
 
 @pytest.fixture
-def does(market: Any) -> Callable[..., Job]:
+def run_script(market: Any) -> Callable[..., Job]:
     """Publish a job whose command runs this text, let it run, and return what became of it."""
 
-    def does(text: str, *, run: bool = True, payload: dict[str, Any] | None = None, **flow: Any) -> Job:
+    def run_script(text: str, *, run: bool = True, payload: dict[str, Any] | None = None, **flow: Any) -> Job:
         market.flow("act", command=script(text), exit_codes=TABLE, **flow)
         market.shop()
         receipt = market.publish(task_type="act", payload=payload or {})
@@ -62,11 +62,11 @@ def does(market: Any) -> Callable[..., Job]:
             assert runner.run_startable_jobs(EVERY) == 1
         return Job.objects.get(pk=receipt.task_id)
 
-    return does
+    return run_script
 
 
-def test_a_command_that_ends_well(does: Any) -> None:
-    job = does(
+def test_successful_command_settles_job_with_result(run_script: Any) -> None:
+    job = run_script(
         "print(json.dumps({'result': {'seen': param['payload']['page'], 'lease': param['lease_no']}}))",
         payload={"page": 3},
     )
@@ -79,10 +79,8 @@ def test_a_command_that_ends_well(does: Any) -> None:
     assert not FailedTask.objects.exists()
 
 
-def test_a_transient_failure_comes_again_after_30_60_and_120_seconds_and_then_waits_for_a_person(
-    does: Any, market: Any
-) -> None:
-    job = does("print('the page did not load'); sys.exit(70)")
+def test_transient_failure_retries_three_times_then_fails(run_script: Any, market: Any) -> None:
+    job = run_script("print('the page did not load'); sys.exit(70)")
     waits = []
     for _ in range(3):
         job.refresh_from_db()
@@ -102,15 +100,15 @@ def test_a_transient_failure_comes_again_after_30_60_and_120_seconds_and_then_wa
     assert set(Evidence.objects.values_list("kind", flat=True)) == {"log"}
 
 
-def test_a_business_failure_waits_for_a_person_at_once(does: Any) -> None:
-    job = does("sys.exit(65)")
+def test_business_failure_needs_a_person_without_retry(run_script: Any) -> None:
+    job = run_script("sys.exit(65)")
 
     assert (job.state, job.attempt) == ("failed", 1)
     assert FailedTask.objects.get().reason == "exit_65"
 
 
-def test_a_lost_login_parks_the_shop_and_burns_nothing(does: Any, market: Any) -> None:
-    job = does("sys.exit(77)")
+def test_lost_login_parks_shop_without_failure(run_script: Any, market: Any) -> None:
+    job = run_script("sys.exit(77)")
 
     assert (job.state, job.reason, job.failures) == ("scheduled", "login_needed", 0)
     assert Shop.objects.get().login_state == LoginState.NEEDED
@@ -121,8 +119,8 @@ def test_a_lost_login_parks_the_shop_and_burns_nothing(does: Any, market: Any) -
     assert runner.run_startable_jobs(EVERY) == 1
 
 
-def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: Any, market: Any) -> None:
-    does("sys.exit(75 if not param['payload'].get('ok') else 0)")
+def test_platform_errors_open_breaker_until_a_probe_succeeds(run_script: Any, market: Any) -> None:
+    run_script("sys.exit(75 if not param['payload'].get('ok') else 0)")
     for number in range(3):
         market.shop(f"other{number}")
         market.publish(f"other{number}", "act")
@@ -169,14 +167,16 @@ def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: A
         ("time.sleep(60)", {"idempotent": False, "timeout": timedelta(seconds=1)}, "unknown", "timeout"),
     ],
 )
-def test_ends_that_leave_something_open(does: Any, text: str, flow: dict[str, Any], state: str, reason: str) -> None:
-    job = does(text, **flow)
+def test_run_end_state_depends_on_idempotency(
+    run_script: Any, text: str, flow: dict[str, Any], state: str, reason: str
+) -> None:
+    job = run_script(text, **flow)
 
     assert (job.state, job.reason) == (state, reason)
     assert FailedTask.objects.filter(task_id=job.pk).exists() == (state in ("failed", "unknown"))
 
 
-def test_a_command_that_is_not_there(market: Any) -> None:
+def test_missing_command_fails_job(market: Any) -> None:
     market.flow("act", command=["/nowhere/rpa-cli", "{param}"])
     market.shop()
     market.publish(task_type="act")
@@ -186,8 +186,10 @@ def test_a_command_that_is_not_there(market: Any) -> None:
     assert (job.state, job.reason) == ("failed", "command_missing")
 
 
-def test_progress_is_stored_while_it_runs_and_a_cancel_ends_it(does: Any, race: Any) -> None:
-    job = does("print(json.dumps({'progress': 0.4, 'message': 'page 2 of 5'}), flush=True); time.sleep(60)", run=False)
+def test_running_job_stores_progress_and_is_cancelled(run_script: Any, race: Any) -> None:
+    job = run_script(
+        "print(json.dumps({'progress': 0.4, 'message': 'page 2 of 5'}), flush=True); time.sleep(60)", run=False
+    )
 
     def ops(number: int) -> Any:
         if number == 0:
@@ -204,18 +206,18 @@ def test_progress_is_stored_while_it_runs_and_a_cancel_ends_it(does: Any, race: 
     assert job.runs.get().outcome == "cancelled"
 
 
-def test_the_last_progress_stays_with_the_job(does: Any) -> None:
-    job = does("print(json.dumps({'progress': 0.9, 'message': 'page 9 of 9'}), flush=True)")
+def test_ended_job_keeps_last_progress_message(run_script: Any) -> None:
+    job = run_script("print(json.dumps({'progress': 0.9, 'message': 'page 9 of 9'}), flush=True)")
 
     assert (job.state, job.progress, job.progress_message) == ("succeeded", 1.0, "page 9 of 9")
 
 
-def test_a_lease_is_renewed_while_the_command_lives(
-    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_lease_is_renewed_while_command_runs(
+    run_script: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runner, "RENEW_INTERVAL", 0.2)
     seen = tmp_path / "seen"
-    job = does(f"import os\nwhile not os.path.exists('{seen}'): time.sleep(0.05)", run=False)
+    job = run_script(f"import os\nwhile not os.path.exists('{seen}'): time.sleep(0.05)", run=False)
     leases: set[Any] = set()
 
     def look(number: int) -> Any:
@@ -236,23 +238,21 @@ def test_a_lease_is_renewed_while_the_command_lives(
     assert job.state == "succeeded"
 
 
-def test_a_machine_that_slept_since_the_lease_was_taken_begins_no_command(
-    does: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_after_machine_sleep_starts_no_command(run_script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner saw the clock before the sleep, its guard sees it afterwards."""
     awake = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) - 100)
-    job = does("print('here we are')", idempotent=False)
+    job = run_script("print('here we are')", idempotent=False)
 
     assert (job.state, job.reason) == ("scheduled", "lease_lost")
     assert "here we are" not in job.runs.get().detail
 
 
-def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
-    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_run_with_lost_lease_ends_command_and_writes_nothing(
+    run_script: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The claim is taken away in mid-run, as by a rescue after a partition."""
-    job = does(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
+    job = run_script(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
 
     def act(number: int) -> Any:
         if number == 0:
@@ -271,8 +271,10 @@ def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
 
 
 @pytest.mark.parametrize(("idempotent", "state"), [(True, "scheduled"), (False, "unknown")])
-def test_a_worker_that_vanished_in_mid_run(does: Any, market: Any, idempotent: bool, state: str) -> None:
-    job = does("pass", run=False, idempotent=idempotent)
+def test_lost_worker_during_run_depends_on_idempotency(
+    run_script: Any, market: Any, idempotent: bool, state: str
+) -> None:
+    job = run_script("pass", run=False, idempotent=idempotent)
     pick = market.pick()
     jobs.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
@@ -284,8 +286,8 @@ def test_a_worker_that_vanished_in_mid_run(does: Any, market: Any, idempotent: b
     assert Lane.objects.get().task_id is None
 
 
-def test_a_worker_that_vanished_before_the_command_began(does: Any, market: Any) -> None:
-    job = does("pass", run=False, idempotent=False)
+def test_lost_worker_before_command_start_repeats_job(run_script: Any, market: Any) -> None:
+    job = run_script("pass", run=False, idempotent=False)
     market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     dispatch.rescue_expired_runs()
@@ -297,8 +299,8 @@ def test_a_worker_that_vanished_before_the_command_began(does: Any, market: Any)
     assert job.state == "succeeded"
 
 
-def test_a_failed_job_is_published_again_once_under_a_double_click(does: Any, race: Any) -> None:
-    job = does("sys.exit(0 if param['task_id'] != param['delivery_key'] else 65)")
+def test_concurrent_retries_of_failed_job_publish_once(run_script: Any, race: Any) -> None:
+    job = run_script("sys.exit(0 if param['task_id'] != param['delivery_key'] else 65)")
     failed = FailedTask.objects.get()
 
     def click(_: int) -> Any:
@@ -314,8 +316,8 @@ def test_a_failed_job_is_published_again_once_under_a_double_click(does: Any, ra
     assert (again.state, again.retry_of, again.root_id) == ("succeeded", job.pk, job.root_id)
 
 
-def test_to_publish_again_what_waits_already_says_so(does: Any, market: Any) -> None:
-    does("sys.exit(65)")
+def test_retry_of_already_waiting_job_conflicts(run_script: Any, market: Any) -> None:
+    run_script("sys.exit(65)")
     waiting = market.publish(task_type="act")
 
     with pytest.raises(Conflict, match=str(waiting.task_id)):
@@ -323,17 +325,15 @@ def test_to_publish_again_what_waits_already_says_so(does: Any, market: Any) -> 
     assert FailedTask.objects.get().state == "open"
 
 
-def test_what_waits_for_something_retired_ends(does: Any, market: Any) -> None:
-    job = does("pass", run=False)
+def test_cancel_retired_jobs_ends_jobs_of_retired_shop(run_script: Any, market: Any) -> None:
+    job = run_script("pass", run=False)
     Shop.objects.update(retired_at=now())
     assert dispatch.cancel_retired_jobs() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == ("cancelled", "retired")
 
 
-def test_as_many_run_on_a_node_as_it_has_slots(
-    market: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_node_runs_at_most_its_slots(market: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "AFTERTOUCH_RPA_SLOTS", 2)
     (tmp_path / "effects").touch()
     note = f"open('{tmp_path}/effects', 'a')"
@@ -353,8 +353,8 @@ def test_as_many_run_on_a_node_as_it_has_slots(
     assert most == 2
 
 
-def test_a_node_on_its_way_out_begins_no_more(does: Any) -> None:
-    job = does("pass", run=False)
+def test_stopping_node_starts_no_job(run_script: Any) -> None:
+    job = run_script("pass", run=False)
     runner.stopping.set()
     try:
         assert runner.run_startable_jobs(EVERY) == 0
@@ -364,11 +364,11 @@ def test_a_node_on_its_way_out_begins_no_more(does: Any) -> None:
     assert job.state == "queued"
 
 
-def test_a_node_on_its_way_out_sends_an_idempotent_run_back(
-    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_stopping_node_returns_idempotent_run(
+    run_script: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runner, "STOP_TIME_LIMIT", 0.2)
-    job = does(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
+    job = run_script(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
 
     def act(number: int) -> Any:
         if number == 0:
@@ -388,8 +388,8 @@ def test_a_node_on_its_way_out_sends_an_idempotent_run_back(
     assert (job.state, job.reason, job.failures) == ("scheduled", "node_stopping", 0)
 
 
-def test_a_hold_that_goes_on_is_one_run_and_not_thousands(does: Any, market: Any) -> None:
-    job = does("pass", run=False)
+def test_repeated_deferral_with_same_reason_keeps_one_run(run_script: Any, market: Any) -> None:
+    job = run_script("pass", run=False)
     for _ in range(3):
         Job.objects.update(due_at=now())
         pick = market.pick()
@@ -399,8 +399,8 @@ def test_a_hold_that_goes_on_is_one_run_and_not_thousands(does: Any, market: Any
     assert job.runs.count() == 1
 
 
-def test_a_hold_for_another_reason_is_a_run_of_its_own(does: Any, market: Any) -> None:
-    job = does("pass", run=False)
+def test_deferral_with_other_reason_adds_a_run(run_script: Any, market: Any) -> None:
+    job = run_script("pass", run=False)
     for reason in ("browser_wait", "browser_wait", "profile_busy"):
         Job.objects.update(due_at=now())
         pick = market.pick()
@@ -410,10 +410,10 @@ def test_a_hold_for_another_reason_is_a_run_of_its_own(does: Any, market: Any) -
     assert list(job.runs.order_by("number").values_list("reason", flat=True)) == ["browser_wait", "profile_busy"]
 
 
-def test_one_row_that_cannot_be_rescued_takes_no_other_along(
-    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+def test_rescue_failure_of_one_job_keeps_the_others(
+    run_script: Any, market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = does("pass", run=False)
+    odd = run_script("pass", run=False)
     market.shop("s2")
     fine = market.publish("s2", "act")
     for pick in (market.pick(), market.pick()):
@@ -432,7 +432,7 @@ def test_one_row_that_cannot_be_rescued_takes_no_other_along(
     assert Job.objects.get(pk=odd.pk).state == "running"
 
 
-def test_what_cannot_be_kept_of_an_end_does_not_cost_its_meaning(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settlement_with_unstorable_detail_keeps_outcome(run_script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = runner.settle_run
 
     def conclude_or_break(job: Job, claim: Any, ended: Any) -> bool:
@@ -441,12 +441,12 @@ def test_what_cannot_be_kept_of_an_end_does_not_cost_its_meaning(does: Any, monk
         return real(job, claim, ended)
 
     monkeypatch.setattr(runner, "settle_run", conclude_or_break)
-    job = does("print('something odd')")
+    job = run_script("print('something odd')")
 
     assert job.state == "succeeded"
 
 
-def test_who_edits_a_shop_does_not_undo_that_its_login_was_lost(market: Any) -> None:
+def test_shop_save_keeps_concurrent_login_state(market: Any) -> None:
     shop = market.shop()
     Shop.objects.update(login_state=LoginState.NEEDED)
     shop.name = "renamed"
@@ -456,8 +456,8 @@ def test_who_edits_a_shop_does_not_undo_that_its_login_was_lost(market: Any) -> 
     assert (shop.name, shop.login_state) == ("renamed", "needed")
 
 
-def test_the_lease_is_kept_while_a_browser_is_waited_for(
-    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+def test_lease_is_renewed_while_run_waits_for_browser(
+    run_script: Any, market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "RENEW_INTERVAL", 0.05)
     renewed = threading.Event()
@@ -473,22 +473,22 @@ def test_the_lease_is_kept_while_a_browser_is_waited_for(
 
     monkeypatch.setattr(runner._Run, "_renew", noted)
     monkeypatch.setattr(runner, "acquire_browser", slow)
-    job = does("pass", needs_browser=True)
+    job = run_script("pass", needs_browser=True)
 
     assert (job.state, job.reason) == ("scheduled", "browser_wait")
     assert Lane.objects.get().home == ""
 
 
-def test_a_run_leaves_no_log_behind(does: Any) -> None:
-    job = does("print('hello')")
+def test_ended_run_deletes_its_log_file(run_script: Any) -> None:
+    job = run_script("print('hello')")
 
     assert "hello" in job.runs.get().detail
     assert not list((Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs").glob(f"{job.pk}*"))
 
 
-def test_run_flow_that_prints_its_secret_variable_leaves_it_nowhere(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_variable_is_redacted_in_run_and_evidence(run_script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_TOKEN", "s3cr3t-of-the-shop")
-    job = does("import os\nprint('token', os.environ['SHOP_TOKEN']); sys.exit(65)", environment=["SHOP_TOKEN"])
+    job = run_script("import os\nprint('token', os.environ['SHOP_TOKEN']); sys.exit(65)", environment=["SHOP_TOKEN"])
 
     run = job.runs.get()
     kept = unpack_text(bytes(Evidence.objects.get(run=run, kind="log").content)).decode()
@@ -498,7 +498,7 @@ def test_run_flow_that_prints_its_secret_variable_leaves_it_nowhere(does: Any, m
         assert "s3cr3t" not in text
 
 
-def test_run_ends_processes_that_an_earlier_run_of_the_shop_left(does: Any, tmp_path: Path) -> None:
+def test_run_ends_processes_of_earlier_run(run_script: Any, tmp_path: Path) -> None:
     marks = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
     ready = tmp_path / "ready"
     left = [
@@ -510,7 +510,7 @@ def test_run_ends_processes_that_an_earlier_run_of_the_shop_left(does: Any, tmp_
         while not ready.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        job = does(
+        job = run_script(
             "print(json.dumps({'result': {'state': open(f\"/proc/{param['payload']['pid']}/stat\").read()"
             ".rpartition(')')[2].split()[0]}}))",
             payload={"pid": left[0].pid},
@@ -526,9 +526,9 @@ def test_run_ends_processes_that_an_earlier_run_of_the_shop_left(does: Any, tmp_
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_run_is_not_held_up_by_a_live_flow_with_the_markers_of_its_shop(
-    does: Any, tmp_path: Path, sandbox: str
+    run_script: Any, tmp_path: Path, sandbox: str
 ) -> None:
-    house = House(tmp_path)
+    house = TaskCommands(tmp_path)
     forged = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
     words = [f"{name}={value}" for name, value in forged.items()]
     order = house.python(FORGER, *words, env=house.env | {SHOP: "pdd/s2"}, prefix=house.prefix(sandbox), grace=0.5)
@@ -536,13 +536,13 @@ def test_run_is_not_held_up_by_a_live_flow_with_the_markers_of_its_shop(
         wait_for_start(guarded)
         wait_for_message(guarded, "ready")
 
-        job = does("pass")
+        job = run_script("pass")
 
         assert (job.state, job.runs.get().reason) == ("succeeded", "")
         assert guarded.next_event(0) is None  # the flow goes on
 
 
-def test_run_reads_its_parameter_from_a_file_of_its_own_that_goes_with_it(does: Any, market: Any) -> None:
+def test_parameter_file_is_private_and_deleted(run_script: Any, market: Any) -> None:
     text = (
         "import json, os, sys\n"
         "path = sys.argv[1]\n"
@@ -562,9 +562,9 @@ def test_run_reads_its_parameter_from_a_file_of_its_own_that_goes_with_it(does: 
     assert not Path(job.result["path"]).exists()
 
 
-def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, market: Any, tmp_path: Path) -> None:
+def test_leftover_runs_deletes_only_folders_of_ended_runs(run_script: Any, market: Any, tmp_path: Path) -> None:
     """A hostile command left a link, a directory that may not be read, and one deeper than Python can recurse."""
-    job = does("pass", run=False)
+    job = run_script("pass", run=False)
     pick = market.pick()
     kept = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no}"
     left = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no - 1}"
@@ -588,7 +588,7 @@ def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, m
     assert not kept.exists()
 
 
-def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_other(
+def test_leftover_runs_deletion_is_limited_for_each_pass(
     settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node reports between the passes."""
@@ -616,8 +616,8 @@ def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_o
     assert [folder for folder in folders if folder.exists()] == []
 
 
-def test_run_that_succeeded_is_settled_before_its_browser_is_given_back(
-    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+def test_successful_run_is_settled_before_browser_release(
+    run_script: Any, market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is killed while it gives the browser back loses nothing then."""
 
@@ -632,7 +632,7 @@ def test_run_that_succeeded_is_settled_before_its_browser_is_given_back(
 
     monkeypatch.setattr(runner, "acquire_browser", lambda *_, **__: Browser())
     with pytest.raises(Killed):
-        does("sys.exit(0)", needs_browser=True, idempotent=False)
+        run_script("sys.exit(0)", needs_browser=True, idempotent=False)
 
     assert Job.objects.get().state == "succeeded"
     assert Lane.objects.get().task_id is None

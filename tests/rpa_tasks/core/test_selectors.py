@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("state", RARE)
-def test_a_rare_state_is_found_among_many_by_its_index(market: Any, state: str) -> None:
+def test_jobs_page_of_rare_state_uses_index(market: Any, state: str) -> None:
     market.shop()
     market.flow()
     market.publish()

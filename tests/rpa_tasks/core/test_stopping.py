@@ -10,7 +10,7 @@ FORK = multiprocessing.get_context("fork")
 PATIENCE = 20
 
 
-def test_children_see_it() -> None:
+def test_stop_flag_is_visible_in_child_process() -> None:
     flag, seen = Flag(), FORK.Event()
 
     def look() -> None:
@@ -27,7 +27,7 @@ def test_children_see_it() -> None:
     assert not flag.is_set()
 
 
-def test_a_child_killed_while_it_looks_blocks_nobody() -> None:
+def test_killed_child_does_not_block_stop_flag() -> None:
     flag = Flag()
     reader, writer = FORK.Pipe(duplex=False)
 

@@ -56,14 +56,14 @@ def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[
     return hints
 
 
-def test_announce_more_jobs_than_idle_slots_fills_the_slots_only(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_fills_idle_slots(market: Any, queue: Queue, node: Any) -> None:
     for batch in range(5):
         wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
 
 
-def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_with_busy_slots_sends_nothing(market: Any, queue: Queue, node: Any) -> None:
     publish(market, 3)
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
@@ -73,7 +73,7 @@ def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Qu
     assert len(queue) == 0
 
 
-def test_announce_after_runs_that_ended_fills_their_slots(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_refills_slots_of_ended_runs(market: Any, queue: Queue, node: Any) -> None:
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
@@ -82,7 +82,7 @@ def test_announce_after_runs_that_ended_fills_their_slots(market: Any, queue: Qu
     assert len(queue) == 3
 
 
-def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue: Queue, node: Any) -> None:
+def test_wake_queues_without_capacity_sends_one_message(market: Any, queue: Queue, node: Any) -> None:
     """The count of slots may be wrong: a run of a killed worker holds its slot until its lease is over."""
     publish(market, 6)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue
     assert [dispatch.wake_queues(), dispatch.wake_queues(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
-def test_announce_for_a_queue_that_no_node_carries_is_bounded(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_to_unserved_queue_is_limited(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.update(queues=["high"])
     for batch in range(6):
         wakeups.publish_wakeups(publish(market, 20, first=batch * 20))
@@ -99,7 +99,7 @@ def test_announce_for_a_queue_that_no_node_carries_is_bounded(market: Any, queue
     assert len(queue) == wakeups.UNKNOWN_CAPACITY
 
 
-def test_announce_silent_node_counts_as_no_room_of_its_queue(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_ignores_slots_of_silent_node(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.create(
         name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
     )

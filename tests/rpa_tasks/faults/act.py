@@ -29,8 +29,8 @@ def main() -> int:
     if payload.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if payload.get("brood"):
-        leave_behind()
-    note("began", met=others(), sequel=payload.get("sequel"))
+        start_daemon()
+    note("began", met=list_other_run_processes(), sequel=payload.get("sequel"))
     wait(payload)
     if payload.get("write"):
         note("wrote", stored=write(param))
@@ -52,7 +52,7 @@ def wait(payload: dict[str, object]) -> None:
         time.sleep(0.02)
 
 
-def others() -> list[int]:
+def list_other_run_processes() -> list[int]:
     """Processes of this shop that belong to another run of it, on whatever node of this machine."""
     shop, lease = (f"{name}={os.environ[name]}".encode() for name in ("AFTERTOUCH_SHOP", "AFTERTOUCH_LEASE_NO"))
     met = []
@@ -67,7 +67,7 @@ def others() -> list[int]:
     return met
 
 
-def leave_behind() -> None:
+def start_daemon() -> None:
     """A daemon: away from our group, session and parent."""
     if os.fork():
         return

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpa_tasks.faults.yard import Yard, yard
+from tests.rpa_tasks.faults.yard import RpaCluster, yard
 
 
 @pytest.fixture(scope="session")
-def shared_yard(state_folder: Callable[[str], Path]) -> Iterator[Yard]:
+def shared_rpa_cluster(state_folder: Callable[[str], Path]) -> Iterator[RpaCluster]:
     with yard(state_folder("rpa")) as made:
         yield made
 
 
 @pytest.fixture
-def the_yard(shared_yard: Yard) -> Iterator[Yard]:
+def rpa_cluster(shared_rpa_cluster: RpaCluster) -> Iterator[RpaCluster]:
     """The shared one; afterwards nothing waits in it for the next test's nodes."""
-    yield shared_yard
-    shared_yard.sql(
+    yield shared_rpa_cluster
+    shared_rpa_cluster.sql(
         "UPDATE rpa_tasks_job SET state = 'cancelled', settled_at = now(), lease_until = NULL"
         " WHERE state IN ('scheduled', 'queued', 'running')"
     )
-    shared_yard.sql("UPDATE rpa_tasks_lane SET task_id = NULL WHERE task_id IS NOT NULL")
-    shared_yard.wait(lambda: not shared_yard.commands_left(), "no command is left", 40)
+    shared_rpa_cluster.sql("UPDATE rpa_tasks_lane SET task_id = NULL WHERE task_id IS NOT NULL")
+    shared_rpa_cluster.wait(lambda: not shared_rpa_cluster.commands_left(), "no command is left", 40)

@@ -27,7 +27,7 @@ from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
 
-def made(what: str, given: dict[str, Any]) -> Any:
+def create_row(what: str, given: dict[str, Any]) -> Any:
     if what == "platform":
         return Platform.objects.create(**given).pk
     platform = Platform.objects.get(key=given.pop("platform"))
@@ -36,7 +36,7 @@ def made(what: str, given: dict[str, Any]) -> Any:
     return Flow.objects.create(platform=platform, needs_browser=given.pop("needs_browser", False), **given).pk
 
 
-def published(given: dict[str, Any]) -> dict[str, Any]:
+def publish_until_accepted(given: dict[str, Any]) -> dict[str, Any]:
     delay = timedelta(seconds=given.pop("delay", 0))
     asked_at = time.monotonic()
     while True:
@@ -75,10 +75,10 @@ def answer(what: str, given: dict[str, Any]) -> Any:
         if what == "race":
             return race(given["orders"])
         if what == "publish":
-            return published(given)
+            return publish_until_accepted(given)
         if what == "cancel":
             return request_cancel(UUID(given["task"]), by="ops")
-        return made(what, given)
+        return create_row(what, given)
     except AftertouchError as error:
         return {"error": str(error)}
 

@@ -66,7 +66,7 @@ class EffectLog:
             self._effects[run].ended = line["at"]
 
 
-def at_once(effects: list[Effect]) -> list[str]:
+def find_overlaps(effects: list[Effect]) -> list[str]:
     """Where two runs of a shop touch, or a later one has no higher lease number. A run whose end nobody told is
     covered by what the next one met."""
     found = [f"met processes of another run: {effect}" for effect in effects if effect.met]
@@ -82,7 +82,7 @@ def at_once(effects: list[Effect]) -> list[str]:
     return found
 
 
-def most_at_once(effects: list[Effect]) -> int:
+def max_concurrency(effects: list[Effect]) -> int:
     """How many ran at the same time, over all shops."""
     marks = [(effect.began, 1) for effect in effects] + [(effect.ended, -1) for effect in effects if effect.ended]
     most = level = 0

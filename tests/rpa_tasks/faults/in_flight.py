@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from tests.rpa_tasks.faults.effects import Effect, at_once
-from tests.rpa_tasks.faults.yard import Market, Node, Yard
+from tests.rpa_tasks.faults.effects import Effect, find_overlaps
+from tests.rpa_tasks.faults.yard import Market, Node, RpaCluster
 
 #: A guard that hears nothing for 15 s ends its command; leases are let lapse by the tests once that has happened.
 QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}
@@ -21,7 +21,7 @@ QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}
 class InFlight:
     """An idempotent and another job that run, each with a daemon of its own, until `go` is there."""
 
-    yard: Yard
+    yard: RpaCluster
     market: Market
     again: str
     once: str
@@ -51,7 +51,7 @@ class InFlight:
         self.yard.lapse_leases(*self.tasks)
 
 
-def begin(yard: Yard, **payload: Any) -> InFlight:
+def start_jobs(yard: RpaCluster, **payload: Any) -> InFlight:
     market = yard.market(2, again={"idempotent": True}, once={})
     go = market.folder / "go"
     payload = {"until": str(go), "brood": True, **payload}
@@ -61,7 +61,7 @@ def begin(yard: Yard, **payload: Any) -> InFlight:
     return InFlight(yard, market, again, once, go, first)
 
 
-def check(struck: InFlight, reason: str, told: Callable[[str], None], name: str) -> None:
+def check_recovery(struck: InFlight, reason: str, report_line: Callable[[str], None], name: str) -> None:
     """The one ran again under its key and ended well. The other has its one effect, and a person decides."""
     yard, market = struck.yard, struck.market
     struck_at = time.monotonic()
@@ -81,9 +81,9 @@ def check(struck: InFlight, reason: str, told: Callable[[str], None], name: str)
     after = [market.publish(shop, "once") for shop in market.shops]
     for task in after:
         assert yard.await_state(task, "succeeded", "unknown")["state"] == "succeeded"
-    assert not at_once(market.log.effects())
+    assert not find_overlaps(market.log.effects())
     yard.await_nobody_of(*struck.tasks)
-    told(
+    report_line(
         f"{name} · idempotent: {reason}, run again under the same key, lease {first.lease} → {second.lease}; "
         f"the other: unknown, 1 effect, 1 failed task; whole again after {time.monotonic() - struck_at:.1f} s"
     )

@@ -15,7 +15,7 @@ __all__ = ["app"]
 
 
 @worker_process_init.connect
-def hurry(**_: Any) -> None:
+def apply_short_times(**_: Any) -> None:
     from rpa_tasks.worker import runner
 
     for name, seconds in json.loads(os.environ.get("FAULTS_TIMES", "{}")).items():

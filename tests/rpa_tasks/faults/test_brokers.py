@@ -13,26 +13,29 @@ import redis
 from kombu import Connection, Exchange, Queue
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
-from tests.rpa_tasks.faults.effects import at_once
-from tests.rpa_tasks.faults.yard import TIERS, Market, Yard, yard
+from tests.rpa_tasks.faults.effects import find_overlaps
+from tests.rpa_tasks.faults.yard import TIERS, Market, RpaCluster, yard
 
 pytestmark = pytest.mark.faults
 
 SHOPS, EACH = 6, 4
 
 
-def test_redis_forgets_everything_and_is_killed(the_yard: Yard, told: Callable[[str], None]) -> None:
-    market = the_yard.market(SHOPS, act={"idempotent": True})
-    with the_yard.node("north", slots=3) as north:
+def test_jobs_survive_redis_flush_and_kill(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
+    market = rpa_cluster.market(SHOPS, act={"idempotent": True})
+    with rpa_cluster.node("north", slots=3) as north:
         main = north.program.pid
-        shown = [_strike(the_yard, market, name, strike) for name, strike in (("FLUSHALL", _flush), ("kill -9", _kill))]
+        shown = [
+            _run_jobs_through_fault(rpa_cluster, market, name, fault)
+            for name, fault in (("FLUSHALL", _flush), ("kill -9", _kill))
+        ]
         assert north.program.is_alive()
         assert north.program.pid == main
-    assert not at_once(market.log.effects())
-    told(f"Redis under {SHOPS * EACH} jobs, waiting and running · {' · '.join(shown)} · none lost, none twice")
+    assert not find_overlaps(market.log.effects())
+    report_line(f"Redis under {SHOPS * EACH} jobs, waiting and running · {' · '.join(shown)} · none lost, none twice")
 
 
-def _strike(yard: Yard, market: Market, name: str, strike: Callable[[Yard], None]) -> str:
+def _run_jobs_through_fault(yard: RpaCluster, market: Market, name: str, fault: Callable[[RpaCluster], None]) -> str:
     """Jobs run, wait for their shop, and wait for their time."""
     go = market.folder / name
     tasks = [
@@ -43,7 +46,7 @@ def _strike(yard: Yard, market: Market, name: str, strike: Callable[[Yard], None
         for shop in market.shops for number in range(EACH)
     ]  # fmt: skip
     yard.await_effects(market.log, [tasks[0]])
-    strike(yard)
+    fault(yard)
     struck_at = time.monotonic()
     go.touch()
     yard.wait(lambda: not yard.unsettled(tasks), "all jobs end", 240, 0.1)
@@ -52,19 +55,21 @@ def _strike(yard: Yard, market: Market, name: str, strike: Callable[[Yard], None
     return f"{name}: all ended {time.monotonic() - struck_at:.1f} s after it"
 
 
-def _flush(yard: Yard) -> None:
+def _flush(yard: RpaCluster) -> None:
     with redis.Redis.from_url(yard.stack.endpoints.redis_url) as client:
         client.flushall()
 
 
-def _kill(yard: Yard) -> None:
+def _kill(yard: RpaCluster) -> None:
     killed = yard.stack.kill("Valkey")
     yard.wait(lambda: yard.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
 
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: Callable[[str], None]) -> None:
+def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(
+    state_folder: Callable[[str], Path], report_line: Callable[[str], None]
+) -> None:
     home = state_folder("rpa")
     with rabbitmq(home) as broker, yard(home, env={"CELERY_BROKER_URL": broker.url}) as made:
         plain = made.market(3, act={})
@@ -76,7 +81,7 @@ def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: 
         with (
             made.node("shared") as shared,
             made.node("dedicated", queues=",".join(own)) as dedicated,
-            _spy(broker.url) as heard,
+            _record_routing_keys(broker.url) as heard,
         ):
             assert shared.program.is_alive()
             assert dedicated.program.is_alive()
@@ -94,20 +99,20 @@ def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: 
         (True, "shared"), (False, "dedicated"),
     }  # fmt: skip
     for market in (plain, shop, platform):
-        assert not at_once(market.log.effects())
+        assert not find_overlaps(market.log.effects())
     # A token is published only for a slot that is idle, so a busy node hears of few of its nine jobs.
     shared_keys = {f"task.{about}.{tier}" for about in (plain.platform, "any") for tier in TIERS.split(",")}
     assert keys[f"task.{plain.platform}.high"] >= 1, keys
     assert set(keys) <= shared_keys, keys
     tiers = sorted({key.rpartition(".")[2] for key in keys})
-    told(
+    report_line(
         f"RabbitMQ · {len(rows)} jobs on all tiers, a shop's and a platform's own queues in {took:.1f} s · "
         f"the exchange tasks carried {sum(keys.values())} tokens: {', '.join(tiers)}"
     )
 
 
 @contextmanager
-def _spy(url: str) -> Iterator[Callable[[], list[str]]]:
+def _record_routing_keys(url: str) -> Iterator[Callable[[], list[str]]]:
     """Listens to all of the exchange. Calling it tells the routing keys so far."""
     with Connection(url) as connection:
         exchange = Exchange("tasks", type="topic", durable=True, passive=True)

@@ -20,7 +20,7 @@ from examples.demo_shop.server import Server
 from rpa_tasks.browsers.chromium import NAMES
 from tests.rpa_tasks.faults.effects import Effect
 from tests.rpa_tasks.faults.partition import Wires, wires_to
-from tests.rpa_tasks.faults.yard import Market, Yard
+from tests.rpa_tasks.faults.yard import Market, RpaCluster
 
 pytestmark = pytest.mark.faults
 
@@ -30,50 +30,50 @@ SYNC += ["--param", "{param}", "--timeout", "{timeout}"]
 CODES = {"business": [65], "session": [77], "platform": [75]}
 
 
-def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], None]) -> None:
+def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
     """One command ignores SIGTERM, and its guard ends it before another node begins. Another's guard is stopped, so it
     outlives its lease: two run at once, nobody can help it, and the tables refuse the later write of the earlier run.
     """
-    market = the_yard.market(2, held={"idempotent": True}, loose={"idempotent": True})
-    endpoints = the_yard.stack.endpoints
+    market = rpa_cluster.market(2, held={"idempotent": True}, loose={"idempotent": True})
+    endpoints = rpa_cluster.stack.endpoints
     with (
         wires_to(endpoints.database_url, endpoints.redis_url) as wires,
-        the_yard.node("island", env=_through(wires, endpoints)) as island,
-        the_yard.node("mainland", slots=2, ready=False) as mainland,
+        rpa_cluster.node("island", env=_through(wires, endpoints)) as island,
+        rpa_cluster.node("mainland", slots=2, ready=False) as mainland,
     ):
-        _suspend(the_yard, mainland)  # so that the island gets the jobs
+        _suspend(rpa_cluster, mainland)  # so that the island gets the jobs
         tasks = _publish(market)
-        first = the_yard.await_effects(market.log, tasks)
+        first = rpa_cluster.await_effects(market.log, tasks)
         guard = psutil.Process(first[1].pid).parent()
         assert guard
         send_signal(guard, signal.SIGSTOP)
-        cut_at = _just_after_a_renewal(the_yard, tasks)
+        cut_at = _await_renewal(rpa_cluster, tasks)
         wires.cut()
         for process in mainland.family():
             process.resume()
         try:
-            the_yard.wait(lambda: not the_yard.living(tasks[0]), "its guard ends the command", 60, 0.1)
+            rpa_cluster.wait(lambda: not rpa_cluster.living(tasks[0]), "its guard ends the command", 60, 0.1)
             ended_after = time.monotonic() - cut_at
-            second = the_yard.await_effects(market.log, tasks, 2, timeout=90)
+            second = rpa_cluster.await_effects(market.log, tasks, 2, timeout=90)
             taken_after = time.monotonic() - cut_at
             (market.folder / "go").touch()
             for task in tasks:
-                assert the_yard.await_state(task, "succeeded")["node"] == "mainland"
-            settled = [_kept(the_yard, task) for task in tasks]
-            marks = the_yard.sql(_MARKS, [market.shops])
+                assert rpa_cluster.await_state(task, "succeeded")["node"] == "mainland"
+            settled = [_stored_rows(rpa_cluster, task) for task in tasks]
+            marks = rpa_cluster.sql(_MARKS, [market.shops])
             wires.heal()
-            the_yard.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
+            rpa_cluster.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
             send_signal(guard, signal.SIGCONT)
-            the_yard.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
+            rpa_cluster.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
         finally:
             send_signal(guard, signal.SIGKILL)
             wires.heal()
         _check(market, tasks, first[0], second[0])
-        assert settled == [_kept(the_yard, task) for task in tasks]
-        assert marks == the_yard.sql(_MARKS, [market.shops])
+        assert settled == [_stored_rows(rpa_cluster, task) for task in tasks]
+        assert marks == rpa_cluster.sql(_MARKS, [market.shops])
         after = market.publish(market.shops[0], "held")
-        assert the_yard.await_state(after, "succeeded")["lease_no"] == second[0].lease + 1
-    told(
+        assert rpa_cluster.await_state(after, "succeeded")["lease_no"] == second[0].lease + 1
+    report_line(
         f"cut off from database and broker · SIGTERM ignored, ended by its guard {ended_after:.1f} s after the cut, "
         f"taken over after {taken_after:.1f} s, late result refused by lease {first[0].lease} < {second[0].lease} · "
         f"guard stopped too: the command's own late write refused by its table"
@@ -83,52 +83,62 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
 
 
 @pytest.mark.browser
-def test_a_late_flow_is_refused_by_its_own_tables(the_yard: Yard, told: Callable[[str], None]) -> None:
+def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
     """`demo_sync_order` in real Chromium: its node is cut off as it reads, and neither it nor its guard moves until
     another node has read and stored the orders."""
     if not any(shutil.which(name) for name in NAMES):
         pytest.skip("missing service: chromium")
-    market = the_yard.market(1, sync={"command": SYNC, "needs_browser": True, "idempotent": True, "exit_codes": CODES})
+    market = rpa_cluster.market(
+        1, sync={"command": SYNC, "needs_browser": True, "idempotent": True, "exit_codes": CODES}
+    )
     (shop,) = market.shops
-    endpoints = the_yard.stack.endpoints
+    endpoints = rpa_cluster.stack.endpoints
     with (
         wires_to(endpoints.database_url, endpoints.redis_url) as wires,
         site() as (address, pages),
-        the_yard.node("isle", slots=1, env=_through(wires, endpoints)) as isle,
+        rpa_cluster.node("isle", slots=1, env=_through(wires, endpoints)) as isle,
     ):
         pages.slow = 6.0  # what is stored of its progress is old: it must not be over by then
         task = market.publish(shop, "sync", payload={"site": address, "login": True})
-        the_yard.wait(lambda: (the_yard.job(task)["progress"] or 0) > 0, "the flow reads")
-        flow = next(each for each in the_yard.living(task) if "rpa_tasks.flow_sdk" in each.cmdline())
+        rpa_cluster.wait(lambda: (rpa_cluster.job(task)["progress"] or 0) > 0, "the flow reads")
+        flow = next(each for each in rpa_cluster.living(task) if "rpa_tasks.flow_sdk" in each.cmdline())
         guard = psutil.Process(flow.ppid())
         try:
             for process in (guard, flow):
                 send_signal(process, signal.SIGSTOP)
             wires.cut()
             pages.slow = 0.0
-            with the_yard.node("coast", slots=1):
-                the_yard.sql(
+            with rpa_cluster.node("coast", slots=1):
+                rpa_cluster.sql(
                     "UPDATE rpa_tasks_executionnode SET seen_at = now() - interval '1 day' WHERE name = 'isle'"
                 )
-                the_yard.lapse_leases(task)
-                settled = the_yard.await_state(task, "succeeded", "failed", "unknown")
+                rpa_cluster.lapse_leases(task)
+                settled = rpa_cluster.await_state(task, "succeeded", "failed", "unknown")
                 assert (settled["state"], settled["node"]) == ("succeeded", "coast")
-                before = _kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop])
+                before = (
+                    _stored_rows(rpa_cluster, task),
+                    rpa_cluster.sql(_MARKS, [[shop]]),
+                    rpa_cluster.sql(_ORDERS, [shop]),
+                )
                 assert is_alive(flow)  # else this test shows nothing
                 wires.heal()
                 send_signal(flow, signal.SIGCONT)
-                the_yard.wait(lambda: not is_alive(flow), "the late flow ends by itself")
+                rpa_cluster.wait(lambda: not is_alive(flow), "the late flow ends by itself")
                 send_signal(guard, signal.SIGCONT)
-                the_yard.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped", 90)
+                rpa_cluster.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped", 90)
         finally:
             for process in (flow, guard):
                 send_signal(process, signal.SIGKILL)
         said = (isle.state_dir / "rpa" / "logs" / f"{task}-1.log").read_text()
         assert "stale lease: a later run than 1 wrote already" in said
-        assert before == (_kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop]))
+        assert before == (
+            _stored_rows(rpa_cluster, task),
+            rpa_cluster.sql(_MARKS, [[shop]]),
+            rpa_cluster.sql(_ORDERS, [shop]),
+        )
         assert {row["writes"] for row in before[2]} == {1}
         assert before[1][0]["lease_no"] == settled["lease_no"] > 1
-    told(
+    report_line(
         f"demo_sync_order in Chromium, cut off and overtaken · {len(before[2])} orders stored once by lease "
         f"{settled['lease_no']}, the late run of lease 1 refused by its own tables"
     )
@@ -159,7 +169,7 @@ def _publish(market: Market) -> list[str]:
     return [held, market.publish(market.shops[1], "loose", payload=payload)]
 
 
-def _suspend(yard: Yard, node: Any) -> None:
+def _suspend(yard: RpaCluster, node: Any) -> None:
     """And let the broker give up on it: it hands a token to whoever has waited longest, stopped or not."""
     node.program.await_ready()
     family = list(node.family())
@@ -175,14 +185,14 @@ def _suspend(yard: Yard, node: Any) -> None:
         yard.wait(lambda: not is_waited_for(), "the broker waits for nobody who is stopped")
 
 
-def _just_after_a_renewal(yard: Yard, tasks: list[str]) -> float:
+def _await_renewal(yard: RpaCluster, tasks: list[str]) -> float:
     """So that the guard has all of its time."""
     before = [yard.job(task)["lease_until"] for task in tasks]
     yard.wait(lambda: yard.job(tasks[0])["lease_until"] != before[0], "a renewal", 30)
     return time.monotonic()
 
 
-def _kept(yard: Yard, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _stored_rows(yard: RpaCluster, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return yard.job(task), yard.runs(task)
 
 

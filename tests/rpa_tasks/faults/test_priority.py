@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rpa_tasks.faults.effects import at_once
-from tests.rpa_tasks.faults.yard import Market, Yard
+from tests.rpa_tasks.faults.effects import find_overlaps
+from tests.rpa_tasks.faults.yard import Market, RpaCluster
 
 pytestmark = pytest.mark.faults
 
@@ -15,7 +15,7 @@ LOW, SHOPS, SLOTS = 1_000, 50, 2
 HIGH, AGEING = 40, 1.5
 
 
-def waiting(market: Market) -> list[str]:
+def publish_low_jobs(market: Market) -> list[str]:
     shops = len(market.shops)
     orders = [
         market.order(
@@ -26,22 +26,24 @@ def waiting(market: Market) -> list[str]:
     return [str(answer["task"]) for answer in market.yard.desk.ask(*orders)]
 
 
-def test_an_urgent_one_starts_next(the_yard: Yard, told: Callable[[str], None]) -> None:
-    market = the_yard.market(SHOPS, act={"idempotent": True})
-    assert len(set(waiting(market))) == LOW
-    with the_yard.node("steady", slots=SLOTS):
-        the_yard.wait(lambda: len(market.log.effects()) >= 10, "low ones run")
+def test_high_job_starts_before_a_thousand_low_jobs(
+    rpa_cluster: RpaCluster, report_line: Callable[[str], None]
+) -> None:
+    market = rpa_cluster.market(SHOPS, act={"idempotent": True})
+    assert len(set(publish_low_jobs(market))) == LOW
+    with rpa_cluster.node("steady", slots=SLOTS):
+        rpa_cluster.wait(lambda: len(market.log.effects()) >= 10, "low ones run")
         high = market.publish(market.shops[7], "act", dedupe_key="high", priority=0)
-        the_yard.await_state(high, "succeeded", timeout=30)
-    ((count,),) = (row.values() for row in the_yard.sql(_BETWEEN, [high]))
-    told(f"{LOW - len(market.log.effects()) + 1} low jobs wait · a high one started after {count} of them")
+        rpa_cluster.await_state(high, "succeeded", timeout=30)
+    ((count,),) = (row.values() for row in rpa_cluster.sql(_BETWEEN, [high]))
+    report_line(f"{LOW - len(market.log.effects()) + 1} low jobs wait · a high one started after {count} of them")
     assert count <= SLOTS  # who had picked in the moment of its publication
-    assert not at_once(market.log.effects())
+    assert not find_overlaps(market.log.effects())
 
 
-def test_low_ones_get_their_turn(the_yard: Yard, told: Callable[[str], None]) -> None:
+def test_low_jobs_start_under_high_load(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
     """Urgent ones keep the only slot busy for longer than a low one needs to become urgent by waiting."""
-    market = the_yard.market(5, act={"idempotent": True})
+    market = rpa_cluster.market(5, act={"idempotent": True})
     *busy, quiet = market.shops
     orders = [
         market.order(busy[number % 4], "act", dedupe_key=f"high-{number}", priority=0, payload={"hold": 0.15})
@@ -49,13 +51,13 @@ def test_low_ones_get_their_turn(the_yard: Yard, told: Callable[[str], None]) ->
     ]
     # Behind the urgent ones: the node runs already, and would begin with whatever is there alone.
     orders += [market.order(quiet, "act", dedupe_key=f"low-{number}", priority=2) for number in range(2)]
-    with the_yard.node("ageing", slots=1, env={"AFTERTOUCH_RPA_AGEING": f"PT{AGEING}S"}):
-        tasks = [str(answer["task"]) for answer in the_yard.desk.ask(*orders)]
-        the_yard.wait(lambda: not the_yard.unsettled(tasks), "all end", 240)
-        waited = [the_yard.sql(_WAITED, [task])[0]["waited"] for task in tasks[-2:]]
+    with rpa_cluster.node("ageing", slots=1, env={"AFTERTOUCH_RPA_AGEING": f"PT{AGEING}S"}):
+        tasks = [str(answer["task"]) for answer in rpa_cluster.desk.ask(*orders)]
+        rpa_cluster.wait(lambda: not rpa_cluster.unsettled(tasks), "all end", 240)
+        waited = [rpa_cluster.sql(_WAITED, [task])[0]["waited"] for task in tasks[-2:]]
     order = [effect.task for effect in market.log.effects()]
     places = [order.index(task) for task in tasks[-2:]]
-    told(
+    report_line(
         f"{HIGH} high jobs keep one slot busy · ageing {AGEING} s: of all runs, two low ones were the "
         f"{places[0] + 1}th and {places[1] + 1}th"
     )

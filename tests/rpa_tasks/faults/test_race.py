@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.faults.house import seed_of_this_run
-from tests.rpa_tasks.faults.effects import Effect, at_once, most_at_once
-from tests.rpa_tasks.faults.yard import Market, Yard, desk
+from tests.rpa_tasks.faults.effects import Effect, find_overlaps, max_concurrency
+from tests.rpa_tasks.faults.yard import Market, RpaCluster, desk
 
 pytestmark = pytest.mark.faults
 
@@ -38,14 +38,16 @@ def orders(market: Market, chance: random.Random, desk: int) -> list[tuple[str, 
     return [one(number) for number in range(EACH)]
 
 
-def test_eight_publish_and_eight_run_for_fifty_shops(the_yard: Yard, told: Callable[[str], None]) -> None:
+def test_concurrent_publishers_and_nodes_run_each_job_once(
+    rpa_cluster: RpaCluster, report_line: Callable[[str], None]
+) -> None:
     seed = seed_of_this_run()
     chance = random.Random(seed)
-    market = the_yard.market(SHOPS, sync={"idempotent": True}, reply={"exit_codes": {"transient": [70]}})
+    market = rpa_cluster.market(SHOPS, sync={"idempotent": True}, reply={"exit_codes": {"transient": [70]}})
     with (
-        the_yard.node("east", slots=SLOTS, ready=False) as east,
-        the_yard.node("west", slots=SLOTS, ready=False) as west,
-        desk(the_yard.environment) as ours,
+        rpa_cluster.node("east", slots=SLOTS, ready=False) as east,
+        rpa_cluster.node("west", slots=SLOTS, ready=False) as west,
+        desk(rpa_cluster.environment) as ours,
     ):
         east.program.await_ready()
         west.program.await_ready()
@@ -54,39 +56,39 @@ def test_eight_publish_and_eight_run_for_fifty_shops(the_yard: Yard, told: Calla
         receipts = [receipt for each in answers for receipt in each]
         published_in = time.monotonic() - began_at
         tasks = sorted({receipt["task"] for receipt in receipts})
-        the_yard.wait(lambda: not the_yard.unsettled(tasks), f"all jobs end (seed {seed})", WITHIN, 0.2)
+        rpa_cluster.wait(lambda: not rpa_cluster.unsettled(tasks), f"all jobs end (seed {seed})", WITHIN, 0.2)
         took = time.monotonic() - began_at
 
     effects = market.log.effects()
-    rows = {str(row["task_id"]): row for row in the_yard.sql(_JOBS, [tasks])}
+    rows = {str(row["task_id"]): row for row in rpa_cluster.sql(_JOBS, [tasks])}
     nodes = Counter(row["node"] for row in rows.values())
-    told(
+    report_line(
         f"8 desks × 8 processes × 50 shops · seed {seed} · {len(receipts)} publications in {published_in:.1f} s, "
-        f"{len(tasks)} jobs, {len(effects)} runs in {took:.1f} s, at most {most_at_once(effects)} at once, "
+        f"{len(tasks)} jobs, {len(effects)} runs in {took:.1f} s, at most {max_concurrency(effects)} at once, "
         f"{dict(nodes)} · never two of a shop"
     )
     assert len(receipts) == DESKS * EACH
     assert not market.log.twice
-    assert not at_once(effects), seed
-    assert not lost(receipts, effects, rows), seed
+    assert not find_overlaps(effects), seed
+    assert not find_lost_jobs(receipts, effects, rows), seed
     assert {row["state"] for row in rows.values()} == {"succeeded"}
-    assert not the_yard.sql("SELECT FROM rpa_tasks_lane WHERE task_id IS NOT NULL")
+    assert not rpa_cluster.sql("SELECT FROM rpa_tasks_lane WHERE task_id IS NOT NULL")
     assert all(nodes[name] > len(tasks) / 10 for name in ("east", "west"))
-    assert most_at_once(effects) > SLOTS  # else nobody raced
+    assert max_concurrency(effects) > SLOTS  # else nobody raced
 
 
 @pytest.mark.parametrize(
     ("began", "lease", "met", "problem"),
     [(1.5, 2, [], "two at once"), (2.5, 1, [], "do not grow"), (2.5, 2, [7], "met processes"), (2.5, 2, [], "")],
 )
-def test_the_log_would_show_it(began: float, lease: int, met: list[int], problem: str) -> None:
+def test_find_overlaps_reports_overlap_and_lease_order(began: float, lease: int, met: list[int], problem: str) -> None:
     first = Effect("s1", "a", "a", 1, 10, 1.0, [], ended=2.0)
     second = Effect("s1", "b", "b", lease, 11, began, met, ended=3.0)
-    found = at_once([second, first])
+    found = find_overlaps([second, first])
     assert [problem in each for each in found] == ([True] if problem else [])
 
 
-def lost(receipts: list[dict[str, Any]], effects: list[Effect], rows: dict[str, dict[str, Any]]) -> list[str]:
+def find_lost_jobs(receipts: list[dict[str, Any]], effects: list[Effect], rows: dict[str, dict[str, Any]]) -> list[str]:
     """Requests without an effect after them, and effects that no run tells of."""
     found = []
     asked = Counter(receipt["task"] for receipt in receipts)

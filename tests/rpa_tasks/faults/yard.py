@@ -29,7 +29,7 @@ ENDS = ("succeeded", "cancelled", "failed", "unknown")
 
 
 @dataclass
-class Desk:
+class PublisherProcess:
     process: subprocess.Popen[str]
 
     def send(self, orders: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -49,7 +49,7 @@ class Desk:
 
 
 @contextmanager
-def desk(environment: Mapping[str, str]) -> Iterator[Desk]:
+def desk(environment: Mapping[str, str]) -> Iterator[PublisherProcess]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rpa_tasks.faults.desk"],
         cwd=ROOT, env=dict(environment), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def desk(environment: Mapping[str, str]) -> Iterator[Desk]:
     )  # fmt: skip
     with process:
         try:
-            yield Desk(process)
+            yield PublisherProcess(process)
         finally:
             process.kill()
 
@@ -86,10 +86,10 @@ class Node:
 
 
 @dataclass
-class Yard:
+class RpaCluster:
     stack: RunningStack
     folder: Path
-    desk: Desk
+    desk: PublisherProcess
     environment: dict[str, str] = field(repr=False)
 
     # --- the database ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Yard:
 
 @dataclass
 class Market:
-    yard: Yard
+    yard: RpaCluster
     platform: str
     shops: list[str]
     folder: Path
@@ -240,10 +240,10 @@ class Market:
 @contextmanager
 def yard(
     folder: Path, programs: Sequence[str] = ("core", "beat"), env: Mapping[str, str] | None = None
-) -> Iterator[Yard]:
+) -> Iterator[RpaCluster]:
     ours = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_WORKER_CONCURRENCY": "1"}
     with running_stack({**ours, **(env or {})}, programs=programs, state_dir=folder / "stack") as stack:
         found = stack.endpoints
         environment = {**stack.environment, "DATABASE_URL": found.database_url, "REDIS_URL": found.redis_url}
         with desk(environment) as at:
-            yield Yard(stack, folder, at, environment)
+            yield RpaCluster(stack, folder, at, environment)

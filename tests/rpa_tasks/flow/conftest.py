@@ -189,7 +189,7 @@ def flows(tmp_path: Path) -> Iterator[Flows]:
 
 
 @pytest.fixture
-def stored(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]:
+def read_stored_orders(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]:
     """The flow gets the database as the workers give it. Returns the shop's orders by number."""
     from rpa_tasks.models import DemoOrder
     from rpa_tasks.supervisor.command import environment_for
@@ -199,10 +199,10 @@ def stored(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]
     )
     flows.environment["DATABASE_URL"] = given["DATABASE_URL"]
 
-    def stored() -> dict[str, Any]:
+    def read_stored_orders() -> dict[str, Any]:
         return {order.order_no: order for order in DemoOrder.objects.filter(shop_id="s1")}
 
-    return stored
+    return read_stored_orders
 
 
 def eventually(happened: Callable[[], bool]) -> bool:

@@ -18,9 +18,7 @@ pytestmark = pytest.mark.browser
 OPEN = 'flow.page.goto(flow.text("site"))\n'
 
 
-def test_it_works_in_a_tab_of_its_own_and_closes_what_it_opened(
-    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]
-) -> None:
+def test_flow_opens_own_tab_and_closes_it(flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]) -> None:
     before = tabs()
     flows.write(
         "open",
@@ -33,7 +31,7 @@ def test_it_works_in_a_tab_of_its_own_and_closes_what_it_opened(
     assert tabs() == before
 
 
-def test_the_browser_remembers_the_login(flows: Any, site: Any, port: int) -> None:
+def test_browser_keeps_login_between_runs(flows: Any, site: Any, port: int) -> None:
     flows.write(
         "log_in",
         OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
@@ -45,15 +43,13 @@ def test_the_browser_remembers_the_login(flows: Any, site: Any, port: int) -> No
     assert site.effects()["logins"] == 1
 
 
-def test_after_a_failure_the_page_stays_to_be_looked_at(
-    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]
-) -> None:
+def test_failed_flow_leaves_page_open(flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]) -> None:
     flows.write("fail", OPEN + "raise BusinessError('look at this')")
     assert flows.run("fail", {"site": f"{site.url}/login?fail"}, debug_port=port).process.returncode == 65
     assert f"{site.url}/login?fail" in tabs()
 
 
-def test_a_step_that_never_succeeds_may_succeed_later(flows: Any, site: Any, port: int) -> None:
+def test_step_timeout_exits_as_transient(flows: Any, site: Any, port: int) -> None:
     flows.write("wait", OPEN + "flow.page.set_default_timeout(300)\nflow.page.click('#nothing')")
     run = flows.run("wait", {"site": site.url}, debug_port=port)
     assert run.process.returncode == 70
@@ -61,7 +57,7 @@ def test_a_step_that_never_succeeds_may_succeed_later(flows: Any, site: Any, por
 
 
 @pytest.mark.parametrize("body", ["time.sleep(600)", "flow.page.wait_for_selector('#nothing', timeout=600_000)"])
-def test_told_to_stop_it_closes_its_tab(
+def test_terminated_flow_closes_its_tab(
     flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], body: str, eventually: Any
 ) -> None:
     flows.write("long", OPEN + f"flow.progress(0.1)\n{body}")
@@ -73,7 +69,7 @@ def test_told_to_stop_it_closes_its_tab(
     assert eventually(lambda: f"{site.url}/login?stop" not in tabs())
 
 
-def test_a_browser_that_does_not_answer_may_answer_later(flows: Any) -> None:
+def test_missing_browser_exits_as_transient(flows: Any) -> None:
     flows.write("browse", "flow.page")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -83,7 +79,7 @@ def test_a_browser_that_does_not_answer_may_answer_later(flows: Any) -> None:
     assert "Traceback" not in run.errors
 
 
-def test_a_browser_that_dies_in_the_middle_is_no_riddle(flows: Any, site: Any) -> None:
+def test_browser_crash_exits_as_transient(flows: Any, site: Any) -> None:
     from rpa_tasks.flow_sdk.browser import open_browser
 
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
@@ -93,7 +89,7 @@ def test_a_browser_that_dies_in_the_middle_is_no_riddle(flows: Any, site: Any) -
     assert run.end() == 70
 
 
-def test_a_flow_can_be_tried_by_hand_with_a_profile_that_stays(flows: Any, site: Any, tmp_path: Path) -> None:
+def test_try_command_keeps_profile(flows: Any, site: Any, tmp_path: Path) -> None:
     flows.command("new", "mine").end()
     words = ("try", "--flow", "mine", "--payload", f'{{"site": "{site.url}"}}', "--profile", str(tmp_path / "p"))
     first = flows.command(*words)
@@ -131,7 +127,7 @@ def events(guarded: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any
     return seen
 
 
-def test_the_guard_reads_what_a_flow_says(flows: Any, site: Any, port: int, tmp_path: Path) -> None:
+def test_supervisor_reads_result_of_flow(flows: Any, site: Any, port: int, tmp_path: Path) -> None:
     flows.write("open", OPEN + "flow.progress(0.5, 'open')\nreturn {'title': flow.page.title()}")
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login"}}}}'
     with SupervisedCommand(guarded(flows, tmp_path, "open", param, 60)) as guard:
@@ -140,7 +136,7 @@ def test_the_guard_reads_what_a_flow_says(flows: Any, site: Any, port: int, tmp_
     assert [event.value for event in seen if isinstance(event, FlowResult)] == [{"title": "Log in · Demo market"}]
 
 
-def test_at_the_timeout_the_page_stays_and_a_cancelled_one_goes(
+def test_timeout_leaves_page_and_cancel_closes_it(
     flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
 ) -> None:
     flows.write("long", OPEN + "flow.progress(0.1)\ntime.sleep(600)")

@@ -69,7 +69,7 @@ def order_nos(page: str) -> list[str]:
     return re.findall(r'data-order="([^"]+)"', page)
 
 
-def test_a_stranger_is_sent_to_the_login(visit: Callable[[], Visitor]) -> None:
+def test_demo_shop_redirects_visitor_to_login(visit: Callable[[], Visitor]) -> None:
     stranger = visit()
     for method, path in (("GET", "/orders"), ("GET", "/messages"), ("POST", "/messages/reply"), ("GET", "/")):
         stranger.ask(method, path)
@@ -78,13 +78,13 @@ def test_a_stranger_is_sent_to_the_login(visit: Callable[[], Visitor]) -> None:
 
 
 @pytest.mark.parametrize("shop", ["", "../x", "<b>", "a" * 65, "店"])
-def test_a_shop_id_that_is_none_is_explained(visit: Callable[[], Visitor], shop: str) -> None:
+def test_demo_shop_login_with_invalid_id_shows_error(visit: Callable[[], Visitor], shop: str) -> None:
     stranger = visit()
     assert 'role="alert"' in stranger.ask("POST", "/login", shop=shop)
     assert (stranger.status, stranger.cookie) == (400, "")
 
 
-def test_orders_come_page_by_page_the_latest_change_first(ann: Visitor, site: Any) -> None:
+def test_demo_shop_lists_latest_orders_first_in_pages(ann: Visitor, site: Any) -> None:
     pages = [order_nos(ann.get(f"/orders?page={number}")) for number in (1, 2, 3)]
     assert [len(page) for page in pages] == [20, 20, 5]
     assert [number for page in pages for number in page] == [f"s1-{10000 + n}" for n in range(45, 0, -1)]
@@ -94,7 +94,7 @@ def test_orders_come_page_by_page_the_latest_change_first(ann: Visitor, site: An
     assert site.effects()["position"] == 1045
 
 
-def test_an_order_that_ships_moves_to_the_top_in_a_higher_version(ann: Visitor, site: Any) -> None:
+def test_demo_shop_shipped_order_moves_to_top_with_new_version(ann: Visitor, site: Any) -> None:
     assert json.loads(site.ask("/admin/ship?shop=s1&order=s1-10002", post=True)) == {"shipped": ["s1-10002"]}
     page = ann.get("/orders")
     assert order_nos(page)[0] == "s1-10002"
@@ -103,7 +103,7 @@ def test_an_order_that_ships_moves_to_the_top_in_a_higher_version(ann: Visitor, 
     assert len(json.loads(site.ask("/admin/ship?shop=s1", post=True))["shipped"]) == 17
 
 
-def test_the_same_reply_is_accepted_once(ann: Visitor, site: Any) -> None:
+def test_demo_shop_accepts_reply_with_token_once(ann: Visitor, site: Any) -> None:
     assert ann.get("/messages").count('data-answered="0"') == 5
     reply = {"message": "s1-m2", "text": "On its way <b>", "token": "s1-m2"}
     ann.ask("POST", "/messages/reply", **reply)
@@ -116,20 +116,20 @@ def test_the_same_reply_is_accepted_once(ann: Visitor, site: Any) -> None:
     assert effects["refused_replies"]["s1-m2"] == 1
 
 
-def test_a_reply_without_a_token_is_a_reply_each_time(ann: Visitor, site: Any) -> None:
+def test_demo_shop_accepts_reply_without_token_each_time(ann: Visitor, site: Any) -> None:
     for _ in range(2):
         ann.ask("POST", "/messages/reply", message="s1-m1", text="Hello")
     assert site.effects()["replies"]["s1-m1"] == 2
 
 
 @pytest.mark.parametrize("fields", [{"message": "s2-m1", "text": "x"}, {"message": "s1-m1", "text": " "}, {}])
-def test_a_reply_to_nobody_or_without_words_is_refused(ann: Visitor, site: Any, fields: dict[str, str]) -> None:
+def test_demo_shop_refuses_reply_without_message_or_text(ann: Visitor, site: Any, fields: dict[str, str]) -> None:
     ann.ask("POST", "/messages/reply", **fields)
     assert ann.status == 400
     assert set(site.effects()["replies"].values()) == {0}
 
 
-def test_shops_do_not_see_each_other(ann: Visitor, visit: Callable[[], Visitor], site: Any) -> None:
+def test_demo_shop_separates_shops(ann: Visitor, visit: Callable[[], Visitor], site: Any) -> None:
     bob = visit()
     bob.log_in("s2")
     assert order_nos(bob.get("/orders"))[0].startswith("s2-")
@@ -141,7 +141,7 @@ def test_shops_do_not_see_each_other(ann: Visitor, visit: Callable[[], Visitor],
     assert (bob.status, ann.status) == (303, 200)
 
 
-def test_logging_out_ends_the_session_on_the_server(ann: Visitor) -> None:
+def test_demo_shop_logout_ends_server_session(ann: Visitor) -> None:
     session = ann.cookie
     ann.ask("POST", "/logout")
     ann.cookie = session
@@ -149,7 +149,7 @@ def test_logging_out_ends_the_session_on_the_server(ann: Visitor) -> None:
     assert (ann.status, ann.location) == (303, "/login")
 
 
-def test_the_switches(ann: Visitor, site: Any) -> None:
+def test_demo_shop_switches_take_effect(ann: Visitor, site: Any) -> None:
     assert json.loads(site.ask("/switch?captcha=1")) == {"captcha": True, "slow": 0.0, "sessions": 1}
     assert "Are you a robot?" in ann.get("/orders")
     assert ann.status == 429
@@ -178,26 +178,26 @@ def test_the_switches(ann: Visitor, site: Any) -> None:
         ("GET", "/favicon.ico", 404),
     ],
 )
-def test_what_makes_no_sense_is_refused(ann: Visitor, method: str, path: str, status: int) -> None:
+def test_demo_shop_refuses_invalid_requests(ann: Visitor, method: str, path: str, status: int) -> None:
     ann.ask(method, path)
     assert ann.status == status
     ann.get("/orders")  # and the connection is still of use
     assert ann.status == 200
 
 
-def test_a_form_that_is_too_long_is_not_read(ann: Visitor) -> None:
+def test_demo_shop_refuses_too_long_form(ann: Visitor) -> None:
     ann.ask("POST", "/messages/reply", text="x" * 70_000)
     assert ann.status == 413
 
 
-def test_new_orders_and_messages(ann: Visitor, site: Any) -> None:
+def test_demo_shop_admin_adds_entries(ann: Visitor, site: Any) -> None:
     assert json.loads(site.ask("/admin/order?shop=s1", post=True)) == {"order": "s1-10046"}
     assert json.loads(site.ask("/admin/message?shop=s1&text=%3Ci%3E", post=True)) == {"message": "s1-m6", "user": "u6"}
     assert order_nos(ann.get("/orders"))[0] == "s1-10046"
     assert "&lt;i&gt;" in ann.get("/messages")
 
 
-def test_a_cookie_that_nobody_can_read_is_a_stranger(visit: Callable[[], Visitor]) -> None:
+def test_demo_shop_ignores_unreadable_cookie(visit: Callable[[], Visitor]) -> None:
     for cookie in ("=;;=", f"{COOKIE}=guessed", 'x="'):
         stranger = visit()
         stranger.cookie = cookie
@@ -206,7 +206,7 @@ def test_a_cookie_that_nobody_can_read_is_a_stranger(visit: Callable[[], Visitor
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_as_a_command_until_it_is_told_to_end(number: signal.Signals) -> None:
+def test_demo_shop_command_serves_until_signal(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "examples.demo_shop", "--port", "0", "--orders", "3"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -221,7 +221,7 @@ def test_it_serves_as_a_command_until_it_is_told_to_end(number: signal.Signals) 
             visitor.connection.close()
 
 
-def test_a_port_that_is_taken_is_named(site: Any) -> None:
+def test_demo_shop_with_taken_port_names_it(site: Any) -> None:
     port = str(urlsplit(site.url).port)
     words = [sys.executable, "-m", "examples.demo_shop", "--port", port]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)

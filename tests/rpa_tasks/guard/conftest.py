@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpa_tasks.guard.house import House
+from tests.rpa_tasks.guard.house import TaskCommands
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.clean_up()
+def task(tmp_path: Path) -> Iterator[TaskCommands]:
+    task = TaskCommands(tmp_path)
+    yield task
+    task.clean_up()

@@ -66,7 +66,7 @@ while True:
 SANDBOXES = ("none", "bubblewrap")
 
 
-class House:
+class TaskCommands:
     """Builds orders that share one task, and looks for its processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -117,13 +117,13 @@ class House:
             os.kill(pid, signal.SIGKILL)
 
 
-def hear_out(order: RunSpec) -> tuple[list[Event], CommandResult]:
+def run_to_end(order: RunSpec) -> tuple[list[Event], CommandResult]:
     """Run it to its end: all that was told, and the ending."""
     with SupervisedCommand(order) as guarded:
-        return hear(guarded)
+        return read_to_end(guarded)
 
 
-def hear(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]:
+def read_to_end(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]:
     heard: list[Event] = []
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -158,7 +158,7 @@ def is_alive(pid: int) -> bool:
     return process is not None and not process.gone
 
 
-def guard_of(command: int) -> int:
+def supervisor_of(command: int) -> int:
     process = processes.read_process(command)
     assert process is not None
     return process.parent
@@ -181,9 +181,9 @@ print(event, flush=True)
 
 
 @contextmanager
-def start_runner(house: House, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def start_runner(task: TaskCommands, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A runner in a process of its own that renews a lease of eight seconds ten times a second; and its command."""
-    argv = [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)]
+    argv = [sys.executable, "-c", RUNNER, script, str(task.log), json.dumps(task.env)]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
         try:
             yield runner, int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))

@@ -23,7 +23,7 @@ from rpa_tasks.supervisor.command import (
     secrets_in,
     validate_command,
 )
-from tests.rpa_tasks.guard.house import House, hear_out
+from tests.rpa_tasks.guard.house import TaskCommands, run_to_end
 
 KNOWN = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
 TEMPLATE = [
@@ -50,36 +50,36 @@ def environment(*names: str) -> dict[str, str]:
     )
 
 
-def test_placeholders_are_filled_in_wherever_they_stand() -> None:
+def test_argv_for_fills_placeholders() -> None:
     assert argv(TEMPLATE, shop_id="s1") == [
         sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
         "--timeout", "600",
     ]  # fmt: skip
 
 
-def test_what_was_filled_in_is_not_filled_in_again() -> None:
+def test_argv_for_does_not_fill_inserted_text() -> None:
     assert argv(["x", "{param}{flow}"], text="{timeout}") == ["x", '{"text":"{timeout}"}pdd_sync_order']
 
 
-def test_braces_that_are_no_placeholder_are_left_alone() -> None:
+def test_argv_for_keeps_other_braces() -> None:
     words = ["awk", "{ print $1 }", '{"a": 1}', "{}", "${HOME}", "{Param}"]
     assert argv(words) == words
     assert check_words([*words, "{param}"]) == []
 
 
 @pytest.mark.parametrize("payload", ["订单 值", "\0 \U0001f600", "'; rm -rf ~; '", '{"nested": "{param}"}', "\n"])
-def test_any_payload_reaches_the_command_unchanged(house: House, payload: str) -> None:
+def test_payload_reaches_command_unchanged(task: TaskCommands, payload: str) -> None:
     program = """
 import json, sys
 payload = json.loads(sys.argv[1])["payload"]
 print(json.dumps({"result": {"hex": payload.encode("utf-16", "surrogatepass").hex()}}))
 """
     words = argv(["{python}", "-c", program, "{param}"], payload=payload)
-    _, ending = hear_out(house.order(*words))
+    _, ending = run_to_end(task.order(*words))
     assert ending.result == {"hex": payload.encode("utf-16", "surrogatepass").hex()}
 
 
-def test_a_parameter_that_no_command_line_can_carry_is_refused() -> None:
+def test_argv_for_refuses_too_long_parameter() -> None:
     fits = "x" * (WORD_LIMIT - len('{"p":""}'))
     assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
     with pytest.raises(ParamTooLong, match="131,072 bytes"):
@@ -88,7 +88,7 @@ def test_a_parameter_that_no_command_line_can_carry_is_refused() -> None:
         argv(["{param}"] * 9, p=fits)
 
 
-def test_argv_for_fills_in_what_the_job_is_about() -> None:
+def test_argv_for_fills_job_values() -> None:
     words = ["{shop_id}/{platform}", "{profile_id}", "{debug_port}", "{task_id}", "{param_file}"]
     values = {"shop_id": "s1", "platform": "pdd", "profile_id": "p-s1", "debug_port": 9222, "task_id": "t1"}
     filled = argv_for(words, flow="f", param=values, timeout=timedelta(seconds=1), param_file="/run/p.json")
@@ -96,16 +96,16 @@ def test_argv_for_fills_in_what_the_job_is_about() -> None:
     assert argv(["{debug_port}"], debug_port=None) == [""]
 
 
-def test_the_longest_parameter_can_really_be_started(house: House) -> None:
+def test_longest_parameter_can_be_started(task: TaskCommands) -> None:
     words = argv(["/bin/echo", "{param}"], p="x" * (WORD_LIMIT - len('{"p":""}')))
-    _, ending = hear_out(house.order(*words))
+    _, ending = run_to_end(task.order(*words))
     assert (ending.ended, ending.exit) == (ExitCause.EXITED, 0)
 
 
 # --- the environment ----------------------------------------------------------------------------------------------
 
 
-def test_the_environment_is_minimal_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_for_returns_only_required_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJANGO_SECRET_KEY", "password-1")
     told = environment()
     assert told == {
@@ -122,7 +122,7 @@ def test_the_environment_is_minimal_and_marked(monkeypatch: pytest.MonkeyPatch) 
     assert told["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
-def test_a_flow_sees_the_variables_that_it_may_see_and_can_fake_no_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_for_adds_listed_variables_but_no_markers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PDD_TOKEN", "PATH", "AFTERTOUCH_TASK_ID"):
         monkeypatch.setenv(name, "ours")
     monkeypatch.delenv("NOT_SET", raising=False)
@@ -131,7 +131,7 @@ def test_a_flow_sees_the_variables_that_it_may_see_and_can_fake_no_marker(monkey
     assert "NOT_SET" not in told
 
 
-def test_the_database_is_the_one_that_we_use_ourselves() -> None:
+def test_environment_for_returns_usable_database_url() -> None:
     assert "DATABASE_URL" not in environment()
     with psycopg.connect(environment("DATABASE_URL")["DATABASE_URL"], connect_timeout=10) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
@@ -145,7 +145,7 @@ def test_the_database_is_the_one_that_we_use_ourselves() -> None:
         ({"HOST": "::1", "PORT": 5432, "NAME": "a", "USER": "", "PASSWORD": ""}, "postgresql://[::1]:5432/a"),
     ],
 )  # fmt: skip
-def test_an_address_of_a_database_survives_odd_characters(
+def test_database_url_escapes_characters(
     database: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(settings.DATABASES, "default", database)
@@ -154,7 +154,7 @@ def test_an_address_of_a_database_survives_odd_characters(
     assert (told["host"], told.get("password", "")) == (database["HOST"], database["PASSWORD"])
 
 
-def test_secrets_are_known_by_their_names_and_in_addresses() -> None:
+def test_secrets_in_finds_secret_names_and_url_passwords() -> None:
     secrets = secrets_in({
         "PDD_TOKEN": "t-123456", "api_key": "k-123456", "DATABASE_URL": "postgresql://u:p%40ss@db/a", "HOME": "/home",
         "EMPTY_SECRET": "", "ODD": "http://[", "PROXY": "http://proxy:3128",
@@ -165,7 +165,7 @@ def test_secrets_are_known_by_their_names_and_in_addresses() -> None:
 # --- validation ---------------------------------------------------------------------------------------------------
 
 
-def test_a_good_command_has_no_problems(tmp_path: Path) -> None:
+def test_validate_command_accepts_valid_command(tmp_path: Path) -> None:
     assert validate_command(TEMPLATE) == []
     assert validate_command(["sh", "-c", "exit 0", "{param}"]) == []
 
@@ -188,19 +188,19 @@ def test_a_good_command_has_no_problems(tmp_path: Path) -> None:
         (["/etc", "{param}"], "/etc is not executable"),
     ],
 )
-def test_what_is_wrong_with_a_command_is_said(command: object, problem: str) -> None:
+def test_validate_command_names_problem(command: object, problem: str) -> None:
     assert validate_command(command) == [problem]
 
 
-def test_the_disk_can_be_asked_apart_from_the_words() -> None:
+def test_check_words_does_not_look_for_program() -> None:
     assert check_words(["no-such-program", "{param}"]) == []
     assert check_program("{python}") == ""
     assert check_program("no-such-program") == "no-such-program was not found"
 
 
-def test_a_command_that_is_valid_can_be_started(house: House) -> None:
+def test_validated_command_can_be_started(task: TaskCommands) -> None:
     assert validate_command(["python", "-c", "print(1)", "{param}"]) == []
-    _, ending = hear_out(house.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment(), cwd="/"))
+    _, ending = run_to_end(task.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment(), cwd="/"))
     assert (ending.exit, ending.tail) == (0, "1\n")
     assert json.loads(argv(["{param}"])[0]) == {}
 
@@ -293,7 +293,7 @@ MIXED = "must not have {param} in a word with spaces, quotes or other special ch
     ],
     ids=" ".join,
 )
-def test_check_words_placeholder_in_code_is_refused(command: list[str]) -> None:
+def test_placeholder_in_code_is_refused(command: list[str]) -> None:
     assert check_words(command) == [CODE]
 
 
@@ -351,11 +351,11 @@ def test_check_words_param_within_a_word_that_may_be_code_is_refused_for_any_pro
     ],
     ids=" ".join,
 )
-def test_check_words_placeholder_in_an_argument_is_accepted(command: list[str]) -> None:
+def test_placeholder_in_argument_is_accepted(command: list[str]) -> None:
     assert check_words(command) == []
 
 
-def test_environment_for_path_of_the_flow_comes_first(tmp_path: Path) -> None:
+def test_environment_for_puts_flow_path_first(tmp_path: Path) -> None:
     program = tmp_path / "rpa-cli"
     program.write_text("#!/bin/sh\n")
     assert check_program("rpa-cli", [str(tmp_path)]) == "rpa-cli was not found" or os.geteuid() == 0

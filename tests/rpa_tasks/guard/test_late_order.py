@@ -14,13 +14,13 @@ from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
 from rpa_tasks.supervisor.watch import Watch
-from tests.rpa_tasks.guard.house import House
+from tests.rpa_tasks.guard.house import TaskCommands
 
 
-def test_a_command_does_not_begin_after_its_lease(house: House) -> None:
+def test_command_with_expired_lease_is_not_started(task: TaskCommands) -> None:
     """Were it only told to end, it could go on for all of its grace beside the run that took its place."""
-    began = house.folder / "began"
-    order = house.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
+    began = task.folder / "began"
+    order = task.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
     with SupervisedCommand(order) as guarded:
         while not isinstance(ending := guarded.next_event(timeout=5), CommandResult):
             pass
@@ -31,9 +31,9 @@ def test_a_command_does_not_begin_after_its_lease(house: House) -> None:
     assert (verdict.outcome, verdict.reason) == (RunOutcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran
 
 
-def test_nor_where_the_machine_slept_since_the_lease_was_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_after_machine_sleep_is_not_started(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep counts, as it does for the lease."""
-    order = json.loads(house.order("/bin/true", extend_until=clock() + 30).line())
+    order = json.loads(task.order("/bin/true", extend_until=clock() + 30).line())
     awake = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 100)
     told, tells = os.pipe()

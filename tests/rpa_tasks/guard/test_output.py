@@ -29,7 +29,7 @@ def feed_all(lines: Lines, chunks: list[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 @given(st.lists(WORDS), st.lists(st.integers(0, 300)))
-def test_however_output_is_cut_the_same_is_shown_and_understood(words: list[bytes], cuts: list[int]) -> None:
+def test_output_lines_are_independent_of_chunks(words: list[bytes], cuts: list[int]) -> None:
     text = b"".join(words)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     chunks = [text[start:stop] for start, stop in itertools.pairwise(places)]
@@ -43,7 +43,7 @@ def test_however_output_is_cut_the_same_is_shown_and_understood(words: list[byte
 
 @example(65_996, 1_000)  # right where the first piece is cut
 @given(st.integers(0, 3 * LONGEST_LINE), st.integers(1_000, LONGEST_LINE))
-def test_a_secret_in_a_line_without_end_is_masked_wherever_it_lies(at: int, size: int) -> None:
+def test_secret_in_line_without_end_is_masked(at: int, size: int) -> None:
     text = b"a" * at + b"secret-1" + b"b" * (3 * LONGEST_LINE - at) + b'\n{"result": {}}\n'
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
     shown, spoken = feed_all(Lines(Mask(["secret-1", "other-secret"])), chunks)
@@ -51,12 +51,12 @@ def test_a_secret_in_a_line_without_end_is_masked_wherever_it_lies(at: int, size
     assert spoken == [b'{"result": {}}']
 
 
-def test_of_two_secrets_the_longer_is_masked_whole() -> None:
+def test_mask_replaces_longer_secret_first() -> None:
     assert Mask(["abcd", "abcdef"])(b"abcdef abcd") == b"*** ***"
 
 
 @given(st.lists(st.binary(min_size=1, max_size=90)), st.integers(200, 400))
-def test_the_log_keeps_the_beginning_and_the_most_recent(chunks: list[bytes], limit: int) -> None:
+def test_rotating_log_keeps_start_and_latest_output(chunks: list[bytes], limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         log = RotatingLog(str(path), limit)
@@ -73,7 +73,7 @@ def test_the_log_keeps_the_beginning_and_the_most_recent(chunks: list[bytes], li
             assert 0 < log.dropped <= len(text)
 
 
-def test_the_note_in_the_log_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_rotating_log_notes_dropped_bytes(tmp_path: Path) -> None:
     log = RotatingLog(str(tmp_path / "log"), 1000)
     text = b"".join(b"line %d\n" % number for number in range(1000))
     for start in range(0, len(text), 7):
@@ -88,7 +88,7 @@ def test_the_note_in_the_log_says_how_much_is_missing(tmp_path: Path) -> None:
     assert int(note) == log.dropped == len(text) - len(head) - len(recent)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_only_that_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotating_log_loses_only_output_during_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RotatingLog(str(tmp_path / "log"), 1000)
     log.write(b"before\n")
     with monkeypatch.context() as patch:
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_that_while(tmp_path: Path, m
     assert log.dropped == len(b"meanwhile\n")
 
 
-def test_the_tail_counts_characters_and_replaces_what_is_none() -> None:
+def test_tail_counts_characters_and_replaces_invalid_bytes() -> None:
     tail = Tail()
     for _ in range(100):
         tail.add("值".encode() * 1000)
@@ -115,13 +115,13 @@ def test_the_tail_counts_characters_and_replaces_what_is_none() -> None:
         lambda each: st.lists(each) | st.dictionaries(st.text(), each),
     )
 )
-def test_a_clean_value_can_be_stored(value: object) -> None:
+def test_cleaned_value_can_be_stored(value: object) -> None:
     text = json.dumps(Mask(["secret-1"]).clean(value), ensure_ascii=False)
     text.encode()
     assert "\\u0000" not in text
 
 
-def test_no_line_keeps_the_next_from_being_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that nobody here has thought of: the command would end with its guard, and nobody would know why."""
     readable, writable = os.pipe()
     outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))

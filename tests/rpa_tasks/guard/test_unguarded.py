@@ -18,11 +18,11 @@ from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID
 from rpa_tasks.supervisor.orphans import end_unsupervised
 from tests.rpa_tasks.guard.house import (
     DAEMON,
-    House,
+    TaskCommands,
     eventually,
-    guard_of,
     is_alive,
     start_runner,
+    supervisor_of,
     wait_for_message,
     wait_for_start,
 )
@@ -39,44 +39,44 @@ def own_node(settings: Any, tmp_path: Path) -> None:
     settings.AFTERTOUCH_STATE_DIR = tmp_path
 
 
-def descendants(house: House, command: int) -> list[processes.Process]:
+def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
     """The child and its child; `touch`, which says that they are there, may outlive the saying."""
-    eventually((house.folder / "there").exists)
-    eventually(lambda: len(house.pids()) == 3)
-    return [look for pid in house.pids() if pid != command and (look := processes.read_process(pid))]
+    eventually((task.folder / "there").exists)
+    eventually(lambda: len(task.pids()) == 3)
+    return [look for pid in task.pids() if pid != command and (look := processes.read_process(pid))]
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("script", [BRANCHES, STUBBORN_BRANCHES])
-def test_what_outlives_runner_and_guard_is_ended_at_the_next_look(house: House, script: str) -> None:
-    with start_runner(house, script) as (runner, command):
-        left = descendants(house, command)
+def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) -> None:
+    with start_runner(task, script) as (runner, command):
+        left = descendants(task, command)
         assert all(map(has_supervisor, left))
         os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
-        os.kill(guard_of(command), signal.SIGKILL)
+        os.kill(supervisor_of(command), signal.SIGKILL)
         runner.kill()
     eventually(lambda: not is_alive(command))
     assert [is_alive(process.pid) for process in left] == [True] * len(left)
 
     assert end_unsupervised() == 0
-    assert house.pids() == []
+    assert task.pids() == []
 
 
-def test_a_run_with_a_guard_is_left_alone_with_all_its_daemons(house: House) -> None:
-    place = house.folder / "daemon"
-    with SupervisedCommand(house.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
+def test_supervised_daemon_is_kept(task: TaskCommands) -> None:
+    place = task.folder / "daemon"
+    with SupervisedCommand(task.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
         command = wait_for_start(guarded)
         eventually(place.exists)
-        guard, daemon = guard_of(command), int(place.read_text())
-        eventually(lambda: guard_of(daemon) == guard)
+        guard, daemon = supervisor_of(command), int(place.read_text())
+        eventually(lambda: supervisor_of(daemon) == guard)
 
         assert end_unsupervised() == 2
         assert is_alive(command)
         assert is_alive(daemon)
 
 
-def test_processes_of_another_node_on_this_machine_are_left_alone(house: House) -> None:
-    another = subprocess.Popen(["/bin/sleep", "1000"], env=house.env | {"AFTERTOUCH_STATE_DIR": "/somewhere/else"})
+def test_processes_of_other_node_are_kept(task: TaskCommands) -> None:
+    another = subprocess.Popen(["/bin/sleep", "1000"], env=task.env | {"AFTERTOUCH_STATE_DIR": "/somewhere/else"})
     try:
         assert end_unsupervised() == 0
         assert another.poll() is None
@@ -85,18 +85,18 @@ def test_processes_of_another_node_on_this_machine_are_left_alone(house: House) 
         another.wait()
 
 
-def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_supervisor_checks_again_when_parent_ends(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard adopts it; whoever had seen the parent and then found nobody would end a run in good order."""
-    with SupervisedCommand(house.shell(f"{BRANCHES}; sleep 1000")) as guarded:
+    with SupervisedCommand(task.shell(f"{BRANCHES}; sleep 1000")) as guarded:
         command = wait_for_start(guarded)
-        left = descendants(house, command)
+        left = descendants(task, command)
         orphan = next(process for process in left if process.parent != command)
-        parent, guard, really = orphan.parent, guard_of(command), processes.read_process
+        parent, guard, really = orphan.parent, supervisor_of(command), processes.read_process
 
         def look(pid: int) -> processes.Process | None:
             if pid == parent and is_alive(parent):
                 os.kill(parent, signal.SIGKILL)
-                eventually(lambda: guard_of(orphan.pid) == guard)
+                eventually(lambda: supervisor_of(orphan.pid) == guard)
             return really(pid)
 
         monkeypatch.setattr(ancestry, "read_process", look)
@@ -104,8 +104,8 @@ def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monk
         assert not is_alive(parent)
 
 
-def test_who_has_ended_by_now_is_nobodys_to_end(house: House) -> None:
-    process = subprocess.Popen(["/bin/sleep", "1000"], env=house.env)
+def test_ended_process_counts_as_supervised(task: TaskCommands) -> None:
+    process = subprocess.Popen(["/bin/sleep", "1000"], env=task.env)
     seen = processes.read_process(process.pid)
     assert seen
     assert not has_supervisor(seen)
@@ -126,13 +126,13 @@ child.wait()
 
 
 @pytest.mark.parametrize("sandbox", ["none", "bubblewrap", "uid"])
-def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(house: House, sandbox: str) -> None:
+def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(task: TaskCommands, sandbox: str) -> None:
     if sandbox == "uid" and os.geteuid() != 0:
         pytest.skip("only root can become another uid")
-    script = house.folder / "rpa_tasks" / "supervisor" / "main.py"
+    script = task.folder / "rpa_tasks" / "supervisor" / "main.py"
     script.parent.mkdir(parents=True)
     script.write_text(PRETENDER.format(uid=61234 if sandbox == "uid" else 0))
-    words = [*house.prefix(sandbox.replace("uid", "none")), sys.executable, "-I", "-S", str(script)]
+    words = [*task.prefix(sandbox.replace("uid", "none")), sys.executable, "-I", "-S", str(script)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
         try:
             assert started.stdout
@@ -147,15 +147,15 @@ def is_sleep(process: processes.Process) -> bool:
     return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"/bin/sleep")
 
 
-def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_real_one(house: House) -> None:
-    script = house.folder / "rpa_tasks" / "supervisor" / "main.py"
+def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_real_one(task: TaskCommands) -> None:
+    script = task.folder / "rpa_tasks" / "supervisor" / "main.py"
     script.parent.mkdir(parents=True)
     script.write_text(PRETENDER.format(uid=0))
     words = (sys.executable, "-I", "-S", str(script), f"{TASK_ID}=another", f"{LEASE_NO}=99")
-    with SupervisedCommand(house.order(*words)) as guarded:
+    with SupervisedCommand(task.order(*words)) as guarded:
         wait_for_start(guarded)
         wait_for_message(guarded, "ready")
-        (child,) = (each for each in processes.all_processes() if each.pid in house.pids() and is_sleep(each))
+        (child,) = (each for each in processes.all_processes() if each.pid in task.pids() and is_sleep(each))
         markers = run_of(child)
         assert markers
-        assert (markers[TASK_ID], markers[LEASE_NO]) == (house.task_id, house.env[LEASE_NO])
+        assert (markers[TASK_ID], markers[LEASE_NO]) == (task.task_id, task.env[LEASE_NO])

@@ -19,16 +19,16 @@ def exited(code: int | None = None, **changes: object) -> CommandResult:
     return CommandResult(ExitCause.EXITED, exit=code, started=True, **changes)  # type: ignore[arg-type]
 
 
-def test_outcomes_are_those_of_a_run() -> None:
+def test_run_outcomes_match_model_choices() -> None:
     assert {outcome.value for outcome in RunOutcome} == set(Run.Outcome.values)
 
 
-def test_exit_status_0_has_succeeded() -> None:
+def test_exit_status_zero_succeeds() -> None:
     assert verdict(exited(0)) == ("succeeded", "")
     assert verdict(exited(0, result={}), needs_result=True) == ("succeeded", "")
 
 
-def test_a_result_that_is_demanded_and_missing_is_a_failure_for_good() -> None:
+def test_missing_required_result_fails_as_business() -> None:
     assert verdict(exited(0), needs_result=True) == ("business", "no_result")
     assert verdict(exited(0, error="result_too_long"), needs_result=True) == ("business", "result_too_long")
 
@@ -37,11 +37,11 @@ def test_a_result_that_is_demanded_and_missing_is_a_failure_for_good() -> None:
 @pytest.mark.parametrize(
     ("code", "outcome"), [(1, "transient"), (65, "business"), (66, "business"), (77, "session"), (75, "platform")]
 )
-def test_a_listed_exit_status_says_what_it_is(code: int, outcome: str, idempotent: bool) -> None:
+def test_listed_exit_status_sets_outcome(code: int, outcome: str, idempotent: bool) -> None:
     assert verdict(exited(code), idempotent=idempotent) == (outcome, f"exit_{code}")
 
 
-def test_without_a_table_the_usual_one_holds() -> None:
+def test_default_exit_codes_set_outcome() -> None:
     def plain(code: int) -> str:
         return judge(exited(code), exit_codes={}, idempotent=True, needs_result=False).outcome.value
 
@@ -65,41 +65,41 @@ def test_without_a_table_the_usual_one_holds() -> None:
         ),  # it may have died between the start and the news of it
     ],
 )
-def test_an_open_end_is_repeated_only_where_that_does_no_harm(ending: CommandResult, reason: str) -> None:
+def test_unclear_end_is_transient_only_if_idempotent(ending: CommandResult, reason: str) -> None:
     assert verdict(ending, idempotent=True) == ("transient", reason)
     assert verdict(ending, idempotent=False) == ("unknown", reason)
 
 
-def test_a_stopping_node_holds_what_can_be_repeated() -> None:
+def test_stopping_node_defers_only_idempotent_run() -> None:
     ending = CommandResult(ExitCause.NODE_STOPPING, signal=15, started=True)
     assert verdict(ending, idempotent=True) == ("held", "node_stopping")
     assert verdict(ending, idempotent=False) == ("unknown", "node_stopping")
 
 
-def test_what_was_cancelled_is_cancelled() -> None:
+def test_cancelled_run_has_outcome_cancelled() -> None:
     assert verdict(CommandResult(ExitCause.CANCELLED, exit=75, started=True)) == ("cancelled", "cancelled")
 
 
 @pytest.mark.parametrize("ended", [ExitCause.TIMEOUT, ExitCause.NODE_STOPPING, ExitCause.LEASE_LOST])
-def test_what_had_its_result_before_it_was_asked_to_go_has_succeeded(ended: ExitCause) -> None:
+def test_result_before_stop_succeeds(ended: ExitCause) -> None:
     assert verdict(CommandResult(ended, exit=0, result={"n": 1}, started=True)) == ("succeeded", "")
 
 
-def test_an_exit_status_says_what_it_is_also_after_a_stop() -> None:
+def test_exit_status_after_stop_keeps_its_meaning() -> None:
     assert verdict(CommandResult(ExitCause.TIMEOUT, exit=77, started=True)) == ("session", "exit_77")
 
 
 @pytest.mark.parametrize("error", ["command_missing", "command_not_executable", "arguments_too_long"])
-def test_a_command_that_can_never_start_fails_for_good(error: str) -> None:
+def test_command_that_cannot_start_fails_as_business(error: str) -> None:
     assert verdict(CommandResult(ExitCause.NOT_STARTED, error=error), idempotent=True) == ("business", error)
 
 
 @pytest.mark.parametrize("error", ["fork_failed", "directory_missing", "guard_not_started"])
-def test_a_command_that_did_not_start_this_time_is_tried_again_whatever_it_does(error: str) -> None:
+def test_temporary_start_failure_is_transient(error: str) -> None:
     assert verdict(CommandResult(ExitCause.NOT_STARTED, error=error), idempotent=False) == ("transient", error)
 
 
-def test_survivors_are_told_beside_the_reason() -> None:
+def test_survivors_are_added_to_reason() -> None:
     assert verdict(exited(0, survivors=1)) == ("succeeded", "survivors")
     assert verdict(CommandResult(ExitCause.TIMEOUT, started=True, survivors=2)) == ("unknown", "timeout+survivors")
 
@@ -107,9 +107,7 @@ def test_survivors_are_told_beside_the_reason() -> None:
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("needs_result", [True, False])
 @pytest.mark.parametrize("ended", ExitCause)
-def test_every_ending_has_an_outcome_and_a_reason_that_fits(
-    ended: ExitCause, idempotent: bool, needs_result: bool
-) -> None:
+def test_judge_covers_every_result(ended: ExitCause, idempotent: bool, needs_result: bool) -> None:
     for ending in (
         CommandResult(ended),
         CommandResult(ended, exit=0, result={}),
@@ -120,16 +118,16 @@ def test_every_ending_has_an_outcome_and_a_reason_that_fits(
         assert len(told.reason) <= 64
 
 
-def test_retries_wait_30_60_and_120_seconds_and_then_there_are_none() -> None:
+def test_retry_delay_follows_default_delays() -> None:
     waits = [retry_delay(failures, DEFAULT_DELAYS, lambda: 0.0) for failures in (1, 2, 3, 4)]
     assert waits == [timedelta(seconds=30), timedelta(seconds=60), timedelta(seconds=120), None]
 
 
-def test_jitter_only_adds_and_a_tenth_at_most() -> None:
+def test_retry_jitter_adds_at_most_a_tenth() -> None:
     assert retry_delay(2, [1, 50, 100], lambda: 1.0) == timedelta(seconds=55)
 
 
-def test_retry_delay_jitter_never_exceeds_the_longest_delay() -> None:
+def test_retry_jitter_is_capped_by_longest_delay() -> None:
     assert [retry_delay(n, DEFAULT_DELAYS, lambda: 1.0) for n in (1, 2, 3)] == [
         timedelta(seconds=33), timedelta(seconds=66), timedelta(seconds=120)
     ]  # fmt: skip

@@ -24,7 +24,7 @@ ORDINARY = 61_234  #: a uid without an account
 
 
 @pytest.fixture(scope="module", params=(isolation.UID, isolation.BUBBLEWRAP))
-def got(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def hostile_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What a hostile flow got on a node of each kind."""
     kind = request.param
     if not any(shutil.which(name) for name in NAMES):
@@ -59,33 +59,38 @@ def _without_password(url: str) -> str:
 
 
 @pytest.mark.browser
-def test_flow_that_attacks_its_node_gets_only_what_is_its_shops(got: dict[str, Any]) -> None:
-    assert got["uid"] != 0
-    assert (got["environments"], got["files"]) == ([], [])
-    assert got["other_profile"].startswith("FileNotFoundError")
-    assert got["state"] == ["rpa"]
-    assert (got["ptrace"], got["ptrace_worker"]) == (-1, -1)
-    assert got["kill"].startswith(("ProcessLookupError", "PermissionError"))
-    assert "fe_sendauth: no password" in got["database"]
-    assert "ERR_FILE_NOT_FOUND" in got["file_by_browser"]
-    assert "ERR_" in got["environ_by_browser"]
+def test_hostile_flow_reaches_only_files_of_its_shop(hostile_results: dict[str, Any]) -> None:
+    assert hostile_results["uid"] != 0
+    assert (hostile_results["environments"], hostile_results["files"]) == ([], [])
+    assert hostile_results["other_profile"].startswith("FileNotFoundError")
+    assert hostile_results["state"] == ["rpa"]
+    assert (hostile_results["ptrace"], hostile_results["ptrace_worker"]) == (-1, -1)
+    assert hostile_results["kill"].startswith(("ProcessLookupError", "PermissionError"))
+    assert "fe_sendauth: no password" in hostile_results["database"]
+    assert "ERR_FILE_NOT_FOUND" in hostile_results["file_by_browser"]
+    assert "ERR_" in hostile_results["environ_by_browser"]
 
-    assert "Chrom" in got["our_port"]
-    assert (got["our_page"], got["our_profile"], got["our_folder"], got["our_home"]) == ("here", True, 4, 4)
-    assert set(got["our_variables"]) <= {"PATH", "HOME", "TMPDIR", "PYTHONPATH", "PWD", "LC_CTYPE"}
+    assert "Chrom" in hostile_results["our_port"]
+    assert (
+        hostile_results["our_page"],
+        hostile_results["our_profile"],
+        hostile_results["our_folder"],
+        hostile_results["our_home"],
+    ) == ("here", True, 4, 4)
+    assert set(hostile_results["our_variables"]) <= {"PATH", "HOME", "TMPDIR", "PYTHONPATH", "PWD", "LC_CTYPE"}
 
 
 @pytest.mark.browser
-def test_flow_cannot_reach_another_shops_debug_port(got: dict[str, Any]) -> None:
+def test_hostile_flow_cannot_connect_to_other_debug_port(hostile_results: dict[str, Any]) -> None:
     if not isolation.limits_ports():
         pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
-    assert got["other_port"].startswith("PermissionError")
-    assert got["other_port_mptcp"].startswith("PermissionError")
-    assert got["other_port_fast_open"].startswith("PermissionError")
+    assert hostile_results["other_port"].startswith("PermissionError")
+    assert hostile_results["other_port_mptcp"].startswith("PermissionError")
+    assert hostile_results["other_port_fast_open"].startswith("PermissionError")
     # Also where this kernel has no SMC: the filter refuses it first.
-    assert got["other_port_smc"].startswith("PermissionError")
-    assert got["socket_smc"].startswith("PermissionError")
-    assert [each.split(":")[0] for each in got["socket_ulp"]] == ["PermissionError"] * 3
-    assert got["socket_option"] == "set"
-    assert "ERR_" in got["other_port_by_browser"]
-    assert "Chrom" in got["our_port"]
+    assert hostile_results["other_port_smc"].startswith("PermissionError")
+    assert hostile_results["socket_smc"].startswith("PermissionError")
+    assert [each.split(":")[0] for each in hostile_results["socket_ulp"]] == ["PermissionError"] * 3
+    assert hostile_results["socket_option"] == "set"
+    assert "ERR_" in hostile_results["other_port_by_browser"]
+    assert "Chrom" in hostile_results["our_port"]

@@ -29,7 +29,7 @@ time.sleep(600)
 """
 
 
-def hidden(word: str) -> list[Process]:
+def find_hidden_processes(word: str) -> list[Process]:
     def line(process: Process) -> list[bytes]:
         try:
             return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.Monk
     return str(request.param)
 
 
-def test_guard_killed_descendant_in_its_own_session_is_gone_at_the_ending(kind: str, tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
     folder = registry.runs_dir() / word
     isolation.make_run_directory("p-s1", folder)
@@ -66,13 +66,13 @@ def test_guard_killed_descendant_in_its_own_session_is_gone_at_the_ending(kind: 
         with SupervisedCommand(order) as guarded:
             while not isinstance(event := guarded.next_event(1), Started):
                 assert not isinstance(event, CommandResult), event
-            assert wait_until(lambda: hidden(word), 30)
+            assert wait_until(lambda: find_hidden_processes(word), 30)
             command = read_process(event.pid)
             assert command
             os.kill(command.parent, signal.SIGKILL)
             while not isinstance(event := guarded.next_event(1), CommandResult):
                 pass
-    left = hidden(word)
+    left = find_hidden_processes(word)
     for process in left:
         process.send(signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)

@@ -21,14 +21,14 @@ def by_uid(settings: Any) -> None:
     settings.AFTERTOUCH_ROLE = "execution"
 
 
-def found() -> list[tuple[str | None, str]]:
+def run_isolation_checks() -> list[tuple[str | None, str]]:
     return [(each.id, each.msg) for each in checks.check_isolation()]
 
 
 @pytest.mark.parametrize(
     ("ports", "warned"), [("below", False), ("first", True), ("last", True), ("around", True), ("above", False)]
 )
-def test_check_ports_of_browsers_among_those_of_flows_are_named(ports: str, warned: bool, settings: Any) -> None:
+def test_check_warns_of_ports_that_overlap_browser_ports(ports: str, warned: bool, settings: Any) -> None:
     if not isolation.limits_ports():
         pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -37,20 +37,20 @@ def test_check_ports_of_browsers_among_those_of_flows_are_named(ports: str, warn
         "above": [(last + 1, 65_535)],
     }[ports]  # fmt: skip
     if warned:
-        ((id, message),) = found()
+        ((id, message),) = run_isolation_checks()
         assert (id, "AFTERTOUCH_RPA_PORTS" in message, f"{first}-{last}" in message) == ("rpa_tasks.W004", True, True)
     else:
-        assert found() == []
+        assert run_isolation_checks() == []
 
 
 @pytest.mark.parametrize("kind", ["uid", "gid"])
-def test_check_uid_of_an_account_is_refused(kind: str, settings: Any) -> None:
+def test_check_refuses_uids_of_accounts(kind: str, settings: Any) -> None:
     account = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000)
     group = next(each for each in grp.getgrall() if 0 < each.gr_gid < 60_000)
     number, name = (account.pw_uid, account.pw_name) if kind == "uid" else (group.gr_gid, group.gr_name)
     settings.AFTERTOUCH_RPA_UIDS = (number, number + 1)
 
-    ((id, message),) = found()
+    ((id, message),) = run_isolation_checks()
 
     assert (id, f"AFTERTOUCH_RPA_UIDS={number}-{number + 1}" in message) == ("rpa_tasks.E002", True)
     assert name in message
@@ -69,14 +69,14 @@ def test_check_uid_of_an_account_is_refused(kind: str, settings: Any) -> None:
         ("# nothing", False),
     ],
 )
-def test_check_subordinate_uids_in_the_range_are_named(
+def test_check_warns_of_overlapping_subordinate_uids(
     line: str, warned: bool, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFTERTOUCH_RPA_UIDS = (700_000, 799_999)
     (tmp_path / "subuid").write_text(f"{line}\n")
     monkeypatch.setattr(shop_uids, "SUBORDINATE", (str(tmp_path / "subuid"), str(tmp_path / "missing")))
     if warned:
-        ((id, message),) = found()
+        ((id, message),) = run_isolation_checks()
         assert (id, "AFTERTOUCH_RPA_UIDS" in message, line in message) == ("rpa_tasks.W005", True, True)
     else:
-        assert found() == []
+        assert run_isolation_checks() == []

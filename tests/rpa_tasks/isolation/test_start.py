@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def test_production_process_cannot_be_inspected(folder: Path) -> None:
+def test_production_process_environment_cannot_be_read(folder: Path) -> None:
     """A process of the same uid may open its parent's environment and memory only while the parent is dumpable."""
     look = "import os; print(open(f'/proc/{os.getppid()}/environ').read())"
     code = f"{SETUP}import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {look!r}]).returncode)"
@@ -56,7 +56,7 @@ def test_production_process_cannot_be_inspected(folder: Path) -> None:
     assert "DJANGO_SETTINGS_MODULE" in shown.stdout
 
 
-def test_execution_role_starts_without_keys_and_refuses_them(folder: Path) -> None:
+def test_execution_role_refuses_keys(folder: Path) -> None:
     code = f"{SETUP}from django.conf import settings; print(len(settings.SECRET_KEY))"
     places = {name: PLACES[name] for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")}
 
@@ -73,7 +73,7 @@ def test_execution_role_starts_without_keys_and_refuses_them(folder: Path) -> No
 @pytest.mark.parametrize(
     "words", [("-m", "celery", "-A", "config", "worker", "-Q", "touch.high"), ("-c", "import config.asgi")]
 )
-def test_execution_role_does_no_work_that_needs_keys(folder: Path, words: tuple[str, ...]) -> None:
+def test_execution_role_refuses_other_programs(folder: Path, words: tuple[str, ...]) -> None:
     places = {name: PLACES[name] for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")}
     refused = start(folder, *words, AFTERTOUCH_ROLE="execution", AFTERTOUCH_RPA_ISOLATION="none", **places)
     assert refused.returncode != 0
@@ -92,7 +92,7 @@ def test_execution_role_does_no_work_that_needs_keys(folder: Path, words: tuple[
         ("AFTERTOUCH_ROLE", "king"),
     ],
 )
-def test_setting_that_does_not_fit_stops_the_start(folder: Path, name: str, value: str) -> None:
+def test_invalid_isolation_setting_stops_start(folder: Path, name: str, value: str) -> None:
     refused = start(folder, "-c", SETUP, DJANGO_SETTINGS_MODULE="config.settings.local", **{name: value})
     assert refused.returncode != 0
     assert f"  {name}: " in refused.stderr
@@ -101,7 +101,7 @@ def test_setting_that_does_not_fit_stops_the_start(folder: Path, name: str, valu
 WORKER = ("-m", "celery", "-A", "config", "worker", "-Q", "high", "-c", "1")
 
 
-def test_production_worker_without_isolation_does_not_start_unless_none_is_set(folder: Path) -> None:
+def test_production_worker_requires_isolation_setting(folder: Path) -> None:
     """Without bwrap on the PATH an ordinary user has no isolation."""
     refused = start(folder, *WORKER, ordinary=True, PATH="/nowhere", **PLACES, **KEYS)
     elsewhere = start(folder, "manage.py", "check", ordinary=True, PATH="/nowhere", **PLACES, **KEYS)

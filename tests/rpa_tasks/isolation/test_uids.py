@@ -19,7 +19,7 @@ def _state(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "rpa").mkdir()
 
 
-def test_uid_of_shops_differ_and_are_kept() -> None:
+def test_uid_of_shops_is_unique_and_stable() -> None:
     profiles = [f"pdd-s{number}" for number in range(LAST - FIRST)]
     given = {profile: shop_uids.uid_of(profile) for profile in profiles}
     assert sorted(given.values()) == list(range(FIRST, LAST))
@@ -27,14 +27,14 @@ def test_uid_of_shops_differ_and_are_kept() -> None:
     assert shop_uids.directories_by_uid() == {uid: profile for profile, uid in given.items()}
 
 
-def test_uid_of_a_used_up_range_raises_and_leaves_the_last_for_trials() -> None:
+def test_uid_of_full_range_raises() -> None:
     for number in range(LAST - FIRST):
         shop_uids.uid_of(f"pdd-s{number}")
     with pytest.raises(OSError, match="AFTERTOUCH_RPA_UIDS: all 4 are taken"):
         shop_uids.uid_of("pdd-s9")
 
 
-def test_uid_of_a_shop_outside_a_changed_range_is_replaced(settings: Any) -> None:
+def test_uid_of_outside_changed_range_is_replaced(settings: Any) -> None:
     before = shop_uids.uid_of("pdd-s1")
     settings.AFTERTOUCH_RPA_UIDS = (LAST, LAST + 2)
     assert before < LAST <= shop_uids.uid_of("pdd-s1") < LAST + 2

@@ -31,13 +31,13 @@ LIMITS = (
 )  # fmt: skip
 
 
-def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def extend_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A browser that only waits for a processor is none that hangs."""
     for module, name in LIMITS:
         monkeypatch.setattr(module, name, PATIENCE / 2)
 
 
-def hang(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
+def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
     """Stop the browser; whoever meets it finds that out soon."""
     for module in (shutdown, profiles):
         monkeypatch.setattr(module, "ANSWER_WITHIN", limit)
@@ -92,7 +92,7 @@ class BorrowerProcess:
         self.process.stdout.close()
 
 
-def living(state: Path) -> list[int]:
+def list_pool_processes(state: Path) -> list[int]:
     """Processes that have anything to do with the browsers of this state directory."""
     return [
         process.pid
@@ -119,11 +119,11 @@ def visit(port: int, url: str, site: Any) -> str:
     before = len(site.visits)
     opened = devtools._request_http(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
     path = url.removeprefix(site.url)
-    eventually(lambda: (opened, path) in _shown(port), f"no {url}")
+    eventually(lambda: (opened, path) in _list_pages(port), f"no {url}")
     return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
 
 
-def _shown(port: int) -> list[tuple[str, str]]:
+def _list_pages(port: int) -> list[tuple[str, str]]:
     """Id and title of each page; none while the browser is too busy to tell."""
     with suppress(devtools.NoAnswer):
         return [(page["id"], page["title"]) for page in devtools.list_tabs(port)]
@@ -135,11 +135,11 @@ def cookies(port: int) -> dict[str, str]:
     return {cookie["name"]: cookie["value"] for cookie in found}
 
 
-def record_of(profile: str) -> registry.Record | None:
+def find_record(profile: str) -> registry.Record | None:
     found = registry.read_records(8).values()
     return next((record for record in found if record and record.profile == profile), None)
 
 
-def states() -> dict[str, str]:
+def read_slot_states() -> dict[str, str]:
     """By profile."""
     return {record.profile: record.state for record in registry.read_records(8).values() if record}

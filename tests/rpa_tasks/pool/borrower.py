@@ -34,10 +34,10 @@ def main() -> None:
     if order.rounds:
         _race(order.profile.split(","), order.wait, order.rounds, order.log)
     else:
-        _obey(order.profile, order.wait)
+        _follow_commands(order.profile, order.wait)
 
 
-def _obey(profile: str, wait: float) -> None:
+def _follow_commands(profile: str, wait: float) -> None:
     borrowed = _borrow(profile, wait)
     if borrowed is None:
         return
@@ -45,16 +45,16 @@ def _obey(profile: str, wait: float) -> None:
         if line.strip() == "die":
             os._exit(1)
         borrowed.release(dirty=line.strip() == "dirty")
-        _say({"given": True})
+        _print_line({"given": True})
 
 
 def _borrow(profile: str, wait: float) -> AcquiredBrowser | None:
     try:
         found = acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
     except NoBrowser as error:
-        _say({"reason": error.reason, "detail": error.detail})
+        _print_line({"reason": error.reason, "detail": error.detail})
         return None
-    _say(
+    _print_line(
         {
             "port": found.port,
             "pid": found.pid,
@@ -79,7 +79,7 @@ def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
             os.write(notes, f"! {profile} {error.reason} {error.detail}\n".encode())
 
 
-def _say(what: dict[str, object]) -> None:
+def _print_line(what: dict[str, object]) -> None:
     print(json.dumps(what), flush=True)
 
 

@@ -17,7 +17,7 @@ import pytest
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.chromium import NAMES
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from tests.rpa_tasks.pool.actors import BorrowerProcess, be_patient, eventually, living
+from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, extend_time_limits, list_pool_processes
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def state(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pool-"))
     settings.AFTERTOUCH_STATE_DIR = folder
     settings.AFTERTOUCH_RPA_BROWSERS = 3
-    be_patient(monkeypatch)
+    extend_time_limits(monkeypatch)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -39,25 +39,25 @@ def pool(state: Path) -> Iterator[Path]:
     yield state
     eventually(lambda: recycling.end_unused() == 0, "browsers are still in use")
     recycling.end_unrecorded()
-    eventually(lambda: not living(state), "processes are left over")
+    eventually(lambda: not list_pool_processes(state), "processes are left over")
 
 
 @pytest.fixture
-def lend(pool: Path) -> Iterator[Callable[..., AcquiredBrowser]]:
+def acquire(pool: Path) -> Iterator[Callable[..., AcquiredBrowser]]:
     """Borrow in this process; what a test does not give back is given back."""
     lent: list[AcquiredBrowser] = []
 
-    def lend(profile: str = "s1", wait: float = 20, lease_no: int = 1) -> AcquiredBrowser:
+    def acquire(profile: str = "s1", wait: float = 20, lease_no: int = 1) -> AcquiredBrowser:
         lent.append(acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=lease_no))
         return lent[-1]
 
-    yield lend
+    yield acquire
     for borrowed in lent:
         borrowed.release()
 
 
 @pytest.fixture
-def borrower(pool: Path) -> Iterator[Callable[..., BorrowerProcess]]:
+def start_borrower(pool: Path) -> Iterator[Callable[..., BorrowerProcess]]:
     """Borrow in another process."""
     started: list[BorrowerProcess] = []
 

@@ -38,7 +38,7 @@ def job() -> Job:
 
 
 @pytest.fixture
-def process_of(state: Path) -> Iterator[Any]:
+def start_marked_process(state: Path) -> Iterator[Any]:
     """A process that some run left."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -59,7 +59,7 @@ def process_of(state: Path) -> Iterator[Any]:
         process.stdout.close()
 
 
-def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
+def test_report_updates_node_row(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_NODE = "node-7"
     settings.AFTERTOUCH_RPA_SLOTS = 4
     doing = housekeeping.Housekeeping(["high", "low"])
@@ -74,7 +74,7 @@ def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
     assert second.started_at == first.started_at
 
 
-def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_uses_database_clock(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lanes compare it with theirs: a node whose clock is behind would lose its shops."""
     really = now
     monkeypatch.setattr(housekeeping, "now", lambda: really() - timedelta(days=1))
@@ -84,7 +84,7 @@ def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch:
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
 
 
-def test_nodes_that_nobody_has_heard_of_for_a_month_are_forgotten(state: Path, settings: Any) -> None:
+def test_tidy_deletes_nodes_silent_for_a_month(state: Path, settings: Any) -> None:
     """By those that live: machines that come and go have a name each."""
     settings.AFTERTOUCH_NODE = "here"
     for name, days in (("gone", 31), ("away", 29)):
@@ -96,13 +96,13 @@ def test_nodes_that_nobody_has_heard_of_for_a_month_are_forgotten(state: Path, s
     assert {node.name for node in ExecutionNode.objects.all()} == {"here", "away"}
 
 
-def test_the_processes_of_a_run_that_is_over_are_ended(
-    process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch
+def test_end_orphans_ends_processes_of_ended_runs(
+    start_marked_process: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = process_of(job.task_id, 3)
-    superseded = process_of(job.task_id, 2)
-    unknown = process_of(uuid4(), 1)
-    elsewhere = process_of(uuid4(), 1, folder=Path("/another/node"))
+    runs = start_marked_process(job.task_id, 3)
+    superseded = start_marked_process(job.task_id, 2)
+    unknown = start_marked_process(uuid4(), 1)
+    elsewhere = start_marked_process(uuid4(), 1, folder=Path("/another/node"))
     doing = housekeeping.Housekeeping([])
 
     doing.end_orphans()
@@ -119,9 +119,11 @@ def test_the_processes_of_a_run_that_is_over_are_ended(
     assert elsewhere.poll() is None
 
 
-def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_orphans_keeps_run_whose_claim_appears(
+    start_marked_process: Any, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The claim was just not visible yet; its thirty seconds begin anew should it end."""
-    process = process_of(job.task_id, 4)
+    process = start_marked_process(job.task_id, 4)
     doing = housekeeping.Housekeeping([])
     doing.end_orphans()
     Job.objects.filter(pk=job.pk).update(lease_no=4)
@@ -140,9 +142,7 @@ def evidence(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
 
 
-def test_old_evidence_is_deleted_a_batch_a_pass(
-    evidence: None, state: Path, django_assert_max_num_queries: Any
-) -> None:
+def test_tidy_deletes_old_evidence_in_batches(evidence: None, state: Path, django_assert_max_num_queries: Any) -> None:
     """The same thread says that the node lives."""
     doing = housekeeping.Housekeeping([])
     left = []
@@ -155,7 +155,7 @@ def test_old_evidence_is_deleted_a_batch_a_pass(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
+def test_delete_old_evidence_skips_locked_rows(evidence: None) -> None:
     oldest = Evidence.objects.order_by("created_at").values_list("pk", flat=True)[:1]
 
     def delete() -> int:
@@ -172,7 +172,7 @@ def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
     assert housekeeping.delete_old_evidence() == 1
 
 
-def aged(name: str, days: float, content: bytes = b"said") -> Path:
+def write_old_log(name: str, days: float, content: bytes = b"said") -> Path:
     """A log that nobody has written to for so long."""
     path = registry.browser_logs_dir() / name
     path.write_bytes(content)
@@ -181,12 +181,12 @@ def aged(name: str, days: float, content: bytes = b"said") -> Path:
     return path
 
 
-def test_logs_that_a_run_left_behind_are_deleted_after_a_day(state: Path, job: Job) -> None:
-    runs = aged(f"{job.pk}-3.log", 2)  # silent for long, but still running
-    superseded = aged(f"{job.pk}-2.log", 2)
-    unknown = aged(f"{uuid4()}-1.log", 2)
-    fresh = aged(f"{uuid4()}-1.log", 0.9)
-    nobodys = aged("notes.log", 2)
+def test_old_logs_of_ended_runs_are_deleted_after_a_day(state: Path, job: Job) -> None:
+    runs = write_old_log(f"{job.pk}-3.log", 2)  # silent for long, but still running
+    superseded = write_old_log(f"{job.pk}-2.log", 2)
+    unknown = write_old_log(f"{uuid4()}-1.log", 2)
+    fresh = write_old_log(f"{uuid4()}-1.log", 0.9)
+    nobodys = write_old_log("notes.log", 2)
     housekeeping.OldLogs().delete_some()
     assert [path.exists() for path in (runs, superseded, unknown, fresh, nobodys)] == [True, False, False, True, False]
 
@@ -195,10 +195,10 @@ def test_logs_that_a_run_left_behind_are_deleted_after_a_day(state: Path, job: J
     assert not runs.exists()
 
 
-def test_logs_of_browsers_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Any) -> None:
+def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
-    old, quiet = aged("browser-1.log", 15), aged("browser-2.log", 13)
-    chatty = aged("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
+    old, quiet = write_old_log("browser-1.log", 15), write_old_log("browser-2.log", 13)
+    chatty = write_old_log("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
     housekeeping.OldLogs().delete_some()
 
     assert not old.exists()
@@ -206,14 +206,14 @@ def test_logs_of_browsers_are_kept_as_long_as_evidence_and_cut(state: Path, sett
     assert chatty.stat().st_size == 0
 
 
-def test_of_very_many_logs_some_are_looked_at_each_time(
+def test_delete_some_logs_is_bounded_and_reaches_all(
     state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
 ) -> None:
     monkeypatch.setattr(housekeeping, "LOGS_AT_ONCE", 10)
     for _ in range(20):
-        aged(f"{uuid4()}-1.log", 0)
+        write_old_log(f"{uuid4()}-1.log", 0)
     for _ in range(20):
-        aged(f"{uuid4()}-1.log", 2)
+        write_old_log(f"{uuid4()}-1.log", 2)
     old_logs = housekeeping.OldLogs()
     left = []
     for _ in range(4):
@@ -222,27 +222,27 @@ def test_of_very_many_logs_some_are_looked_at_each_time(
         left.append(len(list(registry.browser_logs_dir().iterdir())))
     assert left[0] >= 30
     assert left[-1] == 20
-    late = aged(f"{uuid4()}-1.log", 2)
+    late = write_old_log(f"{uuid4()}-1.log", 2)
     for _ in range(4):  # and round again
         old_logs.delete_some()
     assert not late.exists()
 
 
-def test_a_pass_looks_after_logs(state: Path) -> None:
-    left = aged(f"{uuid4()}-1.log", 2)
+def test_housekeeping_pass_deletes_old_logs(state: Path) -> None:
+    left = write_old_log(f"{uuid4()}-1.log", 2)
     for step in housekeeping.Housekeeping([]).steps:
         step()
     assert not left.exists()
 
 
-def test_tidying_is_not_done_at_every_pass(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tidy_is_rate_limited(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doing = housekeeping.Housekeeping([])
     doing.tidy()
     monkeypatch.setattr(housekeeping, "delete_old_evidence", None)  # calling it again would fail
     doing.tidy()
 
 
-def test_without_a_database_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_database_available_without_database_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
     doing = housekeeping.Housekeeping([])
     assert doing.is_database_available()
 

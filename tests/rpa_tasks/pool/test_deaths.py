@@ -24,46 +24,46 @@ from tests.rpa_tasks.pool.actors import (
     BorrowerProcess,
     cookies,
     eventually,
-    hang,
+    find_record,
     is_gone,
     kill,
-    living,
-    record_of,
-    states,
+    list_pool_processes,
+    read_slot_states,
+    suspend_browser,
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 Begin = Callable[..., BorrowerProcess]
 
 
-def test_the_browser_of_a_killed_borrower_is_ended_by_the_next(lend: Lend, borrower: Begin) -> None:
-    victim = borrower("s1", "60")
+def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_borrower: Begin) -> None:
+    victim = start_borrower("s1", "60")
     left = victim.hear()
     victim.kill()
     assert not is_gone(left["pid"])  # it outlives its borrower
 
-    fresh = lend("s1")
+    fresh = acquire("s1")
 
     assert not fresh.warm
     assert is_gone(left["pid"])
     assert fresh.slot == left["slot"]
-    assert states() == {"s1": "busy"}
+    assert read_slot_states() == {"s1": "busy"}
 
 
-def test_the_slot_of_a_killed_borrower_serves_another_shop(lend: Lend, borrower: Begin, settings: Any) -> None:
+def test_slot_of_killed_borrower_serves_other_shop(acquire: Acquire, start_borrower: Begin, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
-    victim = borrower("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    victim = start_borrower("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
     left = victim.hear()
     victim.kill()
 
-    assert lend("s2").slot == 1
+    assert acquire("s2").slot == 1
     assert is_gone(left["pid"])
-    assert states() == {"s2": "busy"}
+    assert read_slot_states() == {"s2": "busy"}
 
 
-def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_forked_child_leaves_browser_lock(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
@@ -72,7 +72,7 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
         os._exit(0)
     try:
         borrowed.release()
-        assert lend("s1").warm
+        assert acquire("s1").warm
     finally:
         os.write(into, b"x")
         os.waitpid(child, 0)
@@ -80,49 +80,49 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
         os.close(out)
 
 
-def test_a_browser_that_died_idle_is_replaced(lend: Lend) -> None:
-    first = lend("s1")
+def test_dead_idle_browser_is_replaced(acquire: Acquire) -> None:
+    first = acquire("s1")
     first.release()
     kill(first.pid)
 
-    second = lend("s1")
+    second = acquire("s1")
     assert not second.warm
     assert devtools.websocket_path(second.port)
 
 
-def test_a_browser_that_dies_in_mid_run_leaves_a_profile_that_works(lend: Lend) -> None:
-    first = lend("s1")
+def test_browser_death_during_run_leaves_usable_profile(acquire: Acquire) -> None:
+    first = acquire("s1")
     kill(first.pid)
     assert (first.profile_dir / "SingletonLock").is_symlink()
     first.release()
-    assert states() == {}
+    assert read_slot_states() == {}
 
-    second = lend("s1")
+    second = acquire("s1")
     assert devtools.websocket_path(second.port)
     assert cookies(second.port) == {}
 
 
-def test_a_browser_that_hangs_is_killed(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = lend("s1")
+def test_hanging_browser_is_killed(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = acquire("s1")
     first.release()
-    hang(first.pid, monkeypatch)
+    suspend_browser(first.pid, monkeypatch)
 
-    second = lend("s1")
+    second = acquire("s1")
     assert not second.warm
     assert is_gone(first.pid)
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "a-container-that-is-gone"])
-def test_the_lock_of_a_dead_browser_is_removed(lend: Lend, state: Path, host: str) -> None:
+def test_lock_of_dead_browser_is_removed(acquire: Acquire, state: Path, host: str) -> None:
     profile = registry.profile_dir("s1")
     (profile / "SingletonLock").symlink_to(f"{host}-999999999")
     (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
 
-    assert devtools.websocket_path(lend("s1").port)
+    assert devtools.websocket_path(acquire("s1").port)
 
 
-def test_the_lock_of_a_live_browser_is_respected(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_lock_of_live_browser_is_kept(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     assert not release_singleton(borrowed.profile_dir)
     assert (borrowed.profile_dir / "SingletonLock").is_symlink()
 
@@ -144,10 +144,10 @@ class _Impostor(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend: Lend) -> None:
-    first = lend("s1")
+def test_other_process_on_recorded_port_is_not_used(acquire: Acquire) -> None:
+    first = acquire("s1")
     first.release()
-    record = record_of("s1")
+    record = find_record("s1")
     assert record is not None
     impostor = HTTPServer(("127.0.0.1", 0), _Impostor)
     thread = Thread(target=impostor.serve_forever, kwargs={"poll_interval": 0.05})
@@ -155,7 +155,7 @@ def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend:
     try:
         port = impostor.server_address[1]
         registry.write_record(replace(record, port=port))
-        second = lend("s1")
+        second = acquire("s1")
         assert not second.warm
         assert second.port != port
         assert is_gone(first.pid)
@@ -166,19 +166,19 @@ def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend:
         impostor.server_close()
 
 
-def test_another_process_with_the_recorded_pid_is_not_harmed(lend: Lend) -> None:
+def test_other_process_with_recorded_pid_is_kept(acquire: Acquire) -> None:
     """The browser died and its pid was given away."""
-    first = lend("s1")
+    first = acquire("s1")
     first.release()
-    record = record_of("s1")
+    record = find_record("s1")
     assert record is not None
     kill(first.pid)
     registry.write_record(replace(record, pid=os.getpid()))
 
-    assert not lend("s1").warm  # and this process still runs
+    assert not acquire("s1").warm  # and this process still runs
 
 
-def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(state: Path) -> None:
+def test_daemon_with_recorded_session_is_kept(state: Path) -> None:
     """Its parent led a session of the same number, and is gone, too."""
     script = "import os,sys\nif os.fork(): print(os.getpid(), flush=True); sys.exit()\nimport time; time.sleep(600)"
     leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
@@ -196,62 +196,62 @@ def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(stat
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "idle", "surprise": 1}'])
-def test_a_record_that_says_nothing_readable_costs_one_browser(lend: Lend, content: bytes) -> None:
-    first = lend("s1")
+def test_unreadable_record_replaces_one_browser(acquire: Acquire, content: bytes) -> None:
+    first = acquire("s1")
     first.release()
     registry.slot_record(first.slot).write_bytes(content)
 
-    second = lend("s1")
+    second = acquire("s1")
     assert is_gone(first.pid)
     assert devtools.websocket_path(second.port)
     recycling.end_abandoned()
     assert registry.read_record(first.slot) is None or first.slot == second.slot
 
 
-def test_a_browser_without_a_record_is_ended_before_its_profile_is_used(lend: Lend) -> None:
-    first = lend("s1")
+def test_unrecorded_browser_is_ended_before_profile_is_used(acquire: Acquire) -> None:
+    first = acquire("s1")
     first.release()
     registry.delete_record(first.slot)
 
-    second = lend("s1")
+    second = acquire("s1")
     assert not second.warm
     assert is_gone(first.pid)
 
 
-def test_a_browser_without_a_record_is_ended_by_the_maintainer(lend: Lend, pool: Path) -> None:
-    first = lend("s1")
+def test_recycling_ends_unrecorded_browser(acquire: Acquire, pool: Path) -> None:
+    first = acquire("s1")
     first.release()
     registry.delete_record(first.slot)
 
     recycling.end_unrecorded()
-    assert living(pool) == []
+    assert list_pool_processes(pool) == []
 
 
-def test_killed_while_it_was_starting_one(lend: Lend, borrower: Begin, pool: Path) -> None:
-    victim = borrower("s1", "60")
-    eventually(lambda: states() == {"s1": "busy"}, "it does not start")
+def test_killed_borrower_during_start_leaves_usable_slot(acquire: Acquire, start_borrower: Begin, pool: Path) -> None:
+    victim = start_borrower("s1", "60")
+    eventually(lambda: read_slot_states() == {"s1": "busy"}, "it does not start")
     victim.kill()
 
-    second = lend("s1")
+    second = acquire("s1")
     assert devtools.websocket_path(second.port)
     second.release(dirty=True)
-    eventually(lambda: living(pool) == [], "something of the first start is left")
+    eventually(lambda: list_pool_processes(pool) == [], "something of the first start is left")
 
 
-def test_what_cannot_be_proven_dead_is_quarantined(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = lend("s1")
+def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = acquire("s1")
     monkeypatch.setattr(shutdown, "end_browser", lambda record, why: False)
     first.release(dirty=True)
-    record = record_of("s1")
+    record = find_record("s1")
     assert record is not None
     assert (record.state, record.reason) == ("quarantined", "dirty")
 
     with pytest.raises(NoBrowser) as refused:
-        lend("s1", wait=0.2)
+        acquire("s1", wait=0.2)
     assert refused.value.reason == PROFILE_BUSY
-    assert lend("s2").slot != first.slot
+    assert acquire("s2").slot != first.slot
 
     monkeypatch.undo()
     recycling.free_quarantined()
     assert is_gone(first.pid)
-    assert lend("s1").slot == first.slot
+    assert acquire("s1").slot == first.slot

@@ -22,21 +22,21 @@ from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor import confine
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes, state_dir
 from rpa_tasks.supervisor.processes import all_processes, real_uid
-from tests.rpa_tasks.pool.actors import eventually, is_gone, states
+from tests.rpa_tasks.pool.actors import eventually, is_gone, read_slot_states
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")
-Lend = Callable[..., AcquiredBrowser]
-Begin = Callable[..., int]
+Acquire = Callable[..., AcquiredBrowser]
+StartFlow = Callable[..., int]
 SLEEP = "import time; time.sleep(600)"
 
 
 @pytest.fixture
-def begin(state: Path, settings: Any) -> Iterator[Begin]:
+def start_flow(state: Path, settings: Any) -> Iterator[StartFlow]:
     """Start a process as a flow of a shop would, isolated in either way. Returns its pid."""
     settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(kind: str, profile: str, *arguments: str, **environment: str) -> int:
+    def start_flow(kind: str, profile: str, *arguments: str, **environment: str) -> int:
         if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
             pytest.skip("missing service: bubblewrap")
         owner = shop_uids.uid_of(profile) if kind == isolation.UID else 0
@@ -49,7 +49,7 @@ def begin(state: Path, settings: Any) -> Iterator[Begin]:
         started.append(subprocess.Popen(words, start_new_session=True, env=given))
         return int(eventually(lambda: _running(started[-1].pid, command), "it does not start"))
 
-    yield begin
+    yield start_flow
     for process in started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
@@ -65,15 +65,15 @@ def _running(group: int, command: list[str]) -> int:
 
 
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
-def test_strangers_flow_that_names_another_shops_profile_is_none(begin: Begin, kind: str) -> None:
+def test_profile_name_in_other_flow_is_ignored(start_flow: StartFlow, kind: str) -> None:
     profile = str(registry.profile_dir("s1").resolve())
-    begin(kind, "s2", f"--user-data-dir={profile}")
-    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: registry.slot_marker(1)})
+    start_flow(kind, "s2", f"--user-data-dir={profile}")
+    start_flow(kind, "s2", f"--user-data-dir={profile}", **{MARKER: registry.slot_marker(1)})
 
     assert (unowned_processes(profile), leftover_browsers_on(profile)) == ([], [])
 
 
-def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
+def test_process_outside_sandbox_owns_profile(start_flow: StartFlow) -> None:
     profile = str(registry.profile_dir("s1").resolve())
     with subprocess.Popen([sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]) as person:
         try:
@@ -82,7 +82,7 @@ def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
             person.kill()
 
 
-def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, tmp_path: Path) -> None:
+def test_profile_link_in_own_root_is_ignored(start_flow: StartFlow, tmp_path: Path) -> None:
     """A flow can make such a root in a namespace of its own: its links must not be followed from ours."""
     profile = registry.profile_dir("s1").resolve()
     link = tmp_path / str(profile).lstrip("/")
@@ -99,29 +99,29 @@ def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, t
 
 @pytest.mark.browser
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
-def test_browser_marked_by_another_shops_flow_is_ended_and_its_slot_freed(begin: Begin, lend: Lend, kind: str) -> None:
-    borrowed = lend("s1")
-    flow = begin(kind, "s2", **{MARKER: registry.slot_marker(borrowed.slot)})
+def test_slot_marker_of_other_flow_does_not_block_release(start_flow: StartFlow, acquire: Acquire, kind: str) -> None:
+    borrowed = acquire("s1")
+    flow = start_flow(kind, "s2", **{MARKER: registry.slot_marker(borrowed.slot)})
 
     borrowed.release(dirty=True)
 
-    assert (states(), is_gone(borrowed.pid), is_gone(flow)) == ({}, True, False)
+    assert (read_slot_states(), is_gone(borrowed.pid), is_gone(flow)) == ({}, True, False)
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2], ids=("unknown", "starting", "recorded"))
-def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: Begin, slot: int) -> None:
+def test_leftover_process_with_browser_marker_is_found(start_flow: StartFlow, slot: int) -> None:
     registry.write_record(Record(slot=1, state=BUSY, profile="s2"))  # another shop's, and only about to start
     registry.write_record(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
-    flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(slot)})
+    flow = start_flow(isolation.UID, "s1", **{MARKER: registry.slot_marker(slot)})
 
     assert [each.pid for each in shop_uids.leftover_run_processes({shop_uids.uid_of("s1")})] == [flow]
 
 
 @pytest.mark.browser
-def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_leftover_search_keeps_pool_browser(start_flow: StartFlow, acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     uid = shop_uids.uid_of("s1")
-    flow = begin(isolation.UID, "s1", **{MARKER: registry.slot_marker(borrowed.slot)})
+    flow = start_flow(isolation.UID, "s1", **{MARKER: registry.slot_marker(borrowed.slot)})
     assert real_uid(borrowed.pid) == uid
 
     assert [each.pid for each in shop_uids.leftover_run_processes({uid})] == [flow]
@@ -133,11 +133,11 @@ def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) ->
     assert borrowed.pid not in [each.pid for each in starting]
 
 
-def test_sweep_process_of_another_shop_that_bears_this_shops_marks_is_spared(begin: Begin) -> None:
+def test_sweep_keeps_process_of_other_shop_with_same_markers(start_flow: StartFlow) -> None:
     """A flow that starts such processes all the time would otherwise hold up the other shop's runs."""
     marks = {TASK_ID: "1", LEASE_NO: "0", SHOP: "p/s1", STATE_DIR: state_dir()}
-    forged = begin(isolation.UID, "s2", **marks)
-    own = begin(isolation.UID, "s1", **marks)
+    forged = start_flow(isolation.UID, "s2", **marks)
+    own = start_flow(isolation.UID, "s1", **marks)
 
     assert end_marked_processes(lambda found: found[SHOP] == "p/s1", spares=shop_uids.uids_of_others("s1")) == []
 

@@ -14,11 +14,11 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.maintainer import main
-from tests.rpa_tasks.guard.house import House, guard_of, start_runner
-from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states
+from tests.rpa_tasks.guard.house import TaskCommands, start_runner, supervisor_of
+from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, read_slot_states
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 
 
 class WorkerProcess:
@@ -89,33 +89,33 @@ def worker(pool: Path) -> Iterator[Callable[..., WorkerProcess]]:
         process.close()
 
 
-def test_it_ends_the_browser_of_a_killed_borrower(
-    worker: Callable[..., WorkerProcess], borrower: Callable[..., BorrowerProcess]
+def test_maintainer_ends_browser_of_killed_borrower(
+    worker: Callable[..., WorkerProcess], start_borrower: Callable[..., BorrowerProcess]
 ) -> None:
     worker()
-    victim = borrower("s1", "60")
+    victim = start_borrower("s1", "60")
     left = victim.hear()
     victim.kill()
 
     eventually(lambda: is_gone(left["pid"]), "the browser still lives")
-    eventually(lambda: states() == {}, "its slot is not free")
+    eventually(lambda: read_slot_states() == {}, "its slot is not free")
 
 
-def test_it_warms_the_shop_that_ran_last(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
-    lend("s1").release(dirty=True)
-    lend("s2").release(dirty=True)
+def test_maintainer_warms_browser_of_last_shop(worker: Callable[..., WorkerProcess], acquire: Acquire) -> None:
+    acquire("s1").release(dirty=True)
+    acquire("s2").release(dirty=True)
     worker()
 
-    eventually(lambda: states() == {"s2": "idle"}, "no browser is warm")
-    assert lend("s2").warm
+    eventually(lambda: read_slot_states() == {"s2": "idle"}, "no browser is warm")
+    assert acquire("s2").warm
 
 
 @pytest.mark.parametrize("words", [(), ("fork",)])
-def test_no_browser_outlives_a_worker_that_is_killed(
-    worker: Callable[..., WorkerProcess], lend: Lend, words: tuple[str, ...]
+def test_killed_worker_leaves_no_browser(
+    worker: Callable[..., WorkerProcess], acquire: Acquire, words: tuple[str, ...]
 ) -> None:
     """Also where a child of the worker keeps the pipe open."""
-    borrowed = lend("s1")
+    borrowed = acquire("s1")
     borrowed.release()
     killed = worker(*words)
     eventually(lambda: killed.works, "it does not start")
@@ -123,15 +123,15 @@ def test_no_browser_outlives_a_worker_that_is_killed(
 
     eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
     assert is_gone(borrowed.pid)
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_a_run_that_outlives_its_worker_keeps_its_browser(
-    worker: Callable[..., WorkerProcess], borrower: Callable[..., BorrowerProcess], lend: Lend
+def test_run_of_killed_worker_keeps_its_browser(
+    worker: Callable[..., WorkerProcess], start_borrower: Callable[..., BorrowerProcess], acquire: Acquire
 ) -> None:
-    run = borrower("s1", "60")
+    run = start_borrower("s1", "60")
     busy = run.hear()
-    idle = lend("s2")
+    idle = acquire("s2")
     idle.release()
     killed = worker()
     eventually(lambda: killed.works, "it does not start")
@@ -145,31 +145,31 @@ def test_a_run_that_outlives_its_worker_keeps_its_browser(
 
 
 @pytest.mark.parametrize("killed_too", [False, True])
-def test_it_ends_what_the_kernel_left_of_a_run_whose_runner_and_guard_were_killed(
+def test_maintainer_ends_processes_of_killed_runner(
     worker: Callable[..., WorkerProcess], pool: Path, killed_too: bool
 ) -> None:
     """Also where the worker itself was killed with them. The database, which is down, need not be asked."""
-    house = House(pool)
+    task = TaskCommands(pool)
     node = worker()
     eventually(lambda: node.works, "it does not start")
     try:
-        with start_runner(house, """sh -c 'touch "$HOME/there"; sleep 1000; true' & wait""") as (runner, command):
+        with start_runner(task, """sh -c 'touch "$HOME/there"; sleep 1000; true' & wait""") as (runner, command):
             eventually((pool / "there").exists, "it does not begin")
             os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
-            guard = guard_of(command)
+            guard = supervisor_of(command)
             if killed_too:
                 node.kill()
             os.kill(guard, signal.SIGKILL)
             runner.kill()
-        eventually(lambda: house.pids() == [], "its children live on")
+        eventually(lambda: task.pids() == [], "its children live on")
         assert is_gone(guard)
         eventually(lambda: is_gone(node.maintainer) == killed_too, "the maintainer has its own way")
     finally:
-        house.clean_up()
+        task.clean_up()
 
 
-def test_a_worker_that_stops_waits_for_its_browsers_to_end(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_stopping_worker_waits_for_browsers(worker: Callable[..., WorkerProcess], acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     borrowed.release()
     stopped = worker()
     eventually(lambda: stopped.works, "it does not start")
@@ -177,10 +177,10 @@ def test_a_worker_that_stops_waits_for_its_browsers_to_end(worker: Callable[...,
     assert stopped.stop() == 0
     assert is_gone(stopped.maintainer)
     assert is_gone(borrowed.pid)
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_one_maintainer_works_and_the_next_takes_over(worker: Callable[..., WorkerProcess]) -> None:
+def test_second_maintainer_takes_over(worker: Callable[..., WorkerProcess]) -> None:
     one = worker()
     eventually(lambda: one.works, "it does not start")
     other = worker()
@@ -191,7 +191,7 @@ def test_one_maintainer_works_and_the_next_takes_over(worker: Callable[..., Work
     assert not is_gone(other.maintainer)
 
 
-def test_a_maintainer_that_dies_is_started_again(worker: Callable[..., WorkerProcess]) -> None:
+def test_killed_maintainer_is_restarted(worker: Callable[..., WorkerProcess]) -> None:
     running = worker()
     first = running.maintainer
     kill(first)
@@ -200,7 +200,7 @@ def test_a_maintainer_that_dies_is_started_again(worker: Callable[..., WorkerPro
     assert not is_gone(running.maintainer)
 
 
-def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
+def test_failed_maintainer_step_does_not_stop_the_next() -> None:
     taken = []
 
     def fails() -> None:
@@ -210,7 +210,7 @@ def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
     assert taken == [1]
 
 
-def test_a_database_that_is_down_is_said_once_a_pass(worker: Callable[..., WorkerProcess]) -> None:
+def test_unavailable_database_is_logged_without_traceback(worker: Callable[..., WorkerProcess]) -> None:
     running = worker()
     eventually(lambda: b"database_unavailable" in running.log.read_bytes(), "it says nothing")
     assert b"Traceback" not in running.log.read_bytes()

@@ -15,18 +15,21 @@ import pytest
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.browser_processes import memory_by_session
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.pool.actors import PATIENCE, BorrowerProcess, living
+from tests.rpa_tasks.pool.actors import PATIENCE, BorrowerProcess, list_pool_processes
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_nine_processes_race_for_three_slots(borrower: Callable[..., BorrowerProcess], pool: Path) -> None:
+def test_concurrent_borrowers_share_slots_exclusively(
+    start_borrower: Callable[..., BorrowerProcess], pool: Path
+) -> None:
     """Never more browsers than slots, never a slot or a profile in two hands. Six shops, so that they evict."""
     notes = pool / "notes"
     shops = ",".join(f"s{number}" for number in range(6))
     racers = [
-        borrower(shops, "600", "--rounds", "4", "--log", str(notes), AFTERTOUCH_RPA_BROWSERS="3") for _ in range(9)
+        start_borrower(shops, "600", "--rounds", "4", "--log", str(notes), AFTERTOUCH_RPA_BROWSERS="3")
+        for _ in range(9)
     ]
     most = 0
     ends_at = time.monotonic() + 10 * PATIENCE
@@ -51,7 +54,7 @@ def _browsers(state: Path) -> set[str]:
     """Profiles that have a browser's main process."""
     from rpa_tasks.browsers.browser_processes import read_command_line
 
-    lines = (read_command_line(pid) for pid in living(state))
+    lines = (read_command_line(pid) for pid in list_pool_processes(state))
     return {
         match[1]
         for line in lines
@@ -62,17 +65,17 @@ def _browsers(state: Path) -> set[str]:
     }
 
 
-def test_two_hundred_in_a_row(lend: Lend, pool: Path, settings: Any) -> None:
+def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, settings: Any) -> None:
     """Memory stays flat, recycling included, and nothing piles up."""
     settings.AFTERTOUCH_RPA_BROWSER_USES = 60
     took, memory, processes = [], [], []
     for number in range(200):
         began = time.monotonic()
-        with lend("s1") as borrowed:
+        with acquire("s1") as borrowed:
             if borrowed.warm:
                 took.append(time.monotonic() - began)
         if number % 10 == 9:
-            processes.append(len(living(pool)))
+            processes.append(len(list_pool_processes(pool)))
             memory.append(
                 sum(memory_by_session().get(record.pid, 0) for record in recycling.records_in("idle")) / 2**20
             )

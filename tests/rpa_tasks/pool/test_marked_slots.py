@@ -12,7 +12,7 @@ from rpa_tasks.browsers.browser_processes import MARKER, marked_slots
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.processes import all_processes, carries_marks
-from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, House, wait_for_message, wait_for_start
+from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, TaskCommands, wait_for_message, wait_for_start
 
 FOLDER_AND_SLOT = "{}/slot-{}"
 
@@ -24,7 +24,7 @@ def bearers(mark: str) -> list[int]:
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(state: Path, sandbox: str) -> None:
     """The maintainer would hold the lock of the slot at each pass, and no run of any shop could use the slot."""
-    house, mark = House(state), registry.slot_marker(2)
+    house, mark = TaskCommands(state), registry.slot_marker(2)
     order = house.python(FORGER, f"{MARKER}={mark}", prefix=house.prefix(sandbox), grace=0.5)
     with SupervisedCommand(order) as guarded:
         wait_for_start(guarded)

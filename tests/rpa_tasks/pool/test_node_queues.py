@@ -55,7 +55,7 @@ def worker(state: Path) -> Iterator[Begin]:
 
 
 @pytest.mark.django_db
-def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) -> None:
+def test_node_reports_queues_of_workers(worker: Begin, settings: Any) -> None:
     worker("s.pdd.big,high")
     leaves = worker("low")
     doing = housekeeping.Housekeeping(["high", "normal"])
@@ -74,13 +74,13 @@ def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) ->
     assert len(list(registry.workers_dir().iterdir())) == 1
 
 
-def test_what_cannot_be_read_takes_nothing_along(state: Path, worker: Begin) -> None:
+def test_unreadable_worker_record_is_ignored(state: Path, worker: Begin) -> None:
     (registry.workers_dir() / "notes.json").write_text("")
     worker("low")
     assert node.served_queues() == ["low"]
 
 
-def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings: Any) -> None:
+def test_worker_consumes_only_node_queues_of_its_tiers(settings: Any) -> None:
     """It could do nothing with them, and they would be gone."""
     settings.AFTERTOUCH_NODE = "n1"
     amqp = AMQP(app)

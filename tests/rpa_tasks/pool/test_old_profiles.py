@@ -50,17 +50,17 @@ def profile(profile_id: str, *, left: timedelta | None = None) -> Path:
     return folder
 
 
-def what_is_in(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
+def test_profile_of_retired_shop_is_deleted_after_a_month() -> None:
     shop("gone", retired_at=now())
     shop("moved", home="n2")
     folders = [profile(name) for name in ("pdd-gone", "pdd-moved", "nobodys")]
     deleting = OldProfiles()
     assert not deleting.delete_one()
-    assert [what_is_in(folder) for folder in folders] == [WHOLE | {UNNEEDED_MARK}] * 3
+    assert [list_names(folder) for folder in folders] == [WHOLE | {UNNEEDED_MARK}] * 3
 
     for folder in folders:
         noticed = datetime.fromisoformat((folder / UNNEEDED_MARK).read_text())
@@ -68,7 +68,7 @@ def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
         (folder / UNNEEDED_MARK).write_text((noticed - LONG).isoformat())
     deleting = OldProfiles()
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
-    assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 3
+    assert [list_names(folder) for folder in folders] == [{".lock"}] * 3
     assert not OldProfiles().delete_one()
 
 
@@ -82,7 +82,7 @@ def home(profile_id: str) -> Path:
     return folder
 
 
-def test_home_of_a_shop_that_left_is_deleted_with_its_profile() -> None:
+def test_home_of_retired_shop_is_deleted_with_its_profile() -> None:
     shop("stays")
     folders = [home(name) for name in ("pdd-gone", "pdd-no-browser", "pdd-stays")]
     profile("pdd-gone", left=LONG)
@@ -92,14 +92,14 @@ def test_home_of_a_shop_that_left_is_deleted_with_its_profile() -> None:
     assert [folder.exists() for folder in folders] == [False, False, True]
 
 
-def test_home_without_a_profile_is_kept_for_a_month() -> None:
+def test_home_without_profile_is_kept_for_a_month() -> None:
     folder = home("pdd-gone")
     assert not OldProfiles().delete_one()
     assert folder.exists()
     assert (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).exists()
 
 
-def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_profile_deletion_continues_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: list[float] = [0.0]
     given: list[float] = []
     folders = [profile(name, left=LONG) for name in ("a", "b")]
@@ -116,10 +116,10 @@ def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatc
         assert deleting.delete_one()
         assert given == [isolation.DELETE_FOR]
     assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
-    assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 2
+    assert [list_names(folder) for folder in folders] == [{".lock"}] * 2
 
 
-def test_what_is_needed_stays_and_its_month_begins_anew() -> None:
+def test_needed_profile_loses_its_unneeded_mark() -> None:
     shop("stays")
     shop("homeless", home="")  # this node may be the next to serve it
     shop("renamed", home="former")  # the disk may be this one
@@ -127,18 +127,18 @@ def test_what_is_needed_stays_and_its_month_begins_anew() -> None:
     folders = [profile(name, left=LONG) for name in ("pdd-stays", "pdd-homeless", "pdd-renamed", "our/own")]
     deleting = OldProfiles()
     assert not deleting.delete_one()
-    assert [what_is_in(folder) for folder in folders] == [WHOLE] * 4
+    assert [list_names(folder) for folder in folders] == [WHOLE] * 4
 
 
-def test_a_shop_of_a_platform_that_is_retired_has_left() -> None:
+def test_profile_of_retired_platform_is_deleted() -> None:
     shop("s1")
     folder = profile("pdd-s1", left=LONG)
     Platform.objects.update(retired_at=now())
     assert OldProfiles().delete_one()
-    assert what_is_in(folder) == {".lock"}
+    assert list_names(folder) == {".lock"}
 
 
-def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
+def test_profile_in_use_is_deleted_later() -> None:
     held, idle, opened, free = (profile(name, left=LONG) for name in ("a", "b", "c", "d"))
     lock = Lock(registry.profile_lock("a"))
     assert lock.try_acquire()
@@ -148,8 +148,8 @@ def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
     try:
         deleting = OldProfiles()
         assert [deleting.delete_one() for _ in range(2)] == [True, False]
-        assert [what_is_in(folder) for folder in (held, idle, opened)] == [WHOLE | {UNNEEDED_MARK}] * 3
-        assert what_is_in(free) == {".lock"}
+        assert [list_names(folder) for folder in (held, idle, opened)] == [WHOLE | {UNNEEDED_MARK}] * 3
+        assert list_names(free) == {".lock"}
     finally:
         person.kill()
         person.communicate()
@@ -159,7 +159,7 @@ def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]
 
 
-def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have run between the look and the lock."""
     row = shop("s1", home="n2")
     folder = profile("pdd-s1", left=LONG)
@@ -171,10 +171,10 @@ def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: 
 
     monkeypatch.setattr(old_profiles.Lock, "try_acquire", take)
     assert not OldProfiles().delete_one()
-    assert what_is_in(folder) >= WHOLE
+    assert list_names(folder) >= WHOLE
 
 
-def test_its_browser_is_not_kept_warm_any_more() -> None:
+def test_unneeded_profile_is_not_prewarmed() -> None:
     shop("stays")
     shop("moved", home="n2")
     for name in ("pdd-stays", "pdd-moved"):
@@ -184,7 +184,7 @@ def test_its_browser_is_not_kept_warm_any_more() -> None:
     assert [use.profile for use in registry.last_uses()] == ["pdd-stays"]
 
 
-def test_it_is_not_looked_for_at_every_pass(django_assert_num_queries: Any) -> None:
+def test_unneeded_profiles_are_searched_rarely(django_assert_num_queries: Any) -> None:
     deleting = OldProfiles()
     deleting.delete_one()
     with django_assert_num_queries(0):

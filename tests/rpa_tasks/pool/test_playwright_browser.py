@@ -19,7 +19,7 @@ from rpa_tasks.browsers.registry import IDLE, Record
 from tests.rpa_tasks.pool.actors import kill, visit
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 
 
 def check(port: int, profile: Path) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def check(port: int, profile: Path) -> dict[str, Any]:
         return [health._ask_examiner(examiner, record, what) for what in ("connect", "navigate")][-1]
 
 
-def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_healthy_browser_passes_health_check(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     found = check(borrowed.port, borrowed.profile_dir)
 
     assert found["ok"], found
@@ -39,22 +39,22 @@ def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
     assert [page["url"] for page in devtools.list_tabs(borrowed.port)] == ["about:blank"]  # its tab is closed
 
 
-def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_health_check_of_other_profile_fails(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     found = check(borrowed.port, borrowed.profile_dir.with_name("s2"))
 
     assert not found["ok"]
     assert "another profile" in found["reason"]
 
 
-def test_no_browser_is_not_healthy(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_health_check_without_browser_fails(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     kill(borrowed.pid)
     assert not check(borrowed.port, borrowed.profile_dir)["ok"]
 
 
-def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
-    borrowed = lend("s1")
+def test_snapshot_contains_page_of_the_run(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/orders", site)
     found = playwright_driver.take_snapshot(borrowed.port)
 
@@ -65,15 +65,15 @@ def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
     assert devtools.websocket_path(borrowed.port)  # looking does not end it
 
 
-def test_the_latest_of_many_pages_is_shown(lend: Lend, site: Any) -> None:
-    borrowed = lend("s1")
+def test_snapshot_shows_latest_page(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
     for number in range(4):
         visit(borrowed.port, f"{site.url}/page-{number}", site)
     assert playwright_driver.take_snapshot(borrowed.port).title == "/page-3"
 
 
-def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> None:
-    borrowed = lend("s1")
+def test_snapshot_is_limited_to_one_megabyte(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
     noise = (
         "<canvas id=c width=1366 height=900></canvas><script>const x=c.getContext('2d'),d=x.createImageData(1366,900);"
         "for(let i=0;i<d.data.length;i++)d.data[i]=i%4==3?255:Math.random()*256;x.putImageData(d,0,0);"
@@ -92,12 +92,12 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> Non
     assert (borrowed.profile_dir / "shot" / result["html"]).stat().st_size <= playwright_driver.LIMIT
 
 
-def test_a_command_without_a_browser_says_so() -> None:
+def test_snapshot_command_without_browser_reports_error() -> None:
     assert "ECONNREFUSED" in _run("snapshot", "--port", "1", "--dir", "/nowhere", code=1)["error"]
 
 
-def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_path: Path) -> None:
-    borrowed = lend("s1")
+def test_snapshot_of_hanging_page_times_out(acquire: Acquire, site: Any, tmp_path: Path) -> None:
+    borrowed = acquire("s1")
     with playwright_driver._open_connection(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
         page.goto(f"{site.url}/orders")

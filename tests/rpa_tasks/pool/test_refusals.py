@@ -13,96 +13,98 @@ import pytest
 from rpa_tasks.browsers import chromium, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.pool.actors import eventually, states
+from tests.rpa_tasks.pool.actors import eventually, read_slot_states
 
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_chromium_is_missing(lend: Lend, settings: Any) -> None:
+def test_acquire_without_chromium_names_path(acquire: Acquire, settings: Any) -> None:
     settings.RPA_CHROMIUM_PATH = "/nowhere/chromium"
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == BROWSER_FAILED
     assert "/nowhere/chromium" in refused.value.detail
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_chromium_does_not_start(lend: Lend, settings: Any, tmp_path: Path) -> None:
+def test_acquire_with_failing_chromium_shows_its_output(acquire: Acquire, settings: Any, tmp_path: Path) -> None:
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "echo 'missing library' >&2; exit 127"))
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == BROWSER_FAILED
     assert "missing library" in refused.value.detail
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_its_last_words_can_be_stored(lend: Lend, settings: Any, tmp_path: Path) -> None:
+def test_chromium_output_is_cleaned_for_storage(acquire: Acquire, settings: Any, tmp_path: Path) -> None:
     """A log that was cut under a browser goes on behind a hole of NUL bytes, which PostgreSQL refuses as text."""
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, r"printf 'no\000display\377' >&2; exit 1"))
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert "no\ufffddisplay\ufffd" in refused.value.detail
 
 
-def test_chromium_starts_and_says_nothing(
-    lend: Lend, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_chromium_without_answer_is_ended(
+    acquire: Acquire, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ended together with what it started."""
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "sleep 1000 & trap '' TERM; while :; do sleep 1; done"))
     monkeypatch.setattr(chromium, "START_TIMEOUT", 1.0)
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == BROWSER_FAILED
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_a_machine_too_busy_to_start_anything(lend: Lend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_on_too_busy_machine_times_out(
+    acquire: Acquire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "late.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setattr(chromium, "SPAWNER", tmp_path / "late.py")
     monkeypatch.setattr(chromium, "START_TIMEOUT", 0.5)
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == BROWSER_FAILED
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_too_little_room_on_the_disk(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_without_disk_space_is_refused(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chromium, "MIN_FREE_BYTES", 2**62)
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == DISK_FULL
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_a_record_that_cannot_be_written(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_with_unwritable_record_is_refused(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(record: registry.Record) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(registry, "write_record", full)
     with pytest.raises(NoBrowser) as refused:
-        lend("s1")
+        acquire("s1")
     assert refused.value.reason == DISK_FULL
     monkeypatch.undo()
-    assert not lend("s1").warm
+    assert not acquire("s1").warm
 
 
 @pytest.mark.browser
-def test_a_disk_that_fills_up_during_the_run_costs_one_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_at_release_replaces_one_browser(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(record: registry.Record) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    first = lend("s1")
+    first = acquire("s1")
     monkeypatch.setattr(registry, "write_record", full)
     first.release()
     monkeypatch.undo()
 
-    second = lend("s1")
+    second = acquire("s1")
     assert not second.warm
     assert second.slot == first.slot
 
 
 @pytest.mark.browser
-def test_a_person_has_the_profile_open(lend: Lend) -> None:
+def test_profile_opened_by_a_person_is_refused(acquire: Acquire) -> None:
     """Somebody logs in by hand. Their browser is not ours to end."""
     profile = registry.profile_dir("s1")
     words = [chromium.find_chromium(), *chromium._launch_flags(profile)]
@@ -110,12 +112,12 @@ def test_a_person_has_the_profile_open(lend: Lend) -> None:
         try:
             eventually((profile / "SingletonLock").is_symlink, "it does not start")
             with pytest.raises(NoBrowser) as refused:
-                lend("s1")
+                acquire("s1")
             assert refused.value.reason == PROFILE_BUSY
             assert own.poll() is None
         finally:
             own.terminate()
-    assert not lend("s1").warm
+    assert not acquire("s1").warm
 
 
 def _script(folder: Path, body: str) -> Path:

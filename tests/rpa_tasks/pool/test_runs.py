@@ -17,7 +17,7 @@ from rpa_tasks.models import Job
 from rpa_tasks.worker import runner
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.core.test_runner import script
-from tests.rpa_tasks.pool.actors import eventually, states
+from tests.rpa_tasks.pool.actors import eventually, read_slot_states
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 EVERY = ("high", "normal", "low")
@@ -38,22 +38,22 @@ def job(pool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     return job
 
 
-def test_run_that_ends_by_itself_keeps_its_browser(job: Any) -> None:
+def test_completed_run_keeps_its_browser(job: Any) -> None:
     job("sys.exit(0)")
     assert runner.run_startable_jobs(EVERY) == 1
 
-    assert states() == {"pdd-s1": "idle"}
+    assert read_slot_states() == {"pdd-s1": "idle"}
 
 
-def test_run_that_timed_out_ends_its_browser(job: Any) -> None:
+def test_timed_out_run_ends_its_browser(job: Any) -> None:
     job("time.sleep(60)", timeout=timedelta(seconds=1))
     assert runner.run_startable_jobs(EVERY) == 1
 
     assert Job.objects.get().reason == "timeout"
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_run_that_lost_its_lease_ends_its_browser(job: Any, tmp_path: Path) -> None:
+def test_run_with_lost_lease_ends_its_browser(job: Any, tmp_path: Path) -> None:
     job(f"open('{tmp_path}/began', 'w'); time.sleep(60)")
 
     def rescue() -> None:
@@ -70,4 +70,4 @@ def test_run_that_lost_its_lease_ends_its_browser(job: Any, tmp_path: Path) -> N
     rescuer.join()
 
     assert [run.reason for run in Job.objects.get().runs.all()] == ["worker_lost"]
-    assert states() == {}
+    assert read_slot_states() == {}

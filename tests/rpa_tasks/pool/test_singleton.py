@@ -20,7 +20,7 @@ from rpa_tasks.browsers.singleton import SINGLETON_FILES, release_singleton
     ],
     ids=["of Chromium", "of Chrome", "another name", "elsewhere"],
 )
-def test_release_singleton_deletes_only_the_socket_folder_of_chromium(
+def test_release_singleton_deletes_only_chromium_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, stays: bool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

@@ -44,9 +44,7 @@ def supervision(interpreter: Path, tries: list[None]) -> Iterator[Supervision]:
     supervision.stop()
 
 
-def test_a_maintainer_that_cannot_be_started_is_tried_again(
-    supervision: Supervision, interpreter: Path, tries: list[None]
-) -> None:
+def test_maintainer_start_failure_is_retried(supervision: Supervision, interpreter: Path, tries: list[None]) -> None:
     """The machine was short of memory or descriptors for a moment; the worker goes on for days."""
     eventually(lambda: len(tries) >= 3, "it was not tried again")
     assert supervision.pid is None
@@ -60,7 +58,7 @@ def test_a_maintainer_that_cannot_be_started_is_tried_again(
     assert is_gone(pid)
 
 
-def test_stopping_does_not_wait_for_the_next_try(
+def test_supervision_stop_does_not_wait_for_retry(
     supervision: Supervision, tries: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "RESTART_AFTER", 1000.0)

@@ -14,14 +14,22 @@ import pytest
 
 from rpa_tasks.browsers import health, recycling, registry, warmth
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
+from tests.rpa_tasks.pool.actors import (
+    BorrowerProcess,
+    eventually,
+    find_record,
+    is_gone,
+    kill,
+    read_slot_states,
+    suspend_browser,
+)
 
 pytestmark = pytest.mark.browser
-Lend = Callable[..., AcquiredBrowser]
+Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., BorrowerProcess]) -> None:
-    victim = borrower("s1", "60")
+def test_end_abandoned_ends_browser_of_killed_borrower(start_borrower: Callable[..., BorrowerProcess]) -> None:
+    victim = start_borrower("s1", "60")
     left = victim.hear()
     recycling.end_abandoned()
     assert not is_gone(left["pid"])  # it is not abandoned yet
@@ -29,97 +37,97 @@ def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., Borro
     victim.kill()
     recycling.end_abandoned()
     assert is_gone(left["pid"])
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("AFTERTOUCH_RPA_BROWSER_AGE", timedelta(0)), ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1)],
 )
-def test_worn_browsers_are_ended_but_not_busy_ones(lend: Lend, settings: Any, setting: str, value: Any) -> None:
-    idle, busy = lend("s1"), lend("s2")
+def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Any, setting: str, value: Any) -> None:
+    idle, busy = acquire("s1"), acquire("s2")
     idle.release()
     recycling.recycle_old()
-    assert states() == {"s1": "idle", "s2": "busy"}
+    assert read_slot_states() == {"s1": "idle", "s2": "busy"}
 
     setattr(settings, setting, value)
     recycling.recycle_old()
-    assert states() == {"s2": "busy"}
+    assert read_slot_states() == {"s2": "busy"}
     assert not is_gone(busy.pid)
 
 
-def test_only_the_warm_ones_stay_for_long(lend: Lend, settings: Any) -> None:
+def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     for shop in ("s1", "s2", "s3"):
-        lend(shop).release()
+        acquire(shop).release()
     recycling.end_surplus()
-    assert set(states()) == {"s1", "s2", "s3"}
+    assert set(read_slot_states()) == {"s1", "s2", "s3"}
 
     for shop, minutes in (("s1", 11), ("s2", 5), ("s3", 60)):
-        _used(shop, minutes)
+        _set_last_use(shop, minutes)
     recycling.end_surplus()
-    assert set(states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
+    assert set(read_slot_states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
 
 
-def test_a_warm_one_stays_however_long_it_is_idle(lend: Lend, settings: Any) -> None:
+def test_end_surplus_keeps_warm_browser(acquire: Acquire, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
-    lend("s1").release()
-    _used("s1", 600)
+    acquire("s1").release()
+    _set_last_use("s1", 600)
     recycling.end_surplus()
-    assert states() == {"s1": "idle"}
+    assert read_slot_states() == {"s1": "idle"}
 
 
-def test_slots_that_the_settings_took_away_are_emptied(lend: Lend, settings: Any) -> None:
-    one, two = lend("s1"), lend("s2")
+def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Any) -> None:
+    one, two = acquire("s1"), acquire("s2")
     one.release()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     recycling.end_surplus()
-    assert states() == {"s1": "idle", "s2": "busy"}
+    assert read_slot_states() == {"s1": "idle", "s2": "busy"}
 
     two.release()
     recycling.end_surplus()
-    assert states() == {"s1": "idle"}
+    assert read_slot_states() == {"s1": "idle"}
 
 
-def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> None:
+def test_prewarm_starts_browsers_of_last_shops(acquire: Acquire, settings: Any) -> None:
     for shop in ("s1", "s2", "s3"):
-        lend(shop).release()
+        acquire(shop).release()
     recycling.end_unused()
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
     warmth.Prewarmer().prewarm()
 
-    assert states() == {"s3": "idle", "s2": "idle"}
-    assert lend("s3").warm
+    assert read_slot_states() == {"s3": "idle", "s2": "idle"}
+    assert acquire("s3").warm
 
 
-def test_no_browser_is_warmed_where_a_slot_is_lacking(lend: Lend, settings: Any) -> None:
+def test_prewarm_without_free_slot_starts_nothing(acquire: Acquire, settings: Any) -> None:
     for shop in ("s1", "s2"):
-        lend(shop).release()
+        acquire(shop).release()
     recycling.end_unused()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
-    busy = lend("s3")
+    busy = acquire("s3")
     warmth.Prewarmer().prewarm()
 
-    assert states() == {"s3": "busy"}
+    assert read_slot_states() == {"s3": "busy"}
     assert not is_gone(busy.pid)
 
 
-def test_a_shop_whose_browser_does_not_start_is_not_tried_at_every_pass(lend: Lend, settings: Any) -> None:
-    lend("s1").release()
+def test_failed_prewarm_is_retried_later(acquire: Acquire, settings: Any) -> None:
+    acquire("s1").release()
     recycling.end_unused()
     chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
     keeper = warmth.Prewarmer()
     keeper.prewarm()
     settings.RPA_CHROMIUM_PATH = chromium
     keeper.prewarm()
-    assert states() == {}
+    assert read_slot_states() == {}
 
     keeper._failed["s1"] -= warmth.RETRY_AFTER
     keeper.prewarm()
-    assert states() == {"s1": "idle"}
+    assert read_slot_states() == {"s1": "idle"}
 
 
-def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
+def test_last_uses_are_ordered_and_limited(state: Any) -> None:
     for number in range(registry.USES_KEPT + 5):
         registry.record_use(f"s{number}", "shop")
     registry.record_use("s60", "shop")
@@ -128,11 +136,11 @@ def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
     assert [use.profile for use in registry.last_uses()[:2]] == ["s60", "s68"]
 
 
-def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    borrowed = lend("s1")
+def test_check_idle_of_healthy_browser_is_rate_limited(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed = acquire("s1")
     borrowed.release()
     health.check_idle()
-    record = record_of("s1")
+    record = find_record("s1")
     assert record is not None
     assert record.pid == borrowed.pid
     assert record.baseline > 0
@@ -142,50 +150,50 @@ def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, mon
     health.check_idle()
 
 
-def test_a_busy_browser_is_left_alone(lend: Lend) -> None:
-    lend("s1")
+def test_check_idle_ignores_busy_browser(acquire: Acquire) -> None:
+    acquire("s1")
     health.check_idle()
-    record = record_of("s1")
+    record = find_record("s1")
     assert record is not None
     assert record.checked_at == 0
 
 
-def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_idle_ends_browser_that_shows_no_page(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PAGE_TIME_LIMIT", 1.0)
-    borrowed = lend("s1")
+    borrowed = acquire("s1")
     borrowed.release()
-    hang(borrowed.pid, monkeypatch)
+    suspend_browser(borrowed.pid, monkeypatch)
     health.check_idle()
 
     assert is_gone(borrowed.pid)
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
-def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    lend("s1").release()
+def test_check_idle_without_examiner_keeps_browser(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire("s1").release()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     health.check_idle()
 
-    assert states() == {"s1": "idle"}
+    assert read_slot_states() == {"s1": "idle"}
 
 
-def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_idle_with_one_hanging_browser_keeps_the_other(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examiner is asked about both; the first one hangs it."""
-    sick, healthy = lend("s1"), lend("s2")
+    sick, healthy = acquire("s1"), acquire("s2")
     sick.release()
     healthy.release()
-    hang(sick.pid, monkeypatch, limit=5.0)
+    suspend_browser(sick.pid, monkeypatch, limit=5.0)
     health.check_idle()
 
     assert is_gone(sick.pid)
-    assert states() == {"s2": "idle"}
+    assert read_slot_states() == {"s2": "idle"}
 
 
-def test_an_examiner_that_hangs_costs_one_browser_a_look(
-    lend: Lend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_check_idle_with_hanging_examiner_ends_one_browser(
+    acquire: Acquire, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for shop in ("s1", "s2", "s3"):
-        lend(shop).release()
+        acquire(shop).release()
     hanging = tmp_path / "examiner"
     hanging.write_text("#!/bin/sh\necho '{\"ready\": true}'\nexec sleep 600\n")
     hanging.chmod(0o700)
@@ -193,32 +201,32 @@ def test_an_examiner_that_hangs_costs_one_browser_a_look(
         patched.setattr(health, "PAGE_TIME_LIMIT", 0.0)
         patched.setattr(sys, "executable", str(hanging))
         health.check_idle()
-    left = set(states())
+    left = set(read_slot_states())
     assert len(left) == 2
 
     health.check_idle()
-    assert set(states()) == left  # asked by an examiner that works
+    assert set(read_slot_states()) == left  # asked by an examiner that works
 
 
-def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_check_idle_removes_dead_browser(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     borrowed.release()
     kill(borrowed.pid)
     health.check_idle()
-    assert states() == {}
+    assert read_slot_states() == {}
 
 
 @pytest.mark.parametrize(
     ("seconds", "baseline", "complains"),
     [(0.1, 0.0, False), (0.4, 0.01, False), (1.4, 0.5, False), (1.5, 0.5, True), (0.6, 0.1, True)],
 )
-def test_three_times_slower_is_too_slow(seconds: float, baseline: float, complains: bool) -> None:
+def test_health_problem_is_three_times_slower_page(seconds: float, baseline: float, complains: bool) -> None:
     """Unless it is so fast that nobody would notice."""
     assert bool(health._health_problem({"ok": True, "seconds": seconds}, baseline)) is complains
 
 
-def test_the_back_office_sees_each_slot(lend: Lend) -> None:
-    borrowed = lend("s1")
+def test_describe_slots_returns_each_slot(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
     described = eventually(
         lambda: recycling.describe_slots() if recycling.describe_slots()[0]["rss_mb"] > 20 else None, "no memory"
     )
@@ -232,7 +240,7 @@ def test_the_back_office_sees_each_slot(lend: Lend) -> None:
     }  # fmt: skip
 
 
-def _used(shop: str, minutes: float) -> None:
-    record = record_of(shop)
+def _set_last_use(shop: str, minutes: float) -> None:
+    record = find_record(shop)
     assert record is not None
     registry.write_record(replace(record, last_used_at=time.time() - minutes * 60))

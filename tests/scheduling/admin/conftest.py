@@ -22,10 +22,10 @@ def admin_url() -> Callable[..., str]:
 
 
 @pytest.fixture
-def filled(editor: Client) -> Callable[..., dict[str, Any]]:
+def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
     """What a browser would send for this form as it stands, with changes."""
 
-    def filled(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
+    def fill_form(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
         context = client.get(url).context
         forms = [context["adminform"].form]
         for inline in context["inline_admin_formsets"]:
@@ -38,7 +38,7 @@ def filled(editor: Client) -> Callable[..., dict[str, Any]]:
                     data[field.html_name] = value
         return {key: value for key, value in {**data, **changes}.items() if value is not None}
 
-    return filled
+    return fill_form
 
 
 class Receiver(ThreadingHTTPServer):
@@ -76,7 +76,7 @@ def receiver(settings: Any) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
+def failed(matrix: Any, record_event: Callable[..., Any]) -> Callable[..., Any]:
     """A touch that failed because its text wants data that the event did not bring; its failed task."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node
@@ -85,7 +85,7 @@ def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
         if not Node.objects.filter(key="broken").exists():
             template = matrix.template("broken", body="{{ event.data.order_no }}")
             matrix.node("broken", trigger="order.paid", template=template)
-        receipt = happen("order.paid", user)
+        receipt = record_event("order.paid", user)
         deliver_touches(receipt.task_ids)
         row = FailedTask.objects.get(task_id=receipt.task_ids[0])
         if unknown:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
 
 
-def test_a_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
+def test_api_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
     client = as_member("admin")
     page = client.post(admin_url("apikey_add"), {"name": "shop", "scopes": ["events", "touches"]})
     key = page.context["key"]
@@ -28,14 +28,14 @@ def test_a_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
     assert key not in str(client.cookies)
 
 
-def test_a_key_needs_a_scope_and_a_name_of_its_own(as_member: Any, admin_url: Url) -> None:
+def test_api_key_needs_scope_and_unique_name(as_member: Any, admin_url: Url) -> None:
     client = as_member("admin")
     create_api_key("shop", ["events"])
     page = client.post(admin_url("apikey_add"), {"name": "shop"})
     assert set(page.context["adminform"].form.errors) == {"name", "scopes"}
 
 
-def test_a_revoked_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
+def test_revoked_api_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
     client = as_member("admin")
     create_api_key("shop", ["events"])
     row = ApiKey.objects.get()
@@ -50,7 +50,7 @@ def test_a_revoked_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
-def test_members_make_and_revoke_no_keys(as_member: Any, admin_url: Url, group: str) -> None:
+def test_api_key_changes_need_the_admin_group(as_member: Any, admin_url: Url, group: str) -> None:
     client = as_member(group)
     create_api_key("shop", ["events"])
     row = ApiKey.objects.get()
@@ -58,7 +58,7 @@ def test_members_make_and_revoke_no_keys(as_member: Any, admin_url: Url, group: 
     assert client.post(admin_url("apikey_revoke", row.pk)).status_code == 403
 
 
-def test_a_pause_is_told_on_every_page_until_it_ends(
+def test_pause_is_shown_on_every_page_until_it_ends(
     matrix: Any, operator: Client, viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node()
@@ -77,19 +77,21 @@ def test_a_pause_is_told_on_every_page_until_it_ends(
     assert "Paused: node guide" not in viewer.get(reverse("admin:index")).content.decode()
 
 
-def test_a_pause_that_another_has_ended_is_no_error(operator: Client, admin_url: Url) -> None:
+def test_ending_an_ended_pause_is_no_error(operator: Client, admin_url: Url) -> None:
     answer = operator.post(f"{admin_url('pause_end')}?scope=all", follow=True)
     assert "pause had already ended" in answer.content.decode()
 
 
-def test_a_viewer_neither_pauses_nor_resumes(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_pause_or_resume(matrix: Any, viewer: Client, admin_url: Url) -> None:
     assert viewer.post(admin_url("pause_add"), {"scope": "all"}).status_code == 403
     Pause.objects.create(scope="all")
     assert viewer.post(f"{admin_url('pause_end')}?scope=all").status_code == 403
     assert Pause.objects.exists()
 
 
-def test_the_house_can_be_paused_as_a_whole(matrix: Any, operator: Client, viewer: Client, admin_url: Url) -> None:
+def test_pause_scope_all_is_shown_and_bad_scope_refused(
+    matrix: Any, operator: Client, viewer: Client, admin_url: Url
+) -> None:
     operator.post(admin_url("pause_add"), {"scope": "all", "reason": ""})
     matrix.node(delay=timedelta(hours=1))
     assert "Paused: everything" in viewer.get(admin_url("node_matrix")).content.decode()

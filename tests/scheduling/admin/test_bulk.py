@@ -42,7 +42,7 @@ def rows(failed: Callable[..., Any]) -> list[FailedTask]:
     return [failed(f"user{number}") for number in range(3)]
 
 
-def said(answer: Any) -> str:
+def read_messages(answer: Any) -> str:
     return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
@@ -58,9 +58,7 @@ def confirm(client: Client, url: str, page: Any, **given: Any) -> Any:
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
-    rows: list[FailedTask], operator: Client, admin_url: Url
-) -> None:
+def test_bulk_retry_shows_progress_until_done(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     url = f"{admin_url('failedtask_changelist')}?reason={rows[0].reason}"
     page = ask(operator, url)
     assert page.context["facts"][0] == "Applies to 3 failed tasks."
@@ -84,7 +82,7 @@ def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
     assert list(told) == [("retried", "operator", "it is back")]
 
 
-def test_what_failed_after_the_page_was_shown_is_left_alone(
+def test_bulk_action_skips_later_failures(
     rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:
     url = admin_url("failedtask_changelist")
@@ -96,7 +94,7 @@ def test_what_failed_after_the_page_was_shown_is_left_alone(
     assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
 
 
-def test_no_more_than_a_page_is_done_at_once(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+def test_bulk_action_on_one_page_runs_at_once(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     url = f"{admin_url('failedtask_changelist')}?q={rows[0].task_id}"
     page = ask(operator, url, "bulk_ignore")
     assert "per_second" not in page.context["form"].fields
@@ -105,9 +103,7 @@ def test_no_more_than_a_page_is_done_at_once(rows: list[FailedTask], operator: C
     assert FailedTask.objects.filter(state="ignored").count() == 1
 
 
-def test_a_filter_that_the_workers_do_not_know_is_refused_by_its_name(
-    rows: list[FailedTask], operator: Client, admin_url: Url
-) -> None:
+def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     for tampered in ("detail__contains=order", "reason=x&reason=template_data_missing"):
         url = f"{admin_url('failedtask_changelist')}?{tampered}"
         FailedTask.objects.update(detail="order")
@@ -116,7 +112,7 @@ def test_a_filter_that_the_workers_do_not_know_is_refused_by_its_name(
             assert answer.status_code == 400  # no look-up of this list
         else:
             assert answer.status_code == 302
-            assert "reason: " in said(answer)
+            assert "reason: " in read_messages(answer)
         operator.post(
             url,
             {"action": "bulk_retry", "select_across": "1", "confirmed": "1", "reason": "x", "per_second": "50",
@@ -126,7 +122,7 @@ def test_a_filter_that_the_workers_do_not_know_is_refused_by_its_name(
     assert not FailedTask.objects.exclude(state="open").exists()
 
 
-def test_the_rest_of_a_cause_goes_by_workers_too(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+def test_replay_of_a_cause_starts_bulk_action(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     url = admin_url("failedtask_replay", rows[0].fingerprint)
     answer = operator.post(url, {"rest": "1", "reason": "mended", "per_second": "7"})
     row = BulkAction.objects.get()
@@ -135,7 +131,7 @@ def test_the_rest_of_a_cause_goes_by_workers_too(rows: list[FailedTask], operato
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_who_may_act_may_stop_it_and_others_look(
+def test_bulk_action_is_stopped_by_operators_only(
     rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
@@ -156,18 +152,20 @@ def test_who_may_act_may_stop_it_and_others_look(
         assert client.post(admin_url("touch_call_off"), {"reason": "x", "per_second": "1"}).status_code == 403
     else:
         assert (row.state, row.ended_by) == ("cancelled", "operator")
-        assert "The bulk action has already ended." in said(client.post(admin_url("bulkaction_cancel", row.pk)))
+        assert "The bulk action has already ended." in read_messages(
+            client.post(admin_url("bulkaction_cancel", row.pk))
+        )
     assert BulkAction.objects.count() == 1
 
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_touches_that_match_are_called_off(
-    matrix: Any, happen: Callable[..., Any], operator: Client, admin_url: Url
+def test_bulk_cancel_cancels_matching_touches(
+    matrix: Any, record_event: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
-    happen(user="ann")
+    record_event(user="ann")
     list_url = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}"
     link = operator.get(list_url).context["call_off_link"]
     page = operator.get(link)
@@ -180,12 +178,10 @@ def test_waiting_touches_that_match_are_called_off(
     assert states == {node.pk: "cancelled", other.pk: "scheduled"}
 
 
-def test_a_filter_of_touches_without_a_meaning_is_refused_by_its_name(
-    matrix: Any, operator: Client, admin_url: Url
-) -> None:
+def test_bulk_cancel_refuses_unknown_filter(matrix: Any, operator: Client, admin_url: Url) -> None:
     answer = operator.get(f"{admin_url('touch_call_off')}?chat_id__startswith=c")
     assert answer.status_code == 302
-    assert "chat_id__startswith: many cannot be chosen by it" in said(answer)
+    assert "chat_id__startswith: many cannot be chosen by it" in read_messages(answer)
 
 
 # --- the list and the workers mean the same -----------------------------------------------------------------------
@@ -214,9 +210,7 @@ def span(field: str, end: str) -> str:
     return f"{field}_{end}_0={at:%Y-%m-%d}&{field}_{end}_1={at:%H:%M:%S}"
 
 
-def test_a_list_of_failed_tasks_shows_what_workers_would_act_on(
-    rows: list[FailedTask], viewer: Client, admin_url: Url
-) -> None:
+def test_failed_task_list_matches_bulk_selection(rows: list[FailedTask], viewer: Client, admin_url: Url) -> None:
     record_unreadable_message("not_json", b"x", queue="ticks")
     FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
     FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
@@ -229,13 +223,13 @@ def test_a_list_of_failed_tasks_shows_what_workers_would_act_on(
     assert found == OF_FAILED_TASKS
 
 
-def test_a_list_of_touches_shows_what_workers_would_act_on(
-    matrix: Any, happen: Callable[..., Any], viewer: Client, admin_url: Url
+def test_touch_list_matches_bulk_selection(
+    matrix: Any, record_event: Callable[..., Any], viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node(delay=timedelta(hours=2))
     other = matrix.node("other", delay=timedelta(minutes=30), priority=0)
-    happen(user="ann", chat_id="c1", event_id="e1")
-    happen(user="bob")
+    record_event(user="ann", chat_id="c1", event_id="e1")
+    record_event(user="bob")
     late, *_rest = Touch.objects.filter(node=other)
     Touch.objects.filter(pk=late.pk).update(due_at=now() - timedelta(minutes=10), parked="all", reason="x")
     found = {}

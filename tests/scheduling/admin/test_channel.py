@@ -23,7 +23,7 @@ def hook() -> ChannelConfig:
 
 
 @pytest.mark.parametrize("group", ["viewer", "editor"])
-def test_a_secret_is_never_shown(hook: ChannelConfig, as_member: Any, admin_url: Url, group: str) -> None:
+def test_channel_secret_is_never_shown(hook: ChannelConfig, as_member: Any, admin_url: Url, group: str) -> None:
     client = as_member(group)
     for url in (admin_url("channelconfig_change", hook.pk), admin_url("channelconfig_history", hook.pk)):
         page = client.get(url).content.decode()
@@ -32,16 +32,16 @@ def test_a_secret_is_never_shown(hook: ChannelConfig, as_member: Any, admin_url:
     assert "••••" in client.get(admin_url("channelconfig_change", hook.pk)).content.decode()
 
 
-def test_secrets_left_empty_stay_and_a_dash_removes_them(
-    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
+def test_channel_secret_empty_stays_and_dash_removes(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
-    answer = editor.post(url, filled(url, timeout="5s", retry_delays="10s, 1m"))
+    answer = editor.post(url, fill_form(url, timeout="5s", retry_delays="10s, 1m"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     hook.refresh_from_db()
     assert hook.config == {"url": "https://example.com/in?token=hush", "secret": SECRET}
     assert (hook.timeout, hook.retry_delays, hook.version) == (timedelta(seconds=5), [10, 60], 2)
-    editor.post(url, filled(url, secret_secret="-", secret_url="https://example.org/new"))
+    editor.post(url, fill_form(url, secret_secret="-", secret_url="https://example.org/new"))
     hook.refresh_from_db()
     assert hook.config == {"url": "https://example.org/new"}
 
@@ -58,29 +58,27 @@ def test_secrets_left_empty_stay_and_a_dash_removes_them(
         ({"retry_delays": "soon"}, "retry_delays"),
     ],
 )
-def test_what_the_kind_refuses_is_told_at_its_field(
-    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any, changes: dict[str, str], field: str
+def test_channel_form_errors_name_the_field(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, str], field: str
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
-    answer = editor.post(url, filled(url, **changes))
+    answer = editor.post(url, fill_form(url, **changes))
     assert answer.status_code == 200
     assert field in answer.context["adminform"].form.errors
     hook.refresh_from_db()
     assert hook.version == 1
 
 
-def test_another_kind_forgets_the_secrets_of_the_old_one(
-    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
+def test_channel_kind_change_removes_old_secrets(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
-    assert editor.post(url, filled(url, kind="wecom", settings="format: markdown")).status_code == 302
+    assert editor.post(url, fill_form(url, kind="wecom", settings="format: markdown")).status_code == 302
     hook.refresh_from_db()
     assert hook.config == {"format": "markdown"}
 
 
-def test_a_channel_shows_its_pause_and_its_disabled_targets(
-    hook: ChannelConfig, operator: Client, admin_url: Url
-) -> None:
+def test_channel_shows_pause_and_disabled_targets(hook: ChannelConfig, operator: Client, admin_url: Url) -> None:
     DisabledTarget.objects.create(channel=hook, target_digest="0" * 64, chat_id="c1", reason="gone")
     Pause.objects.create(scope="channel:hook")
     listed = operator.get(admin_url("channelconfig_changelist")).content.decode()
@@ -89,46 +87,42 @@ def test_a_channel_shows_its_pause_and_its_disabled_targets(
     assert "gone" in operator.get(admin_url("channelconfig_change", hook.pk)).content.decode()
 
 
-def test_an_editor_enables_a_disabled_target_again(
-    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
-) -> None:
+def test_editor_enables_disabled_target(hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any) -> None:
     DisabledTarget.objects.create(channel=hook, target_digest="0" * 64, chat_id="c1")
     url = admin_url("channelconfig_change", hook.pk)
-    data = filled(url)
+    data = fill_form(url)
     removal = {key.replace("-id", "-DELETE"): "on" for key in data if key.endswith("0-id")}
     assert removal
     assert editor.post(url, {**data, **removal}).status_code == 302
     assert not DisabledTarget.objects.exists()
 
 
-def test_a_community_keeps_the_targets_that_are_not_typed_anew(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_community_keeps_targets_left_empty(editor: Client, admin_url: Url, fill_form: Any) -> None:
     community = Community.objects.create(chat_id="c1", targets={"wecom": {"url": ROBOT}})
     url = admin_url("community_change", community.pk)
     assert "hush" not in editor.get(url).content.decode()
     new = {"name": "One", "target_dingtalk_url": "https://oapi.dingtalk.com/robot/send?access_token=1"}
-    answer = editor.post(url, filled(url, **new, target_dingtalk_secret="SEC1"))
+    answer = editor.post(url, fill_form(url, **new, target_dingtalk_secret="SEC1"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     community.refresh_from_db()
     assert community.targets["wecom"] == {"url": ROBOT}
     assert community.targets["dingtalk"]["secret"] == "SEC1"
-    editor.post(url, filled(url, target_wecom_url="-"))
+    editor.post(url, fill_form(url, target_wecom_url="-"))
     community.refresh_from_db()
     assert list(community.targets) == ["dingtalk"]
 
 
-def test_a_target_of_another_house_is_refused_at_its_field(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_community_target_with_foreign_host_is_refused(editor: Client, admin_url: Url, fill_form: Any) -> None:
     community = Community.objects.create(chat_id="c1")
     url = admin_url("community_change", community.pk)
-    answer = editor.post(url, filled(url, target_wecom_url="https://example.com/robot"))
+    answer = editor.post(url, fill_form(url, target_wecom_url="https://example.com/robot"))
     errors = answer.context["adminform"].form.errors
     assert list(errors) == ["target_wecom_url"]
     assert "the host must be qyapi.weixin.qq.com" in str(errors)
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor", "admin"])
-def test_version_page_with_a_valid_form_posted_saves_nothing(
-    hook: ChannelConfig, as_member: Any, admin_url: Url, group: str
-) -> None:
+def test_version_page_post_saves_nothing(hook: ChannelConfig, as_member: Any, admin_url: Url, group: str) -> None:
     """The form is the one that the page of the channel takes, so that only the method can be the reason."""
     client = as_member(group)
     form = {

@@ -16,41 +16,41 @@ from scheduling.operations import queries
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
-Happen = Callable[..., Any]
+RecordEvent = Callable[..., Any]
 
 
 @pytest.fixture
-def delivered(matrix: Any, happen: Happen) -> Callable[..., Touch]:
+def delivered(matrix: Any, record_event: RecordEvent) -> Callable[..., Touch]:
     """A touch that was delivered some days ago, complained about or not."""
     matrix.node("guide")
     matrix.node("paid", trigger="order.paid", template=matrix.template("paid"))
 
     def delivered(user: str, type: str = "material.downloaded", *, days: int = 1, complaint: bool = False) -> Touch:
-        (task_id,) = happen(type, user=user, chat_id="c1").task_ids
+        (task_id,) = record_event(type, user=user, chat_id="c1").task_ids
         touch = Touch.objects.select_related("node__template").get(pk=task_id)
         at = now() - timedelta(days=days)
         Touch.objects.filter(pk=task_id).update(
             state="delivered", lease_until=None, settled_at=at, template=touch.node.template, template_version=3
         )
         if complaint:
-            Complaint.objects.filter(event_id=happen("complaint.received", user=user).id).update(touch=touch)
+            Complaint.objects.filter(event_id=record_event("complaint.received", user=user).id).update(touch=touch)
         return touch
 
     return delivered
 
 
-def told(page: Any) -> list[list[tuple[Any, ...]]]:
+def read_tables(page: Any) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row.values()) for row in table["rows"]] for table in page.context["tables"]]
 
 
-def test_the_worst_node_version_and_community_stand_first(
+def test_complaint_rates_are_sorted_worst_first(
     delivered: Callable[..., Touch], viewer: Client, admin_url: Url
 ) -> None:
     delivered("ann", "order.paid")
     delivered("bob")
     delivered("cid", complaint=True)
     page = viewer.get(admin_url("complaint_rates"))
-    nodes, templates, communities = told(page)
+    nodes, templates, communities = read_tables(page)
     assert nodes == [("guide", 2, 1, 50), ("paid", 1, 0, 0)]
     assert templates == [("guide (v3)", 2, 1, 50), ("paid (v3)", 1, 0, 0)]
     assert [(name, count, complaints) for name, count, complaints, _percent in communities] == [("c1", 3, 1)]
@@ -58,30 +58,30 @@ def test_the_worst_node_version_and_community_stand_first(
 
 
 @pytest.mark.parametrize(("query", "count"), [("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)])
-def test_a_period_can_be_chosen(
+def test_complaint_rates_period_can_be_chosen(
     delivered: Callable[..., Touch], viewer: Client, admin_url: Url, query: str, count: int
 ) -> None:
     for user, days in (("ann", 1), ("bob", 20), ("cid", 60)):
         delivered(user, days=days)
-    nodes, _templates, _communities = told(viewer.get(admin_url("complaint_rates") + query))
+    nodes, _templates, _communities = read_tables(viewer.get(admin_url("complaint_rates") + query))
     assert nodes == [("guide", count, 0, 0)]
 
 
-def test_the_list_leads_to_the_rates(viewer: Client, admin_url: Url) -> None:
+def test_complaint_list_links_the_rates(viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("complaint_changelist")).content.decode()
     assert "Complaint rates" in page
     answer = viewer.get(admin_url("complaint_open_rates"), follow=True)
     assert answer.redirect_chain[-1][0] == admin_url("complaint_rates")
 
 
-def test_who_may_not_see_complaints_sees_no_rates(client: Client, admin_url: Url) -> None:
+def test_complaint_rates_need_permission(client: Client, admin_url: Url) -> None:
     user = User.objects.create_user("temp", password="x", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_touch"))
     client.force_login(user)
     assert client.get(admin_url("complaint_rates")).status_code == 403
 
 
-def test_the_rates_are_told_in_chinese(delivered: Callable[..., Touch], viewer: Client, admin_url: Url) -> None:
+def test_complaint_rates_are_translated(delivered: Callable[..., Touch], viewer: Client, admin_url: Url) -> None:
     delivered("ann", complaint=True)
     viewer.cookies["django_language"] = "zh-hans"
     page = viewer.get(admin_url("complaint_rates")).content.decode()
@@ -89,7 +89,7 @@ def test_the_rates_are_told_in_chinese(delivered: Callable[..., Touch], viewer: 
         assert words in page
 
 
-def test_counting_that_takes_too_long_is_told(viewer: Client, admin_url: Url, monkeypatch: Any) -> None:
+def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monkeypatch: Any) -> None:
     def slow(since: Any) -> None:
         raise OperationalError("canceling statement due to statement timeout")
 

@@ -17,22 +17,22 @@ from scheduling.models import Complaint, Customer, HarassmentRule, Touch
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
-Happen = Callable[..., Any]
+RecordEvent = Callable[..., Any]
 HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def shown(viewer: Client, admin_url: Url) -> Callable[..., Any]:
-    def shown() -> Any:
+def open_customer_page(viewer: Client, admin_url: Url) -> Callable[..., Any]:
+    def open_customer_page() -> Any:
         return viewer.get(admin_url("customer_change", Customer.objects.get(user_id="ann").pk))
 
-    return shown
+    return open_customer_page
 
 
 @pytest.fixture
-def send(happen: Happen) -> Callable[..., Touch]:
+def send(record_event: RecordEvent) -> Callable[..., Touch]:
     def send(type: str, ago: timedelta = timedelta(0)) -> Touch:
-        (task_id,) = happen(type).task_ids
+        (task_id,) = record_event(type).task_ids
         deliver_touches([task_id])
         if ago:
             Touch.objects.filter(pk=task_id).update(reserved_at=now() - ago, settled_at=now() - ago)
@@ -41,29 +41,29 @@ def send(happen: Happen) -> Callable[..., Touch]:
     return send
 
 
-def told(answer: Any) -> dict[str, tuple[str, str, str]]:
+def read_node_rows(answer: Any) -> dict[str, tuple[str, str, str]]:
     nodes = answer.context["eligibility"]["nodes"]
     return {each["node"]: (each["words"], each["why"], each["again"]) for each in nodes}
 
 
-def test_who_was_sent_little_may_be_sent_more(
-    matrix: Any, send: Callable[..., Touch], shown: Callable[..., Any]
+def test_customer_below_cap_may_be_sent_more(
+    matrix: Any, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
 ) -> None:
     matrix.node("a", trigger="a")
     matrix.node("b", trigger="b")
     sent = send("a")
-    answer = shown()
+    answer = open_customer_page()
     assert answer.context["eligibility"]["open"]
     assert answer.context["eligibility"]["rooms"] == ["1 of 3 in 1 day"]
     again = format_instant(sent.reserved_at + timedelta(hours=72))
-    assert told(answer) == {
+    assert read_node_rows(answer) == {
         "a": ("Would not be sent", "Same content sent recently", again),
         "b": ("May be sent", "", ""),
     }
 
 
-def test_who_reached_the_limit_is_sent_nothing_until_there_is_room(
-    matrix: Any, send: Callable[..., Touch], shown: Callable[..., Any]
+def test_customer_at_cap_shows_next_possible_time(
+    matrix: Any, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
 ) -> None:
     HarassmentRule.objects.filter(kind="dedupe").delete()
     matrix.node("a", trigger="a")
@@ -72,66 +72,76 @@ def test_who_reached_the_limit_is_sent_nothing_until_there_is_room(
         send("a", HOUR)
     suppressed = send("a")
     assert suppressed.state == "suppressed"
-    answer = shown()
+    answer = open_customer_page()
     again = format_instant(first.reserved_at + timedelta(hours=24))
     assert not answer.context["eligibility"]["open"]
     assert answer.context["eligibility"]["at"] == again
-    assert told(answer)["a"] == ("Would not be sent", "Customer's limit reached", again)
+    assert read_node_rows(answer)["a"] == ("Would not be sent", "Customer's limit reached", again)
     text = answer.content.decode()
     assert f"next possible {again}" in text
     assert "3 / 3 in 1 day" in text
 
 
-def test_who_opted_out_is_told_so(matrix: Any, happen: Happen, shown: Callable[..., Any]) -> None:
-    happen("a")
+def test_customer_opted_out_shows_blocked_nodes(
+    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any]
+) -> None:
+    record_event("a")
     matrix.node("ad", trigger="a", template=matrix.template("ad", category="marketing"))
     matrix.node("care", trigger="a", template=matrix.template("care", category="service"))
     Customer.objects.update(opted_out=True, opted_out_at=now())
-    answer = shown()
-    assert told(answer) == {
+    answer = open_customer_page()
+    assert read_node_rows(answer) == {
         "ad": ("Would not be sent", "Customer opted out", ""), "care": ("May be sent", "", ""),
     }  # fmt: skip
     assert "opted out" in answer.content.decode()
 
 
-def test_a_house_without_nodes_says_that_time_alone_will_not_do(happen: Happen, shown: Callable[..., Any]) -> None:
-    happen("a")
-    assert "not by time alone" in shown().content.decode()
+def test_customer_without_nodes_has_no_next_time(
+    record_event: RecordEvent, open_customer_page: Callable[..., Any]
+) -> None:
+    record_event("a")
+    assert "not by time alone" in open_customer_page().content.decode()
 
 
-def test_events_and_complaints_stand_below(
-    matrix: Any, happen: Happen, send: Callable[..., Touch], shown: Callable[..., Any], admin_url: Url
+def test_customer_page_lists_events_and_complaints(
+    matrix: Any,
+    record_event: RecordEvent,
+    send: Callable[..., Touch],
+    open_customer_page: Callable[..., Any],
+    admin_url: Url,
 ) -> None:
     matrix.node("a", trigger="a")
     send("a")
-    happen("complaint.received", event_id="c1")
-    answer = shown()
+    record_event("complaint.received", event_id="c1")
+    answer = open_customer_page()
     assert [event.type for event in answer.context["events"]] == ["complaint.received", "a"]
     (complaint,) = answer.context["complaints"]
     assert complaint == Complaint.objects.get()
     assert admin_url("complaint_change", complaint.pk) in answer.content.decode()
 
 
-def test_each_sees_what_they_may(matrix: Any, happen: Happen, shown: Callable[..., Any]) -> None:
+def test_customer_page_hides_parts_without_permission(
+    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any]
+) -> None:
     from django.contrib.auth.models import Permission, User
 
     matrix.node("a", trigger="a")
-    happen("a")
+    record_event("a")
     user = User.objects.get(username="viewer")
     user.groups.clear()
     user.user_permissions.set(Permission.objects.filter(codename="view_customer"))
-    answer = shown()
+    answer = open_customer_page()
     assert answer.status_code == 200
     hidden = ("eligibility", "upcoming", "past", "events", "complaints")
     assert [name for name in hidden if name in answer.context] == []
 
 
-def test_a_customer_of_many_touches_costs_the_same(
-    matrix: Any, happen: Happen, shown: Callable[..., Any], django_assert_max_num_queries: Any
+def test_customer_page_query_count_is_constant(
+    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any], django_assert_max_num_queries: Any
 ) -> None:
     matrix.node("a", trigger="a", delay=HOUR)
     for _ in range(8):
-        happen("a")
-    shown()
+        record_event("a")
+    open_customer_page()
     with django_assert_max_num_queries(25):
-        shown()
+        open_customer_page()

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
 
 
-def test_the_goal_is_told_beside_the_control_group(
-    matrix: Any, happen: Callable[..., Any], viewer: Client, admin_url: Url
+def test_effect_shows_goal_beside_control_group(
+    matrix: Any, record_event: Callable[..., Any], viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=timedelta(days=1))
     for number in range(8):
-        deliver(happen(user=f"user{number}").task_ids)
-        happen("order.paid", f"user{number}")
+        deliver(record_event(user=f"user{number}").task_ids)
+        record_event("order.paid", f"user{number}")
     pass_time(days=2)
     page = viewer.get(admin_url("node_effect"))
     (told,) = page.context["nodes"]
@@ -36,9 +36,7 @@ def test_the_goal_is_told_beside_the_control_group(
     assert admin_url("node_change", node.pk) in said
 
 
-def test_without_a_goal_or_a_control_group_the_page_says_what_to_do(
-    matrix: Any, viewer: Client, admin_url: Url
-) -> None:
+def test_effect_without_goal_or_control_shows_advice(matrix: Any, viewer: Client, admin_url: Url) -> None:
     assert "No node has a goal yet." in viewer.get(admin_url("node_effect")).content.decode()
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
     assert "No control group" in viewer.get(admin_url("node_effect"), {"days": "30"}).content.decode()
@@ -52,7 +50,7 @@ def test_without_a_goal_or_a_control_group_the_page_says_what_to_do(
         (Lift(Share(0, 0), Share(1, 2)), ""),
     ],
 )
-def test_the_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
+def test_effect_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
     from scheduling.admin.experiments.conversion import _judge_lift
 
     assert _judge_lift(lift)[0] == tone

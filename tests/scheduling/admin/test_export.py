@@ -19,38 +19,40 @@ from scheduling.models import Customer, FailedTask, Touch
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
-Happen = Callable[..., Any]
+RecordEvent = Callable[..., Any]
 HOUR = timedelta(hours=1)
 
 
-def told(answer: Any) -> list[dict[str, str]]:
+def read_csv_rows(answer: Any) -> list[dict[str, str]]:
     text = b"".join(answer.streaming_content).decode()
     assert text.startswith("\ufeff")
     return list(csv.DictReader(StringIO(text.removeprefix("\ufeff"))))
 
 
-def test_what_the_filter_shows_is_exported(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+def test_export_contains_filtered_rows(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node()
     Customer.objects.create(user_id="ann", name="王小安")
-    (wanted,) = happen(user="ann", chat_id="c1", event_id="e1").task_ids
+    (wanted,) = record_event(user="ann", chat_id="c1", event_id="e1").task_ids
     deliver_touches([wanted])
-    happen(user="bob")
+    record_event(user="bob")
     page = operator.get(admin_url("touch_changelist"), {"q": "ann"})
     link = page.context["export_link"]
     assert link in page.content.decode()
     answer = operator.get(link)
     assert answer["content-type"] == "text/csv; charset=utf-8"
     assert answer["content-disposition"].startswith('attachment; filename="touch-')
-    (row,) = told(answer)
+    (row,) = read_csv_rows(answer)
     assert (row["task id"], row["state"], row["customer"], row["event id"], row["chat id"]) == (
         str(wanted), "Delivered", "王小安", "e1", "c1",
     )  # fmt: skip
 
 
-def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+def test_export_escapes_formulas(matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent) -> None:
     matrix.node()
-    happen(user='=HYPERLINK("http://evil.example")', chat_id="@SUM(1)", event_id="-2+3")
-    (row,) = told(operator.get(admin_url("touch_export")))
+    record_event(user='=HYPERLINK("http://evil.example")', chat_id="@SUM(1)", event_id="-2+3")
+    (row,) = read_csv_rows(operator.get(admin_url("touch_export")))
     assert (row["user id"], row["chat id"], row["event id"]) == (
         "'=HYPERLINK(\"http://evil.example\")", "'@SUM(1)", "'-2+3",
     )  # fmt: skip
@@ -65,7 +67,7 @@ def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url
         (datetime(2026, 3, 1, 4, tzinfo=UTC), "2026-03-01 12:00:00"),
     ],
 )  # fmt: skip
-def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> None:
+def test_format_cell_escapes_formula_starts(value: Any, cell: Any) -> None:
     assert csv_export.format_cell(value) == cell
 
 
@@ -74,7 +76,7 @@ def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> No
     "x;=1+1;y", "x\t+1", "x|-1", "x;@SUM(1)", "x;＝1", "x; =1", 'x;"=1', 'x;"";"=1', "x\n=1", "x\r\n=1", ";;=1",
     "=1;=1", "x,=1", "x;\n=1", 'x\n"=1', "x;=1;=2|=3",
 ])  # fmt: skip
-def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, text: str) -> None:
+def test_export_escapes_formulas_after_any_separator(separator: str, text: str) -> None:
     """Excel takes the separator from the reader's country, and a quote only where a cell begins with it."""
     file = csv_export._format_csv_rows([["id", csv_export.format_cell(text), "end"]])
     cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
@@ -84,24 +86,26 @@ def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, te
 @pytest.mark.parametrize(
     "text", ["a;b", "a; b=1", "x | y", "10:00-11:00;12:00", '"quoted"; "text"', "ann@shop.example; bob@x", "a - b"]
 )
-def test_other_text_stays_as_it_is(text: str) -> None:
+def test_format_cell_keeps_harmless_text(text: str) -> None:
     assert csv_export.format_cell(text) == text
 
 
-def test_heads_and_words_are_in_the_readers_language(
-    matrix: Any, operator: Client, admin_url: Url, happen: Happen
+def test_export_uses_the_reader_language(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
-    happen()
+    record_event()
     operator.cookies["django_language"] = "zh-hans"
-    (row,) = told(operator.get(admin_url("touch_export")))
+    (row,) = read_csv_rows(operator.get(admin_url("touch_export")))
     assert row["状态"] == "已排期"
 
 
-def test_that_somebody_exported_is_noted(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+def test_export_is_recorded_in_the_log(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node(delay=HOUR)
     for user in ("ann", "bob"):
-        happen(user=user)
+        record_event(user=user)
     operator.get(admin_url("touch_export"), {"state__exact": "scheduled"})
     entry = LogEntry.objects.get()
     assert entry.user.username == "operator"
@@ -110,7 +114,7 @@ def test_that_somebody_exported_is_noted(matrix: Any, operator: Client, admin_ur
 
 
 @pytest.mark.parametrize("name", ["scheduling_touch", "scheduling_failedtask", "rpa_tasks_job"])
-def test_who_may_only_look_may_not_take_away(as_member: Callable[[str], Client], name: str) -> None:
+def test_export_needs_operator_permission(as_member: Callable[[str], Client], name: str) -> None:
     from django.urls import reverse
 
     viewer = as_member("viewer")
@@ -120,49 +124,47 @@ def test_who_may_only_look_may_not_take_away(as_member: Callable[[str], Client],
     assert as_member("operator").get(reverse(f"admin:{name}_export")).status_code == 200
 
 
-def test_long_lists_are_cut_and_say_so(
-    matrix: Any, operator: Client, admin_url: Url, happen: Happen, monkeypatch: pytest.MonkeyPatch
+def test_export_is_cut_at_the_row_limit(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_export, "MOST", 5)
     monkeypatch.setattr(csv_export, "BATCH", 2)
     matrix.node()
     for number in range(6):
-        happen(user=f"u{number}")
-    rows = told(operator.get(admin_url("touch_export")))
+        record_event(user=f"u{number}")
+    rows = read_csv_rows(operator.get(admin_url("touch_export")))
     newest = Touch.objects.order_by("-pk").values_list("customer__user_id", flat=True)[:5]
     assert [row["user id"] for row in rows[:-1]] == list(newest)
     assert rows[-1]["task id"] == "There are more than 5 rows; these are the first."
 
 
-def test_a_batch_costs_one_query(
-    matrix: Any, operator: Client, admin_url: Url, happen: Happen, django_assert_num_queries: Any
+def test_export_batch_takes_one_query(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent, django_assert_num_queries: Any
 ) -> None:
     matrix.node()
     for number in range(10):
-        happen(user=f"u{number}")
+        record_event(user=f"u{number}")
     answer = operator.get(admin_url("touch_export"))
     with django_assert_num_queries(1):
-        assert len(told(answer)) == 10
+        assert len(read_csv_rows(answer)) == 10
 
 
-def test_failed_tasks_are_exported_with_what_was_done(
-    failed: Callable[..., Any], operator: Client, admin_url: Url
-) -> None:
+def test_failed_task_export_contains_the_action(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
     row = failed("ann")
     failed("bob")
     FailedTask.objects.filter(pk=row.pk).update(state="ignored", actor_name="eve", action_reason="known")
-    (only,) = told(operator.get(admin_url("failedtask_export"), {"state": "ignored"}))
+    (only,) = read_csv_rows(operator.get(admin_url("failedtask_export"), {"state": "ignored"}))
     assert (only["task id"], only["user id"], only["actor"], only["reason of the action"], only["reason"]) == (
         str(row.task_id), "ann", "eve", "known", "Data for the text is missing",
     )  # fmt: skip
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_server_of_events_streams_as_well(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+def test_export_streams_over_asgi(matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent) -> None:
     from asgiref.sync import async_to_sync
 
     matrix.node()
-    happen()
+    record_event()
     client = AsyncClient(headers={"accept-language": "en"})
     client.cookies = operator.cookies
 

@@ -23,9 +23,7 @@ def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
     return FailedTask.objects.create(**given | changes)
 
 
-def test_rows_are_counted_so_far_and_no_further(
-    viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_task_count_stops_at_the_limit(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retirement, "MOST", 2)
     rows = [fail("connect") for _ in range(2)]
     shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
@@ -36,9 +34,7 @@ def test_rows_are_counted_so_far_and_no_further(
     assert [row.pk for row in shown.result_list] == [row.pk for row in reversed(rows)][: len(shown.result_list)]
 
 
-def test_the_reasons_to_choose_from_are_those_of_the_latest(
-    viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reason_filter_lists_latest_reasons(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     for reason in ("oldest", "later", "latest", "later"):
         fail(reason)
     fail("handled", state="ignored")
@@ -49,7 +45,7 @@ def test_the_reasons_to_choose_from_are_those_of_the_latest(
 
 
 @pytest.mark.parametrize("state", ["open", "ignored"])
-def test_causes_are_those_of_the_latest_and_the_page_says_so(
+def test_cause_groups_cover_the_latest_rows(
     viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     for reason in ("oldest", "later", "latest", "later"):
@@ -64,7 +60,7 @@ def test_causes_are_those_of_the_latest_and_the_page_says_so(
     assert "There are more: these are the causes of the latest 3." in page.content.decode()
 
 
-def test_the_last_of_a_cause_are_found_by_an_index() -> None:
+def test_latest_retried_of_a_cause_use_an_index() -> None:
     """The page that shows how they fare looks again every few seconds, and a cause may be half of the table."""
     with connection.cursor() as cursor:
         cursor.execute(

@@ -37,7 +37,7 @@ def event_of(row: FailedTask) -> Event:
     return Touch.objects.select_related("event").get(pk=str(row.task_id)).event
 
 
-def test_ids_that_others_told_find_a_failed_task(failed: Failed, find: Callable[[str], set[Any]]) -> None:
+def test_search_finds_failed_task_by_ids(failed: Failed, find: Callable[[str], set[Any]]) -> None:
     row, _other = failed("ann"), failed("bob")
     event = event_of(row)
     Event.objects.filter(pk=event.pk).update(trace_id=TRACE)
@@ -46,7 +46,7 @@ def test_ids_that_others_told_find_a_failed_task(failed: Failed, find: Callable[
     assert find(str(uuid4())) == find("an") == set()
 
 
-def test_an_id_that_looks_like_ours_may_be_a_source_s(
+def test_search_finds_uuid_event_and_user_ids(
     failed: Failed, find: Callable[[str], set[Any]], viewer: Client, admin_url: Url
 ) -> None:
     """Most sources name their events by UUIDs, many their users too."""
@@ -60,9 +60,7 @@ def test_an_id_that_looks_like_ours_may_be_a_source_s(
         assert [touch.pk for touch in touches] == [row.task_id]
 
 
-def test_words_of_the_detail_and_of_the_reason_find_a_failed_task(
-    failed: Failed, find: Callable[[str], set[Any]]
-) -> None:
+def test_search_finds_words_of_detail_and_reason(failed: Failed, find: Callable[[str], set[Any]]) -> None:
     row, _other = failed("ann"), failed("bob")
     FailedTask.objects.filter(pk=row.pk).update(reason="http_503", detail="upstream: 100% 库存 Busy")
     for term in ("upstream: 100%", "库存", "busy", "http_503"):
@@ -70,7 +68,7 @@ def test_words_of_the_detail_and_of_the_reason_find_a_failed_task(
     assert find("10_%") == find("1.0%") == set()
 
 
-def test_a_job_is_found_by_its_shop_and_its_business_key(find: Callable[[str], set[Any]]) -> None:
+def test_search_finds_job_by_shop_and_business_key(find: Callable[[str], set[Any]]) -> None:
     row = FailedTask.objects.create(
         origin="rpa_job", task_id=new_id(), root_id=new_id(), failure="failed", reason="exit", fingerprint="f",
         payload={"shop_id": "s1", "dedupe_key": "2026-05-04"},
@@ -79,7 +77,7 @@ def test_a_job_is_found_by_its_shop_and_its_business_key(find: Callable[[str], s
         assert find(term) == {row.pk}, term
 
 
-def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, find: Callable[[str], set[Any]]) -> None:
+def test_search_by_delivery_key_finds_all_retries(failed: Failed, find: Callable[[str], set[Any]]) -> None:
     row = failed()
     failed_tasks.retry_failed_task(row.pk, failed_tasks.Actor("eve"))
     again = Touch.objects.get(retry_of=row.task_id)
@@ -89,7 +87,7 @@ def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, fin
     assert FailedTask.objects.count() == 2
 
 
-def test_an_old_one_is_found_by_an_id_and_not_by_words(
+def test_search_finds_old_rows_by_id_only(
     failed: Failed, find: Callable[[str], set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "SEARCHED_ROWS", 2)
@@ -100,9 +98,7 @@ def test_an_old_one_is_found_by_an_id_and_not_by_words(
     assert find("order_no") == {middle.pk, new.pk}
 
 
-def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
-    failed: Failed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_search_ignores_later_failures(failed: Failed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "SEARCHED_ROWS", 2)
     first, second = failed("ann"), failed("bob")
     FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
@@ -112,7 +108,7 @@ def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
     assert {row.pk for row in found} == {first.pk, second.pk}
 
 
-def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_search_does_not_scan_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many, all that is read is what an id names and the end of the table."""
     monkeypatch.setattr(queries, "SEARCHED_ROWS", 100)
     many = [

@@ -17,7 +17,7 @@ Url = Callable[..., str]
 Failed = Callable[..., Any]
 
 
-def said(answer: Any) -> str:
+def read_messages(answer: Any) -> str:
     return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
@@ -31,7 +31,7 @@ def confirm(client: Client, url: str, action: str, **data: Any) -> Any:
     return client.post(url, {**hidden, "reason": "because"})
 
 
-def test_the_page_shows_the_original_and_every_attempt(failed: Failed, viewer: Client, admin_url: Url) -> None:
+def test_failed_task_page_shows_original_and_attempts(failed: Failed, viewer: Client, admin_url: Url) -> None:
     row = failed()
     row.attempts = [{"number": 1, "started_at": now().isoformat(), "outcome": "transient", "reason": "http_503",
                      "detail": "busy", "status": 503}]  # fmt: skip
@@ -41,9 +41,7 @@ def test_the_page_shows_the_original_and_every_attempt(failed: Failed, viewer: C
         assert words in page
 
 
-def test_retry_keeps_the_delivery_key_and_sending_as_new_does_not(
-    failed: Failed, operator: Client, admin_url: Url
-) -> None:
+def test_retry_keeps_delivery_key_and_resend_does_not(failed: Failed, operator: Client, admin_url: Url) -> None:
     same, new = failed("ann"), failed("bob")
     operator.post(admin_url("failedtask_act", same.pk, "retry"), {"reason": "fixed"})
     page = operator.get(admin_url("failedtask_act", new.pk, "again")).content.decode()
@@ -67,7 +65,7 @@ def test_retry_keeps_the_delivery_key_and_sending_as_new_does_not(
         ("archive", "archived"),
     ],
 )
-def test_an_unknown_one_is_settled_by_a_person(
+def test_unknown_failed_task_is_resolved_by_a_person(
     failed: Failed, operator: Client, admin_url: Url, verb: str, state: str
 ) -> None:
     row = failed(unknown=True)
@@ -76,7 +74,7 @@ def test_an_unknown_one_is_settled_by_a_person(
     assert row.state == state
 
 
-def test_nothing_is_done_without_a_reason(failed: Failed, operator: Client, admin_url: Url) -> None:
+def test_failed_task_action_needs_a_reason(failed: Failed, operator: Client, admin_url: Url) -> None:
     row = failed()
     page = operator.post(admin_url("failedtask_act", row.pk, "ignore"), {"reason": ""})
     assert "required" in str(page.context["form"].errors)
@@ -84,26 +82,26 @@ def test_nothing_is_done_without_a_reason(failed: Failed, operator: Client, admi
     assert row.state == "open"
 
 
-def test_who_comes_second_is_told(failed: Failed, operator: Client, admin_url: Url) -> None:
+def test_second_action_reports_a_conflict(failed: Failed, operator: Client, admin_url: Url) -> None:
     row = failed()
     url = admin_url("failedtask_act", row.pk, "retry")
     operator.post(url, {"reason": "first"})
     answer = operator.post(url, {"reason": "second"})
-    assert "another user acted first" in said(answer)
+    assert "another user acted first" in read_messages(answer)
     assert Touch.objects.filter(retry_of=row.task_id).count() == 1
 
 
-def test_selected_ones_are_retried_at_a_pace(failed: Failed, operator: Client, admin_url: Url) -> None:
+def test_bulk_retry_spreads_selected_touches(failed: Failed, operator: Client, admin_url: Url) -> None:
     rows = [failed(f"user{number}") for number in range(3)]
     chosen = [str(row.pk) for row in rows[:2]]
     answer = confirm(operator, admin_url("failedtask_changelist"), "bulk_retry", _selected_action=chosen)
-    assert "Retry: 2 failed tasks." in said(answer)
+    assert "Retry: 2 failed tasks." in read_messages(answer)
     again = Touch.objects.filter(retry_of__in=[row.task_id for row in rows]).order_by("due_at")
     assert len(again) == 2
     assert again[1].due_at - again[0].due_at == timedelta(seconds=0.05)
 
 
-def test_many_are_sent_again_as_new_with_keys_of_their_own(failed: Failed, operator: Client, admin_url: Url) -> None:
+def test_bulk_resend_gives_new_delivery_keys(failed: Failed, operator: Client, admin_url: Url) -> None:
     rows = [failed(f"user{number}") for number in range(2)]
     chosen = [str(row.pk) for row in rows]
     confirm(operator, admin_url("failedtask_changelist"), "bulk_again", _selected_action=chosen)
@@ -112,9 +110,7 @@ def test_many_are_sent_again_as_new_with_keys_of_their_own(failed: Failed, opera
         assert again.root_id == again.task_id
 
 
-def test_all_that_match_the_filter_means_those_that_were_there(
-    failed: Failed, operator: Client, admin_url: Url
-) -> None:
+def test_bulk_select_all_skips_later_failures(failed: Failed, operator: Client, admin_url: Url) -> None:
     first = [failed(f"user{number}") for number in range(3)]
     url = f"{admin_url('failedtask_changelist')}?reason={first[0].reason}"
     page = operator.post(url, {"action": "bulk_ignore", "select_across": "1", "_selected_action": [str(first[0].pk)]})
@@ -128,7 +124,7 @@ def test_all_that_match_the_filter_means_those_that_were_there(
     assert FailedTask.objects.filter(state="ignored").count() == 3
 
 
-def test_the_same_cause_is_one_line(failed: Failed, viewer: Client, admin_url: Url) -> None:
+def test_failed_tasks_are_grouped_by_cause(failed: Failed, viewer: Client, admin_url: Url) -> None:
     rows = [failed(f"user{number}") for number in range(3)]
     other = failed("odd")
     FailedTask.objects.filter(pk=other.pk).update(fingerprint="other")
@@ -138,7 +134,7 @@ def test_the_same_cause_is_one_line(failed: Failed, viewer: Client, admin_url: U
     assert {row.pk for row in shown} == {row.pk for row in rows}
 
 
-def test_the_list_begins_with_what_is_open(failed: Failed, viewer: Client, admin_url: Url) -> None:
+def test_failed_task_list_shows_open_by_default(failed: Failed, viewer: Client, admin_url: Url) -> None:
     done, waiting = failed("ann"), failed("bob")
     FailedTask.objects.filter(pk=done.pk).update(state="archived")
     url = admin_url("failedtask_changelist")
@@ -146,7 +142,7 @@ def test_the_list_begins_with_what_is_open(failed: Failed, viewer: Client, admin
     assert len(viewer.get(f"{url}?state=all").context["cl"].result_list) == 2
 
 
-def test_a_message_that_nobody_can_read_has_no_retry(operator: Client, admin_url: Url) -> None:
+def test_unreadable_message_has_no_retry(operator: Client, admin_url: Url) -> None:
     from scheduling.ledger.dead_letters import record_unreadable_message
 
     record_unreadable_message("not_json", "garbage", queue="ticks")
@@ -155,7 +151,7 @@ def test_a_message_that_nobody_can_read_has_no_retry(operator: Client, admin_url
     assert [str(each["verb"].title) for each in verbs] == ["Ignore", "Archive"]
 
 
-def test_a_viewer_sees_no_button_and_is_refused(failed: Failed, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_act_on_failed_tasks(failed: Failed, viewer: Client, admin_url: Url) -> None:
     row = failed()
     page = viewer.get(admin_url("failedtask_change", row.pk))
     assert page.context["verbs"] == []

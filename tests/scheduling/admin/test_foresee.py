@@ -15,15 +15,15 @@ pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
 
 
-def test_what_would_be_sent_and_what_not(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Callable[..., Any]
+def test_preview_shows_what_would_be_sent(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     matrix.node(delay=timedelta(minutes=15))
     matrix.node("again", template=matrix.template("again", content_type="used"))
     matrix.node("off", enabled=False)
     matrix.node("data", template=matrix.template("data", body="{{ event.data.order_no }}"))
     used = matrix.node("used", trigger="order.paid", template=matrix.template("used"))
-    deliver_touches(happen("order.paid").task_ids)
+    deliver_touches(record_event("order.paid").task_ids)
     before = Event.objects.count()
     page = viewer.get(admin_url("event_foresee"), {"type": "material.downloaded", "user_id": "ann"})
     by_node = {each["node"]: each for each in page.context["outcomes"]}
@@ -37,19 +37,19 @@ def test_what_would_be_sent_and_what_not(
     assert used.touches.count() == 1
 
 
-def test_an_event_that_nobody_waits_for_plans_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_without_node_plans_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann"})
     assert page.context["outcomes"] == []
     assert "no enabled node" in page.content.decode()
 
 
-def test_bad_data_is_told_at_its_field(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_bad_data_is_refused_at_its_field(matrix: Any, viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
     assert list(page.context["form"].errors) == ["event_data"]
     assert page.context["outcomes"] is None
 
 
-def test_only_stored_texts_are_foreseen(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_renders_stored_templates_only(matrix: Any, viewer: Client, admin_url: Url) -> None:
     matrix.node()
     asked = {"type": "material.downloaded", "user_id": "ann", "body": "bye {{ user.name }}", "subject": "bye",
              "template": "bye"}  # fmt: skip

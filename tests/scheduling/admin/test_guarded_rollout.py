@@ -44,7 +44,7 @@ def page(client: Client, url: str) -> str:
     return answer.content.decode()
 
 
-def test_an_editor_begins_one_with_the_usual_plan_before_their_eyes(node: Node, editor: Client, admin_url: Url) -> None:
+def test_editor_starts_rollout_with_default_plan(node: Node, editor: Client, admin_url: Url) -> None:
     url = admin_url("guardedrollout_start", node.pk)
     assert url in page(editor, admin_url("node_change", node.pk))
     form = page(editor, url)
@@ -75,7 +75,7 @@ def test_an_editor_begins_one_with_the_usual_plan_before_their_eyes(node: Node, 
         ("failures", "much", "percentage points"),
     ],
 )
-def test_what_cannot_be_meant_is_told_at_its_field(
+def test_rollout_form_errors_name_the_field(
     node: Node, editor: Client, admin_url: Url, field: str, value: str, complaint: str
 ) -> None:
     answer = editor.post(admin_url("guardedrollout_start", node.pk), TYPED | {field: value})
@@ -85,14 +85,14 @@ def test_what_cannot_be_meant_is_told_at_its_field(
     assert not GuardedRollout.objects.exists()
 
 
-def test_nothing_is_begun_without_something_to_try(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_rollout_without_canary_is_refused(matrix: Any, editor: Client, admin_url: Url) -> None:
     bare = matrix.node("bare")
     assert "guarded-rollout" not in page(editor, admin_url("node_change", bare.pk))
     answer = editor.post(admin_url("guardedrollout_start", bare.pk), TYPED)
     assert "Choose a canary template" in answer.content.decode()
 
 
-def test_the_page_shows_both_versions_side_by_side(
+def test_rollout_page_compares_both_versions(
     rollout: GuardedRollout, editor: Client, viewer: Client, admin_url: Url
 ) -> None:
     rollout.state, rollout.reason, rollout.figures = "paused", "limit:complaints", WORSE
@@ -115,9 +115,7 @@ def test_the_page_shows_both_versions_side_by_side(
     assert "Resume the roll-out" not in page(viewer, admin_url("node_change", rollout.node_id))
 
 
-def test_an_editor_pauses_resumes_and_stops_and_each_is_asked_first(
-    rollout: GuardedRollout, editor: Client, admin_url: Url
-) -> None:
+def test_editor_moves_rollout_after_confirmation(rollout: GuardedRollout, editor: Client, admin_url: Url) -> None:
     for verb, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
         url = admin_url("guardedrollout_act", rollout.pk, verb)
         before = GuardedRollout.objects.get().state
@@ -131,7 +129,7 @@ def test_an_editor_pauses_resumes_and_stops_and_each_is_asked_first(
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_others_only_look(
+def test_rollout_is_read_only_without_edit_rights(
     as_member: Callable[[str], Client], rollout: GuardedRollout, admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
@@ -144,11 +142,11 @@ def test_others_only_look(
     assert GuardedRollout.objects.get().state == "running"
 
 
-def test_nobody_types_into_a_canary_that_moves(
-    rollout: GuardedRollout, editor: Client, admin_url: Url, filled: Any
+def test_node_form_locks_canary_during_rollout(
+    rollout: GuardedRollout, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     url = admin_url("node_change", rollout.node_id)
-    data = filled(url)
+    data = fill_form(url)
     assert not {"template", "canary_template", "canary_percent", "canary_communities"} & set(data)
     sent = data | {"delay": "3h", "canary_percent": "77", "canary_communities": "x"}
     assert editor.post(url, sent).status_code == 302
@@ -158,11 +156,11 @@ def test_nobody_types_into_a_canary_that_moves(
         "it is not disturbed"
     )
     rollout_runs.pause_rollout(rollout.pk, Actor("ops"))
-    assert "canary_percent" in filled(url)
+    assert "canary_percent" in fill_form(url)
 
 
 @pytest.fixture
-def paused_meanwhile(node: Node) -> Callable[[], None]:
+def pause_in_parallel(node: Node) -> Callable[[], None]:
     """Over another connection, what a pass does that finds the canary harmful."""
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     begun = rollout_runs.start_rollout(node.pk, {}, Actor("ops"))
@@ -171,26 +169,26 @@ def paused_meanwhile(node: Node) -> Callable[[], None]:
         rollout_runs.pause_rollout(begun.pk, Actor("guard"))
         connection.close()
 
-    def paused_meanwhile() -> None:
+    def pause_in_parallel() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(pause).result(20)
 
-    return paused_meanwhile
+    return pause_in_parallel
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_page_that_was_being_saved_does_not_undo_a_pause(
-    node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, filled: Any,
+def test_node_save_does_not_undo_rollout_pause(
+    node: Node, pause_in_parallel: Callable[[], None], editor: Client, admin_url: Url, fill_form: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The view reads the row, the roll-out pauses, the form locks and writes the row."""
     url = admin_url("node_change", node.pk)
-    data = filled(url, delay="3h", change_reason="later")
+    data = fill_form(url, delay="3h", change_reason="later")
     validate = NodeForm.full_clean
 
     def full_clean(form: NodeForm) -> None:
         if form.is_bound:
-            paused_meanwhile()
+            pause_in_parallel()
         validate(form)
 
     monkeypatch.setattr(NodeForm, "full_clean", full_clean)
@@ -204,15 +202,15 @@ def test_a_page_that_was_being_saved_does_not_undo_a_pause(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("verb", ["retire", "bring_back"])
-def test_retiring_a_node_does_not_undo_a_pause(
-    node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, verb: str,
+def test_node_retirement_does_not_undo_rollout_pause(
+    node: Node, pause_in_parallel: Callable[[], None], editor: Client, admin_url: Url, verb: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     read = NodeAdmin.get_row_or_404
 
     def found(*given: Any) -> Any:
         row = read(*given)
-        paused_meanwhile()
+        pause_in_parallel()
         return row
 
     monkeypatch.setattr(NodeAdmin, "get_row_or_404", found)
@@ -222,7 +220,7 @@ def test_retiring_a_node_does_not_undo_a_pause(
     assert (stored.canary_percent, stored.canary_communities) == (0, [])
 
 
-def test_the_overview_says_that_one_paused(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
+def test_overview_shows_paused_rollouts(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
     words = "Guarded roll-outs that paused"
     assert words not in page(viewer, "/admin/")
     rollout_runs.pause_rollout(rollout.pk, Actor("ops"))

@@ -42,27 +42,27 @@ def guess(times: int = 5, **how: str) -> None:
         assert attempt(**how) is not None
 
 
-def test_five_wrong_passwords_lock_the_name_where_they_came_from() -> None:
+def test_login_five_failures_lock_name_and_address() -> None:
     guess(4)
     assert LOCKED in attempt()
     assert LOCKED in attempt("right")
 
 
-def test_nobody_is_locked_elsewhere_or_by_another_name() -> None:
+def test_login_lock_spares_other_addresses_and_names() -> None:
     User.objects.create_superuser("bob", password="right")
     guess(6)
     assert attempt("right", address="192.0.2.2") is None
     assert attempt("right", name="bob") is None
 
 
-def test_coming_in_ends_the_count() -> None:
+def test_login_success_resets_the_count() -> None:
     for _ in range(3):
         guess(4)
         assert attempt("right") is None
     assert not FailedLogin.objects.filter(tries__gt=0).exclude(address=ANY).exists()
 
 
-def test_login_chosen_addresses_locks_the_name_except_where_it_has_logged_in(settings: Any) -> None:
+def test_login_many_addresses_lock_name_except_known(settings: Any) -> None:
     settings.AFTERTOUCH_LOGIN_TRIES = 2
     assert attempt("right", address="198.51.100.1") is None
     for number in range(2 * ADDRESSES):
@@ -72,7 +72,7 @@ def test_login_chosen_addresses_locks_the_name_except_where_it_has_logged_in(set
     assert LOCKED in attempt("right", address="192.0.2.99"), "one login elsewhere does not release the name"
 
 
-def test_login_address_known_for_too_long_is_not_exempt(settings: Any) -> None:
+def test_login_old_known_address_is_not_exempt(settings: Any) -> None:
     settings.AFTERTOUCH_LOGIN_TRIES = 1
     assert attempt("right") is None
     FailedLogin.objects.filter(address="192.0.2.1").update(succeeded_at=Now() - KNOWN_FOR)
@@ -90,7 +90,7 @@ def test_cleanup_keeps_known_addresses_only() -> None:
     assert list(found.values_list("address", flat=True)) == ["192.0.2.1"]
 
 
-def test_the_lock_ends_by_itself_and_guessing_on_does_not_prolong_it(settings: Any) -> None:
+def test_login_lock_ends_and_is_not_prolonged(settings: Any) -> None:
     guess(5)
     last = FailedLogin.objects.exclude(address=ANY).get().last_at
     guess(3)
@@ -100,7 +100,7 @@ def test_the_lock_ends_by_itself_and_guessing_on_does_not_prolong_it(settings: A
     assert attempt("right") is None
 
 
-def test_an_unknown_name_is_locked_in_the_same_words_and_not_written_down() -> None:
+def test_login_unknown_name_is_locked_and_not_stored() -> None:
     guess(5, name="my password by mistake")
     assert LOCKED in attempt(name="my password by mistake")
     row = FailedLogin.objects.exclude(address=ANY).get()
@@ -108,13 +108,13 @@ def test_an_unknown_name_is_locked_in_the_same_words_and_not_written_down() -> N
     assert "mistake" not in str(row.__dict__)
 
 
-def test_other_spellings_of_the_name_are_the_same_name() -> None:
+def test_login_name_spellings_share_one_count() -> None:
     for spelling in ("ann", " ann ", "ａｎｎ", "ann", "ａnn"):
         attempt(name=spelling)
     assert LOCKED in attempt("right")
 
 
-def test_addresses_that_belong_to_one_line_are_one_address() -> None:
+def test_login_ipv6_network_counts_as_one_address() -> None:
     for last in range(5):
         attempt(address=f"2001:db8:1:2::{last}")
     assert LOCKED in attempt("right", address="2001:db8:1:2:ffff::1")
@@ -123,7 +123,7 @@ def test_addresses_that_belong_to_one_line_are_one_address() -> None:
     assert LOCKED in attempt("right", address="192.0.2.7")
 
 
-def test_the_page_says_so_in_chinese() -> None:
+def test_login_lock_message_is_translated() -> None:
     guess(5, language="zh-hans")
     page = attempt(language="zh-hans")
     assert "失败次数过多" in page
@@ -131,7 +131,7 @@ def test_the_page_says_so_in_chinese() -> None:
     assert LOCKED not in page
 
 
-def test_a_command_unlocks() -> None:
+def test_unlock_login_command_releases_the_name() -> None:
     guess(5)
     guess(5, address="192.0.2.2")
     said = StringIO()
@@ -140,7 +140,7 @@ def test_a_command_unlocks() -> None:
     assert attempt("right") is None
 
 
-def test_an_administrator_unlocks_and_others_only_look(as_member: Any, admin_url: Any) -> None:
+def test_login_unlock_needs_the_admin_group(as_member: Any, admin_url: Any) -> None:
     guess(5)
     url = admin_url("failedlogin_changelist")
     pick = {"action": "unlock", "_selected_action": [FailedLogin.objects.exclude(address=ANY).get().pk]}
@@ -152,21 +152,21 @@ def test_an_administrator_unlocks_and_others_only_look(as_member: Any, admin_url
     assert attempt("right") is None
 
 
-def test_old_tries_are_forgotten() -> None:
+def test_login_old_failures_are_deleted() -> None:
     guess(1, name="somebody")
     FailedLogin.objects.update(last_at=F("last_at") - timedelta(days=2))
     guess(1)
     assert FailedLogin.objects.exclude(address=ANY).get().user is not None
 
 
-def test_redis_has_no_part_in_it(settings: Any) -> None:
+def test_login_count_works_without_redis(settings: Any) -> None:
     settings.REDIS_URL = settings.CELERY_BROKER_URL = "redis://127.0.0.1:1/0"
     guess(4)
     assert attempt("right") is None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_guesses_at_the_same_moment_are_counted_one_by_one() -> None:
+def test_login_concurrent_failures_are_all_counted() -> None:
     start = threading.Barrier(16)
     answers: list[Any] = []
 
@@ -187,7 +187,7 @@ def test_guesses_at_the_same_moment_are_counted_one_by_one() -> None:
     assert LOCKED in attempt("right")
 
 
-def test_coming_in_makes_a_new_session() -> None:
+def test_login_starts_a_new_session() -> None:
     """Whoever knows a visitor's session from before the login knows nothing afterwards."""
     client = Client()
     session = client.session

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
 
 
-def test_an_edited_delay_is_a_new_version_with_author_and_reason(
-    matrix: Any, editor: Client, admin_url: Url, filled: Any
+def test_edited_delay_stores_version_author_and_reason(
+    matrix: Any, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     node = matrix.node(delay=timedelta(minutes=15))
     url = admin_url("node_change", node.pk)
-    answer = editor.post(url, filled(url, delay="1h30m", change_reason="too early"))
+    answer = editor.post(url, fill_form(url, delay="1h30m", change_reason="too early"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     node.refresh_from_db()
     assert (node.delay, node.version) == (timedelta(minutes=90), 2)
@@ -30,11 +30,13 @@ def test_an_edited_delay_is_a_new_version_with_author_and_reason(
     assert "1h30m" in history
 
 
-def test_saving_without_a_change_is_no_new_version(matrix: Any, editor: Client, admin_url: Url, filled: Any) -> None:
+def test_node_save_without_change_keeps_the_version(
+    matrix: Any, editor: Client, admin_url: Url, fill_form: Any
+) -> None:
     rules = {"by_level": {"vip": 3600}, "default": 86400, "active_within": 86400, "active_factor": 0.6}
     node = matrix.node(delay_rules=rules, cancel_on=["order.paid", "a.b"], rollout_communities=["c1"], dynamic=True)
     url = admin_url("node_change", node.pk)
-    assert editor.post(url, filled(url)).status_code == 302
+    assert editor.post(url, fill_form(url)).status_code == 302
     node.refresh_from_db()
     assert (node.version, node.delay_rules, node.cancel_on) == (1, rules, ["order.paid", "a.b"])
 
@@ -52,18 +54,18 @@ def test_saving_without_a_change_is_no_new_version(matrix: Any, editor: Client, 
         ("expires_after", "0", "above zero"),
     ],
 )
-def test_what_cannot_be_meant_is_told_at_its_field(
-    matrix: Any, editor: Client, admin_url: Url, filled: Any, field: str, value: str, complaint: str
+def test_node_form_errors_name_the_field(
+    matrix: Any, editor: Client, admin_url: Url, fill_form: Any, field: str, value: str, complaint: str
 ) -> None:
     url = admin_url("node_change", matrix.node().pk)
-    answer = editor.post(url, filled(url, **{field: value}))
+    answer = editor.post(url, fill_form(url, **{field: value}))
     assert answer.status_code == 200
     errors = answer.context["adminform"].form.errors
     assert list(errors) == ["goal_within" if field == "goal_event" else field]
     assert complaint in str(errors)
 
 
-def test_own_delay_rules_and_lists_are_typed_as_text(matrix: Any, editor: Client, admin_url: Url, filled: Any) -> None:
+def test_node_rules_and_lists_are_parsed_from_text(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
     node = matrix.node()
     url = admin_url("node_change", node.pk)
     changes = {
@@ -71,14 +73,14 @@ def test_own_delay_rules_and_lists_are_typed_as_text(matrix: Any, editor: Client
         "cancel_on": "order.paid, order.paid\nrefund.asked",
         "rollout_communities": "c1\nc2",
     }
-    assert editor.post(url, filled(url, **changes)).status_code == 302
+    assert editor.post(url, fill_form(url, **changes)).status_code == 302
     node.refresh_from_db()
     assert node.delay_rules == {"by_level": {"vip": 3600, "normal": 7200}, "default": 86400, "active_factor": 0.5}
     assert node.cancel_on == ["order.paid", "refund.asked"]
     assert node.rollout_communities == ["c1", "c2"]
 
 
-def test_the_matrix_shows_a_card_where_stage_and_event_meet(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_matrix_shows_nodes_by_stage_and_trigger(matrix: Any, viewer: Client, admin_url: Url) -> None:
     Stage.objects.create(key="aftersale", name="After the sale")
     matrix.node("guide", delay=timedelta(minutes=15), rollout_percent=30)
     matrix.node("off", trigger="order.paid", enabled=False, dynamic=True)
@@ -92,7 +94,7 @@ def test_the_matrix_shows_a_card_where_stage_and_event_meet(matrix: Any, viewer:
     assert "at-add" not in text
 
 
-def test_a_new_node_comes_prefilled_from_its_cell(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_new_node_form_is_prefilled_from_its_cell(matrix: Any, editor: Client, admin_url: Url) -> None:
     matrix.node()
     page = editor.get(admin_url("node_matrix"))
     link = page.context["rows"][0].cells[0].add_link
@@ -101,11 +103,11 @@ def test_a_new_node_comes_prefilled_from_its_cell(matrix: Any, editor: Client, a
     assert str(form["stage"].value()) == str(matrix.stage.pk)
 
 
-def test_a_used_node_is_retired_and_not_deleted(
-    matrix: Any, editor: Client, admin_url: Url, happen: Callable[..., Any]
+def test_used_node_is_retired_not_deleted(
+    matrix: Any, editor: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     node = matrix.node()
-    happen()
+    record_event()
     assert editor.post(admin_url("node_delete", node.pk), {"post": "yes"}).status_code == 403
     retire = admin_url("node_retire", node.pk)
     assert "Retire “guide”?" in editor.get(retire).content.decode()
@@ -119,13 +121,13 @@ def test_a_used_node_is_retired_and_not_deleted(
     assert node.retired_at is None
 
 
-def test_an_unused_node_can_be_deleted(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_unused_node_can_be_deleted(matrix: Any, editor: Client, admin_url: Url) -> None:
     node = matrix.node()
     editor.post(admin_url("node_delete", node.pk), {"post": "yes"})
     assert not Node.objects.filter(pk=node.pk).exists()
 
 
-def test_a_viewer_changes_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_change_a_node(matrix: Any, viewer: Client, admin_url: Url) -> None:
     node = matrix.node(delay=timedelta(minutes=15))
     page = viewer.get(admin_url("node_change", node.pk)).content.decode()
     assert "15 minutes" in page
@@ -139,12 +141,12 @@ def test_a_viewer_changes_nothing(matrix: Any, viewer: Client, admin_url: Url) -
     assert (node.version, node.retired_at) == (1, None)
 
 
-def test_the_page_says_how_many_touches_wait(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Callable[..., Any]
+def test_node_page_counts_waiting_touches(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     node = matrix.node(delay=timedelta(hours=1))
-    happen(user="ann")
-    happen(user="bob")
+    record_event(user="ann")
+    record_event(user="bob")
     page = viewer.get(admin_url("node_change", node.pk)).content.decode()
     link = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}&amp;state__in=scheduled,queued"
     assert f'href="{link}">2<' in page

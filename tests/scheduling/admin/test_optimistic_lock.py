@@ -40,10 +40,10 @@ def refuse(client: Client, url: str, page: dict[str, Any]) -> str:
     return answer.content.decode()
 
 
-def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Url, fill_form: Any) -> None:
     commands.update_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
     url = admin_url("customer_change", Customer.objects.get().pk)
-    page = filled(url)
+    page = fill_form(url)
     commands.update_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
     answer = refuse(editor, url, {**page, "name": "Anna"})
     assert (CHANGED in answer, 'value="Anna"' in answer) == (True, True)
@@ -52,28 +52,28 @@ def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Ur
     assert ann.opted_out_at is not None
 
 
-def test_activity_of_a_customer_is_no_edit(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_activity_of_a_customer_is_no_edit(editor: Client, admin_url: Url, fill_form: Any) -> None:
     commands.update_customer("ann", {"name": "Ann"})
     url = admin_url("customer_change", Customer.objects.get().pk)
-    page = filled(url)
+    page = fill_form(url)
     Customer.objects.update(last_active_at=localtime())
     assert editor.post(url, {**page, "name": "Anna"}).status_code == 302
     ann = Customer.objects.get()
     assert (ann.name, ann.last_active_at is None) == ("Anna", False)
 
 
-def test_unticked_box_is_saved(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_unticked_box_is_saved(editor: Client, admin_url: Url, fill_form: Any) -> None:
     commands.update_customer("ann", {"opted_out": True})
     url = admin_url("customer_change", Customer.objects.get().pk)
-    page = filled(url)
+    page = fill_form(url)
     del page["opted_out"]
     assert editor.post(url, page).status_code == 302
     assert not Customer.objects.get().opted_out
 
 
-def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin_url: Url, filled: Any) -> None:
+def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin_url: Url, fill_form: Any) -> None:
     url = admin_url("node_change", node.pk)
-    page = filled(url)
+    page = fill_form(url)
     before = node.delay
     Node.objects.filter(pk=node.pk).update(enabled=False, canary_percent=0, rollout_percent=7)
     assert 'value="44m"' in refuse(editor, url, {**page, "delay": "44m"})
@@ -82,13 +82,13 @@ def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin
 
 
 def test_page_without_the_canary_does_not_write_it_after_the_roll_out_pauses(
-    node: Node, editor: Client, admin_url: Url, filled: Any, monkeypatch: pytest.MonkeyPatch
+    node: Node, editor: Client, admin_url: Url, fill_form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Template and canary cannot be edited while an automatic roll-out moves them; then it pauses, and they can."""
     url = admin_url("node_change", node.pk)
     with monkeypatch.context() as running:
         running.setattr("scheduling.admin.matrix.node.has_running_rollout", lambda node: True)
-        page = filled(url)
+        page = fill_form(url)
     assert not {"template", "canary_percent"} & page.keys()
     Node.objects.filter(pk=node.pk).update(holdout_percent=9)
     refuse(editor, url, {**page, "delay": "44m"})
@@ -97,12 +97,12 @@ def test_page_without_the_canary_does_not_write_it_after_the_roll_out_pauses(
 
 
 def test_column_that_the_form_does_not_have_keeps_its_stored_value(
-    node: Node, editor: Client, admin_url: Url, filled: Any, monkeypatch: pytest.MonkeyPatch
+    node: Node, editor: Client, admin_url: Url, fill_form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An automatic roll-out moves the canary between the two requests; the page shows it read-only."""
     url = admin_url("node_change", node.pk)
     monkeypatch.setattr("scheduling.admin.matrix.node.has_running_rollout", lambda node: True)
-    page = filled(url)
+    page = fill_form(url)
     Node.objects.filter(pk=node.pk).update(canary_percent=9)
     assert editor.post(url, {**page, "delay": "44m"}).status_code == 302
     stored = Node.objects.get()
@@ -110,13 +110,13 @@ def test_column_that_the_form_does_not_have_keeps_its_stored_value(
 
 
 def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
-    node: Node, editor: Client, as_member: Callable[[str], Client], admin_url: Url, filled: Any
+    node: Node, editor: Client, as_member: Callable[[str], Client], admin_url: Url, fill_form: Any
 ) -> None:
     url = admin_url("node_change", node.pk)
-    page = filled(url)
+    page = fill_form(url)
     before = node.delay
     other = as_member("admin")
-    assert other.post(url, {**filled(url, other), "rollout_percent": "7"}).status_code == 302
+    assert other.post(url, {**fill_form(url, other), "rollout_percent": "7"}).status_code == 302
     answer = refuse(editor, url, {**page, "rollout_percent": "50", "delay": "44m"})
     last = Node.history.first()
     assert f"Changed by admin at {localtime(last.history_date):%Y-%m-%d %H:%M:%S}. {RELOAD}" in answer
@@ -125,65 +125,65 @@ def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
     # The page with the error keeps what was typed and still submits the version of the first page.
     assert ('value="50"' in answer, 'value="44m"' in answer) == (True, True)
     assert f'name="row_version" value="{page["row_version"]}"' in answer
-    assert editor.post(url, {**filled(url), "rollout_percent": "50"}).status_code == 302
+    assert editor.post(url, {**fill_form(url), "rollout_percent": "50"}).status_code == 302
 
 
-def test_change_without_an_author_is_of_a_program(node: Node, editor: Client, admin_url: Url, filled: Any) -> None:
+def test_change_without_an_author_is_of_a_program(node: Node, editor: Client, admin_url: Url, fill_form: Any) -> None:
     url = admin_url("node_change", node.pk)
-    page = filled(url)
+    page = fill_form(url)
     node.refresh_from_db()
     node.rollout_percent = 7
     node.save()
     assert "Changed by a program at " in refuse(editor, url, {**page, "delay": "44m"})
 
 
-def test_old_page_does_not_write_an_old_text_back(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_old_page_does_not_write_an_old_text_back(editor: Client, admin_url: Url, fill_form: Any) -> None:
     template = Template.objects.create(content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Helo,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
-    page = filled(url)
+    page = fill_form(url)
     TemplateText.objects.filter(pk=text.pk).update(body="Hello,\n{{ user.name }}")
     refuse(editor, url, {**page, "category": "service"})
     text.refresh_from_db()
     assert (text.body, Template.objects.get().category) == ("Hello,\n{{ user.name }}", template.category)
 
 
-def test_line_ends_of_a_browser_are_no_edit(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_line_ends_of_a_browser_are_no_edit(editor: Client, admin_url: Url, fill_form: Any) -> None:
     template = Template.objects.create(content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Hello,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
-    page = {name: str(value).replace("\n", "\r\n") for name, value in filled(url).items()}
+    page = {name: str(value).replace("\n", "\r\n") for name, value in fill_form(url).items()}
     assert editor.post(url, page).status_code == 302
     text.refresh_from_db()
     assert (text.body, text.history.count()) == ("Hello,\n{{ user.name }}", 1)
 
 
-def test_old_page_does_not_make_a_channel_idempotent_again(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_old_page_does_not_make_a_channel_idempotent_again(editor: Client, admin_url: Url, fill_form: Any) -> None:
     row = ChannelConfig.objects.create(
         key="hook", kind="webhook", config={"url": "https://a.example.org/"}, idempotent=True
     )
     url = admin_url("channelconfig_change", row.pk)
-    page = filled(url)
+    page = fill_form(url)
     ChannelConfig.objects.filter(pk=row.pk).update(idempotent=False)
     refuse(editor, url, {**page, "retry_delays": "10s, 1m"})
     row.refresh_from_db()
     assert (row.idempotent, row.retry_delays) == (False, [])
 
 
-def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, fill_form: Any) -> None:
     """A page shows no secret, so that its fields cannot tell that another user replaced it."""
     row = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://a.example.org/"})
     url = admin_url("channelconfig_change", row.pk)
-    page = filled(url)
+    page = fill_form(url)
     assert editor.post(url, {**page, "secret_url": "https://b.example.org/"}).status_code == 302
     refuse(editor, url, {**page, "secret_url": "https://c.example.org/"})
     assert ChannelConfig.objects.get().config["url"] == "https://b.example.org/"
 
 
-def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Url, fill_form: Any) -> None:
     rule = HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     url = admin_url("harassmentrule_change", rule.pk)
-    page = filled(url)
+    page = fill_form(url)
     HarassmentRule.objects.filter(pk=rule.pk).update(limit=1)
     refuse(editor, url, page)
     rule.refresh_from_db()
@@ -192,12 +192,12 @@ def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Ur
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_concurrent_saves_the_second_shows_the_error(
-    matrix: Any, editor: Client, as_member: Callable[[str], Client], admin_url: Url, filled: Any
+    matrix: Any, editor: Client, as_member: Callable[[str], Client], admin_url: Url, fill_form: Any
 ) -> None:
     """Both requests pass the page's other checks before either of them writes."""
     node = matrix.node(rollout_percent=100)
     url = admin_url("node_change", node.pk)
-    other, page = as_member("admin"), filled(url)
+    other, page = as_member("admin"), fill_form(url)
 
     def post(client: Client, **changes: str) -> int:
         try:

@@ -34,25 +34,25 @@ from scheduling.monitoring.statistics import HourlyCache
 
 pytestmark = pytest.mark.django_db
 
-Happen = Callable[..., Any]
+RecordEvent = Callable[..., Any]
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
+def clear_hourly_cache() -> Iterator[None]:
     HourlyCache.clear_all()
     yield
     HourlyCache.clear_all()
 
 
 @pytest.fixture
-def touch(matrix: Any, happen: Happen) -> Callable[..., Touch]:
+def touch(matrix: Any, record_event: RecordEvent) -> Callable[..., Touch]:
     """One that stands as it is told."""
     matrix.node(delay=HOUR)
     matrix.node("paid", trigger="order.paid", delay=HOUR)
 
     def touch(state: str = "scheduled", *, ago: timedelta | None = None, **changes: Any) -> Touch:
-        (task_id,) = happen(changes.pop("type", "material.downloaded")).task_ids
+        (task_id,) = record_event(changes.pop("type", "material.downloaded")).task_ids
         if ago is not None:
             changes |= {
                 "settled_at": now() - ago,
@@ -69,18 +69,18 @@ def touch(matrix: Any, happen: Happen) -> Callable[..., Touch]:
 
 
 @pytest.fixture
-def taken() -> Callable[..., Event]:
+def store_event() -> Callable[..., Event]:
     """An event that was taken in at an instant."""
     customer = Customer.objects.create(user_id="taken")
 
-    def taken(at: datetime, **facts: Any) -> Event:
+    def store_event(at: datetime, **facts: Any) -> Event:
         number = Event.objects.count()
         name = {"source": "shop", "event_id": str(number), "type": "material.downloaded", "user_id": "taken"} | facts
         key = UUID(int=first_id_at(at).int + number)
         found: Event = Event.objects.create(id=key, customer=customer, occurred_at=at, received_at=at, **name)
         return found
 
-    return taken
+    return store_event
 
 
 def chart_of(client: Client, key: str, days: int = 1) -> Chart:
@@ -107,7 +107,7 @@ def rows(client: Client, link: str) -> set[Any]:
 # --- numbers and where they lead -------------------------------------------------------------------------------------
 
 
-def test_numbers_lead_to_their_rows(touch: Callable[..., Touch], viewer: Client) -> None:
+def test_figures_link_to_their_rows(touch: Callable[..., Touch], viewer: Client) -> None:
     delivered = {touch("delivered", ago=5 * MINUTE).pk for _ in range(3)}
     failed = {touch("failed", ago=2 * HOUR).pk, touch("unknown", ago=3 * HOUR).pk}
     touch("delivered", ago=30 * HOUR)
@@ -130,8 +130,8 @@ def test_numbers_lead_to_their_rows(touch: Callable[..., Touch], viewer: Client)
     assert hint.startswith("the oldest for 2 hours")
 
 
-@pytest.mark.usefixtures("half_past")
-def test_a_week_is_told_by_day(touch: Callable[..., Touch], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_week_chart_counts_by_day(touch: Callable[..., Touch], viewer: Client) -> None:
     wanted = {touch("suppressed", ago=DAY * days, reason="cap").pk for days in (1, 3, 5)}
     touch("suppressed", ago=9 * DAY, reason="cap")
     found = page(viewer, 7)
@@ -144,8 +144,8 @@ def test_a_week_is_told_by_day(touch: Callable[..., Touch], viewer: Client) -> N
     assert len(rows(viewer, link)) == 1
 
 
-@pytest.mark.usefixtures("half_past")
-def test_columns_lead_to_their_hour(touch: Callable[..., Touch], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_chart_columns_link_to_their_hour(touch: Callable[..., Touch], viewer: Client) -> None:
     here = now().replace(minute=0, second=0, microsecond=0)
     edges = [here - HOUR, here - timedelta(microseconds=1), here]
     first, second, present = (touch("delivered", ago=now() - at).pk for at in edges)
@@ -159,7 +159,7 @@ def test_columns_lead_to_their_hour(touch: Callable[..., Touch], viewer: Client)
     assert rows(viewer, counts[-1]["Delivered"][1]) == {present}
 
 
-def test_rare_reasons_stand_together(touch: Callable[..., Touch], viewer: Client) -> None:
+def test_rare_reasons_are_summed_as_other(touch: Callable[..., Touch], viewer: Client) -> None:
     for number, reason in enumerate(["cap", "dedupe", "expired", "rollout", "holdout", "opted_out", "conversation"]):
         for _ in range(8 - number):
             touch("suppressed", ago=5 * MINUTE, reason=reason)
@@ -169,7 +169,7 @@ def test_rare_reasons_stand_together(touch: Callable[..., Touch], viewer: Client
     assert len(told) == 6
 
 
-def test_lateness_goes_from_due_to_sent(touch: Callable[..., Touch], viewer: Client) -> None:
+def test_lateness_is_measured_from_due_to_sent(touch: Callable[..., Touch], viewer: Client) -> None:
     for seconds in range(100):
         row = touch("delivered", ago=5 * MINUTE)
         Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - timedelta(milliseconds=10 * seconds))
@@ -178,8 +178,8 @@ def test_lateness_goes_from_due_to_sent(touch: Callable[..., Touch], viewer: Cli
     assert values(pace.figures)["Lateness, P99"] == "980 ms"
 
 
-@pytest.mark.usefixtures("half_past")
-def test_lateness_is_told_by_the_hour(touch: Callable[..., Touch], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_lateness_chart_shows_hourly_quantiles(touch: Callable[..., Touch], viewer: Client) -> None:
     for hours, late in ((1, timedelta(milliseconds=200)), (1, timedelta(0)), (1, timedelta(0)), (3, 5 * MINUTE)):
         row = touch("delivered", ago=hours * HOUR)
         Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - late)
@@ -194,7 +194,7 @@ def test_lateness_is_told_by_the_hour(touch: Callable[..., Touch], viewer: Clien
     assert "Goal: P99 within 3 seconds." in viewer.get(reverse("admin:index")).content.decode()
 
 
-def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
+def test_lateness_quantile_is_within_three_percent() -> None:
     steps = [round(math.log(ms / 1000) / math.log(statistics.STEP)) for ms in range(1, 1001)]
     told = [statistics.compute_lateness_quantile(statistics.LatenessCounts(steps), part) for part in (0.5, 0.99)]
     assert [each and each.total_seconds() for each in told] == [
@@ -204,8 +204,8 @@ def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
     assert statistics.compute_lateness_quantile(statistics.LatenessCounts(), 0.5) is None
 
 
-@pytest.mark.usefixtures("half_past")
-def test_failures_are_told_by_hour_and_cause(touch: Callable[..., Touch], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_failure_chart_counts_by_hour_and_cause(touch: Callable[..., Touch], viewer: Client) -> None:
     wanted = {touch("failed", ago=2 * HOUR, reason="timeout").pk, touch("unknown", ago=2 * HOUR, reason="timeout").pk}
     for _ in range(4):
         touch("failed", ago=HOUR, reason="timeout")
@@ -222,15 +222,15 @@ def test_failures_are_told_by_hour_and_cause(touch: Callable[..., Touch], viewer
     assert len(chart_of(viewer, "failures", days=7).columns) == 7
 
 
-@pytest.mark.usefixtures("half_past")
-def test_events_are_told_by_hour_and_type(taken: Callable[..., Event], viewer: Client) -> None:
+@pytest.mark.usefixtures("fixed_hour")
+def test_event_chart_counts_by_hour_and_type(store_event: Callable[..., Event], viewer: Client) -> None:
     here = now().replace(minute=0, second=0, microsecond=0)
     for number in range(6):
-        taken(here, type=f"rare.{number}")
-    before = {taken(here - timedelta(milliseconds=1)).pk, taken(here - HOUR).pk}
-    taken(here - HOUR - timedelta(milliseconds=1))
-    taken(here, type="order.paid")
-    taken(here - 30 * HOUR)
+        store_event(here, type=f"rare.{number}")
+    before = {store_event(here - timedelta(milliseconds=1)).pk, store_event(here - HOUR).pk}
+    store_event(here - HOUR - timedelta(milliseconds=1))
+    store_event(here, type="order.paid")
+    store_event(here - 30 * HOUR)
     EventType.objects.create(key="material.downloaded", name="Catalogue fetched")
     chart = chart_of(viewer, "events")
     told = [(str(series.words), count) for series, count, _ in chart.series]
@@ -241,7 +241,7 @@ def test_events_are_told_by_hour_and_type(taken: Callable[..., Event], viewer: C
     assert sum(count for _, count, _ in chart.columns[-1].cells) == 7
 
 
-def test_who_may_not_see_events_has_no_chart_of_them(as_member: Callable[[str], Client]) -> None:
+def test_event_chart_needs_permission(as_member: Callable[[str], Client]) -> None:
     from django.contrib.auth.models import Permission, User
 
     client = as_member("viewer")
@@ -252,7 +252,7 @@ def test_who_may_not_see_events_has_no_chart_of_them(as_member: Callable[[str], 
     assert page(client)["more_charts"][0].key == "lateness"
 
 
-def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
+def test_touch_rates_are_per_minute(touch: Callable[..., Touch]) -> None:
     for _ in range(5):
         touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
     touch("queued", queued_at=now() - MINUTE)
@@ -260,10 +260,10 @@ def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
     assert statistics.measure_touch_rates() == statistics.TouchRates(dispatched=6 / 5, ended=1.0)
 
 
-def test_complaints_are_told_by_node(touch: Callable[..., Touch], viewer: Client, happen: Happen) -> None:
+def test_complaints_are_counted_by_node(touch: Callable[..., Touch], viewer: Client, record_event: RecordEvent) -> None:
     first, *_ = [touch("delivered", ago=5 * MINUTE) for _ in range(4)]
     touch("delivered", ago=5 * MINUTE, type="order.paid")
-    event = happen("complaint.received")
+    event = record_event("complaint.received")
     Complaint.objects.filter(event_id=event.id).update(touch=first)
     (told,) = page(viewer)["complaints"]
     assert (told["name"], told["delivered"], told["complaints"], told["percent"]) == ("guide", 4, 1, 25)
@@ -271,14 +271,14 @@ def test_complaints_are_told_by_node(touch: Callable[..., Touch], viewer: Client
     assert len(rows(viewer, told["link"])) == 1
 
 
-def test_what_fails_most_comes_first(failed: Callable[..., Any], viewer: Client) -> None:
+def test_failure_cause_shows_count_and_link(failed: Callable[..., Any], viewer: Client) -> None:
     wanted = {failed(user).pk for user in ("ann", "bob")}
     (cause,) = page(viewer)["causes"]
     assert (cause["count"], cause["words"]) == (2, "Data for the text is missing")
     assert rows(viewer, cause["link"]) == wanted
 
 
-def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None:
+def test_broker_messages_are_counted_by_queue(viewer: Client, valkey: Any) -> None:
     from celery import current_app
 
     from scheduling.dispatch.publisher import publication_headers
@@ -293,7 +293,7 @@ def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None
     assert told["Not acknowledged"] == 0
 
 
-def test_the_oldest_message_of_a_queue_says_for_how_long_it_waits(viewer: Client, valkey: Any) -> None:
+def test_oldest_message_age_is_shown_by_queue(viewer: Client, valkey: Any) -> None:
     from celery import current_app
 
     with current_app.connection_for_write() as connection:
@@ -307,7 +307,7 @@ def test_the_oldest_message_of_a_queue_says_for_how_long_it_waits(viewer: Client
     assert 'title="the oldest for 1 hour' in answer.content.decode()
 
 
-def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_broker_keeps_other_cards(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery import current_app
 
     monkeypatch.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
@@ -319,7 +319,7 @@ def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypat
 # --- where something is missing ---------------------------------------------------------------------------------------
 
 
-def test_what_is_too_much_to_count_is_a_gap(viewer: Client, settings: Any) -> None:
+def test_slow_count_is_shown_as_gap(viewer: Client, settings: Any) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, overview=0.0)
     answer = viewer.get(reverse("admin:index"))
     assert answer.status_code == 200
@@ -328,9 +328,7 @@ def test_what_is_too_much_to_count_is_a_gap(viewer: Client, settings: Any) -> No
     assert "too much to count now" in answer.content.decode()
 
 
-def test_a_statement_that_takes_too_long_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, settings: Any, viewer: Client
-) -> None:
+def test_slow_statement_is_cancelled(monkeypatch: pytest.MonkeyPatch, settings: Any, viewer: Client) -> None:
     def slow() -> Any:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
@@ -341,10 +339,13 @@ def test_a_statement_that_takes_too_long_is_given_up(
 
 
 @pytest.mark.parametrize("past", [statistics.ended_cache, statistics.lateness_cache, statistics.event_cache])
-def test_hours_that_are_over_are_read_once(
-    past: HourlyCache[Any], touch: Callable[..., Touch], taken: Callable[..., Event], django_assert_num_queries: Any
+def test_hourly_cache_reads_past_hours_once(
+    past: HourlyCache[Any],
+    touch: Callable[..., Touch],
+    store_event: Callable[..., Event],
+    django_assert_num_queries: Any,
 ) -> None:
-    taken(now() - 5 * HOUR)
+    store_event(now() - 5 * HOUR)
     touch("delivered", ago=5 * HOUR)
     at = now().replace(minute=0, second=0, microsecond=0)
     hours = [at - HOUR * back for back in range(1, 24)]
@@ -361,7 +362,7 @@ def test_hours_that_are_over_are_read_once(
         past.hours(hours, later + HourlyCache.KEPT, count)
 
 
-def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
+def test_hourly_cache_resumes_after_a_stopped_read() -> None:
     at = now().replace(minute=0, second=0, microsecond=0)
     hours = [at - HOUR * back for back in range(1, 13)]
     looks = iter([True, False, True])
@@ -375,7 +376,7 @@ def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
     assert None not in second.values()
 
 
-def test_a_card_that_breaks_leaves_the_others(settings: Any, viewer: Client) -> None:
+def test_failing_card_keeps_other_cards(settings: Any, viewer: Client) -> None:
     settings.DASHBOARD = [f"{__name__}.broken", f"{__name__}.hidden", f"{__name__}.whole"]
     others = page(viewer)["cards"][2:]
     assert [(str(card.title), bool(card.note)) for card in others] == [(__name__.split(".")[0], True), ("Whole", False)]
@@ -393,7 +394,7 @@ def whole(request: Any) -> DashboardCard | None:
     return DashboardCard("Whole", [Figure("a", 1)])
 
 
-def test_each_sees_what_they_may(as_member: Callable[[str], Client]) -> None:
+def test_overview_hides_parts_without_permission(as_member: Callable[[str], Client]) -> None:
     from django.contrib.auth.models import User
 
     client = as_member("viewer")
@@ -407,7 +408,7 @@ def test_each_sees_what_they_may(as_member: Callable[[str], Client]) -> None:
 # --- the drawing ------------------------------------------------------------------------------------------------------
 
 
-def test_charts_carry_their_figures_for_those_who_cannot_see_them(touch: Callable[..., Touch], viewer: Client) -> None:
+def test_charts_have_text_alternatives(touch: Callable[..., Touch], viewer: Client) -> None:
     touch("delivered", ago=5 * MINUTE)
     text = viewer.get(reverse("admin:index")).content.decode()
     assert re.search(r'<svg[^>]+aria-labelledby="chart-ended"', text)
@@ -417,7 +418,7 @@ def test_charts_carry_their_figures_for_those_who_cannot_see_them(touch: Callabl
     assert not re.search(r'\s(style|on\w+)="|<script', board[: board.index("</section>\n</div>")])
 
 
-def test_columns_are_stacked_to_scale() -> None:
+def test_stacked_columns_are_to_scale() -> None:
     series = [Series("a", "A", "good"), Series("b", "B", "bad")]
     buckets = [Bucket("one", {"a": 3, "b": 1}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
     chart = build_stacked_chart("k", "T", series, buckets, lambda key: key)
@@ -428,7 +429,7 @@ def test_columns_are_stacked_to_scale() -> None:
     assert [(each.key, count, link) for each, count, link in chart.series] == [("a", 3, "a"), ("b", 1, "b")]
 
 
-def test_pairs_stand_side_by_side_to_scale() -> None:
+def test_grouped_columns_are_to_scale() -> None:
     legend = [(Series("a", "A", "good"), 1, ""), (Series("b", "B", "hue0"), 2, "")]
     buckets = [Bucket("one", {"a": 1, "b": 5}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
     chart = build_grouped_chart("k", "T", legend, buckets, goal=Goal(4, "at most 4"))
@@ -443,11 +444,11 @@ def test_pairs_stand_side_by_side_to_scale() -> None:
 
 
 @pytest.mark.parametrize(("most", "top"), [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
-def test_the_scale_is_easy_to_read(most: int, top: int) -> None:
+def test_round_up_gives_a_readable_scale(most: int, top: int) -> None:
     assert round_up(most) == top
 
 
-def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., Touch], viewer: Client) -> None:
+def test_reason_text_is_escaped(touch: Callable[..., Touch], viewer: Client) -> None:
     evil = '"><script>1</script>'
     touch("suppressed", ago=5 * MINUTE, reason=evil)
     text = viewer.get(reverse("admin:index")).content.decode()
@@ -471,7 +472,7 @@ def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., To
         (lambda: statistics.count_events_by_hour(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
     ],
 )
-def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overview_figures_use_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are here, an index fits, and nothing reads the whole table."""
     plans = []
     rows = statistics.sql.rows

@@ -29,13 +29,13 @@ ENGLISH = [
 
 
 @pytest.fixture
-def furnished(matrix: Any, happen: Callable[..., Any], failed: Callable[..., Any]) -> None:
+def all_model_rows(matrix: Any, record_event: Callable[..., Any], failed: Callable[..., Any]) -> None:
     """A row of everything that ops look at."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Community, DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, rollout_communities=["c1"], canary_template=matrix.template("new"))
-    deliver_touches(happen(chat_id="c1").task_ids)
+    deliver_touches(record_event(chat_id="c1").task_ids)
     failed()
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Community.objects.create(
@@ -58,7 +58,7 @@ def every_page() -> list[str]:
     return [reverse("admin:index"), *(reverse(f"admin:{name}") for name in OWN_PAGES), *models]
 
 
-@pytest.mark.usefixtures("furnished")
+@pytest.mark.usefixtures("all_model_rows")
 def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client]) -> None:
     client = as_member("admin")
     statuses = {page: client.get(page).status_code for page in every_page()}
@@ -67,9 +67,9 @@ def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client]) ->
     assert all(page.endswith("/add/") and status == 403 for page, status in closed.items()), closed
 
 
-@pytest.mark.usefixtures("furnished")
+@pytest.mark.usefixtures("all_model_rows")
 @pytest.mark.parametrize("group", ["viewer", "admin"])
-def test_every_page_opens_where_no_key_reads_the_secrets(as_member: Callable[[str], Client], group: str) -> None:
+def test_pages_open_with_unreadable_secrets(as_member: Callable[[str], Client], group: str) -> None:
     from scheduling.configuration import snapshot
     from scheduling.models import AlertReceiver, ChannelConfig, Community
 
@@ -83,16 +83,16 @@ def test_every_page_opens_where_no_key_reads_the_secrets(as_member: Callable[[st
         assert client.get(page).status_code in (200, 302, 403), page
 
 
-@pytest.mark.usefixtures("furnished")
+@pytest.mark.usefixtures("all_model_rows")
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
-def test_no_page_breaks_for_a_member(as_member: Callable[[str], Client], group: str) -> None:
+def test_pages_open_or_refuse_for_each_group(as_member: Callable[[str], Client], group: str) -> None:
     client = as_member(group)
     for page in every_page():
         assert client.get(page).status_code in (200, 302, 403), page
 
 
-@pytest.mark.usefixtures("furnished")
-def test_a_viewer_can_look_at_everything_of_ours_and_save_nothing(viewer: Client) -> None:
+@pytest.mark.usefixtures("all_model_rows")
+def test_viewer_sees_all_and_saves_nothing(viewer: Client) -> None:
     for model in admin.site._registry:
         if model._meta.app_label != "scheduling":
             continue
@@ -107,8 +107,8 @@ def test_a_viewer_can_look_at_everything_of_ours_and_save_nothing(viewer: Client
                 assert viewer.post(page, {}).status_code == 403, page
 
 
-@pytest.mark.usefixtures("furnished")
-def test_no_page_speaks_english_to_chinese_readers(as_member: Callable[[str], Client]) -> None:
+@pytest.mark.usefixtures("all_model_rows")
+def test_chinese_pages_show_no_library_english(as_member: Callable[[str], Client]) -> None:
     client = as_member("admin")
     client.cookies["django_language"] = "zh-hans"
     for page in every_page():
@@ -120,18 +120,18 @@ def test_no_page_speaks_english_to_chinese_readers(as_member: Callable[[str], Cl
         assert [word for word in ENGLISH if word in words] == [], page
 
 
-def test_the_login_leads_home(client: Client, as_member: Callable[[str], Client]) -> None:
+def test_login_redirects_to_the_overview(client: Client, as_member: Callable[[str], Client]) -> None:
     as_member("viewer")
     answer = client.post(reverse("admin:login"), {"username": "viewer", "password": "x"})
     assert answer.status_code == 302
     assert answer["location"] == reverse("admin:index")
 
 
-def test_nothing_is_loaded_from_elsewhere(as_member: Callable[[str], Client]) -> None:
+def test_overview_loads_no_external_resource(as_member: Callable[[str], Client]) -> None:
     page = as_member("viewer").get(reverse("admin:index")).content.decode()
     assert not re.search(r'(src|href)="(https?:)?//', page)
 
 
-def test_the_language_can_be_switched(viewer: Client) -> None:
+def test_language_can_be_switched(viewer: Client) -> None:
     viewer.post("/i18n/setlang/", {"language": "zh-hans"})
     assert "总览" in viewer.get(reverse("admin:index")).content.decode()

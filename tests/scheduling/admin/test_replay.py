@@ -44,7 +44,7 @@ def advice(client: Client, page: str) -> str:
     return str(client.get(page).context["advice"][0])
 
 
-def test_the_few_oldest_go_first_and_at_once(operator: Client, group: list[Any], page: str, admin_url: Url) -> None:
+def test_sample_retries_the_oldest_at_once(operator: Client, group: list[Any], page: str, admin_url: Url) -> None:
     assert page in operator.get(admin_url("failedtask_groups")).content.decode()
     operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
     assert {touch.retry_of for touch in again()} == {row.task_id for row in group[:FEW]}
@@ -53,7 +53,7 @@ def test_the_few_oldest_go_first_and_at_once(operator: Client, group: list[Any],
     assert {(row.actor_name, row.action_reason) for row in retried} == {("operator", "mended")}
 
 
-def test_the_page_says_how_the_few_fare(operator: Client, page: str) -> None:
+def test_replay_page_reports_the_sample_result(operator: Client, page: str) -> None:
     assert advice(operator, page) == ""
     operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
     assert advice(operator, page) == "wait"
@@ -65,7 +65,7 @@ def test_the_page_says_how_the_few_fare(operator: Client, page: str) -> None:
     assert advice(operator, page) == "bad"
 
 
-def test_the_rest_follows_at_a_pace_with_the_same_keys(operator: Client, group: list[Any], page: str) -> None:
+def test_rest_is_retried_at_pace_with_same_keys(operator: Client, group: list[Any], page: str) -> None:
     operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
     operator.post(page, {"rest": "1", "reason": "the first went well", "per_second": "0.5"})
     assert again().count() == len(group)
@@ -75,7 +75,7 @@ def test_the_rest_follows_at_a_pace_with_the_same_keys(operator: Client, group: 
     assert all(touch.root_id == roots[touch.retry_of] for touch in again())
 
 
-def test_what_failed_after_the_page_was_shown_is_left_out(operator: Client, group: list[Any], page: str) -> None:
+def test_replay_skips_later_failures(operator: Client, group: list[Any], page: str) -> None:
     shown_at = operator.get(page).context["asked_at"]
     FailedTask.objects.filter(pk=group[0].pk).update(failed_at=now() + timedelta(seconds=1))
     operator.post(page, {"rest": "1", "reason": "x", "per_second": "5", "asked_at": shown_at})
@@ -83,7 +83,7 @@ def test_what_failed_after_the_page_was_shown_is_left_out(operator: Client, grou
     assert (group[0].state, again().count()) == ("open", len(group) - 1)
 
 
-def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
+def test_sample_replaces_a_task_taken_by_another_user(
     operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scheduling.errors import Conflict
@@ -104,7 +104,7 @@ def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
     assert {touch.retry_of for touch in again()} == {row.task_id for row in group[1 : FEW + 1]}
 
 
-def test_more_than_a_page_counts_are_told_as_such_and_go_all_the_same(
+def test_large_cause_is_not_counted_but_retried(
     operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("8 open ones have this cause", "Retry all 8 at this pace")
@@ -121,13 +121,13 @@ def test_more_than_a_page_counts_are_told_as_such_and_go_all_the_same(
     assert again().count() == len(group)
 
 
-def test_nothing_is_done_without_a_reason_or_at_no_pace(operator: Client, page: str) -> None:
+def test_replay_needs_reason_and_pace(operator: Client, page: str) -> None:
     for given in ({"reason": "", "per_second": "5"}, {"reason": "x", "per_second": "0"}):
         assert operator.post(page, {"rest": "1", **given}).context["form"].errors
     assert not again().exists()
 
 
-def test_a_viewer_gets_neither_the_page_nor_a_link(viewer: Client, group: list[Any], page: str, admin_url: Url) -> None:
+def test_viewer_cannot_open_the_replay_page(viewer: Client, group: list[Any], page: str, admin_url: Url) -> None:
     assert viewer.get(page).status_code == 403
     assert viewer.post(page, {"rest": "1", "reason": "x", "per_second": "5"}).status_code == 403
     assert page not in viewer.get(admin_url("failedtask_groups")).content.decode()
@@ -135,7 +135,7 @@ def test_a_viewer_gets_neither_the_page_nor_a_link(viewer: Client, group: list[A
     assert not again().exists()
 
 
-def test_a_cause_that_nobody_knows_and_broker_messages_have_no_page(operator: Client, admin_url: Url) -> None:
+def test_replay_page_unknown_cause_is_not_found(operator: Client, admin_url: Url) -> None:
     FailedTask.objects.create(origin="message", failure="unreadable", reason="x", fingerprint="m" * 32)
     for fingerprint in ("m" * 32, "nobody"):
         assert operator.get(admin_url("failedtask_replay", fingerprint)).status_code == 404

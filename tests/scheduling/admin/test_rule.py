@@ -29,36 +29,36 @@ def delays(matrix: Any) -> DelayRule:
     return DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
 
 
-def told(row: Any) -> tuple[int, str, str | None]:
+def read_last_change(row: Any) -> tuple[int, str, str | None]:
     """The last change: its version, who made it and why."""
     last = row.history.latest()
     return last.version, last.history_user.username, last.history_change_reason
 
 
-def test_a_limit_is_saved_with_a_version_an_author_and_a_reason(
-    cap: HarassmentRule, editor: Client, admin_url: Url, filled: Any
+def test_rule_save_stores_version_author_and_reason(
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     url, version = admin_url("harassmentrule_change", cap.pk), cap.version
-    answer = editor.post(url, filled(url, limit="2", window="48h", change_reason="too many complaints"))
+    answer = editor.post(url, fill_form(url, limit="2", window="48h", change_reason="too many complaints"))
     assert answer.status_code == 302
     cap.refresh_from_db()
     assert (cap.limit, cap.window, cap.version) == (2, 48 * HOUR, version + 1)
-    assert told(cap) == (version + 1, "editor", "too many complaints")
+    assert read_last_change(cap) == (version + 1, "editor", "too many complaints")
     history = editor.get(admin_url("harassmentrule_history", cap.pk)).content.decode()
     assert "too many complaints" in history
     assert "editor" in history
 
 
-def test_delays_are_saved_with_a_version_an_author_and_a_reason(
-    delays: DelayRule, editor: Client, admin_url: Url, filled: Any
+def test_delay_save_stores_version_author_and_reason(
+    delays: DelayRule, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
     url, version = admin_url("delayrule_change", delays.pk), delays.version
     changes = {"by_level": "vip=30m, normal=3h", "default": "2d", "active_factor": "0.5", "change_reason": "vips wait"}
-    assert editor.post(url, filled(url, **changes)).status_code == 302
+    assert editor.post(url, fill_form(url, **changes)).status_code == 302
     delays.refresh_from_db()
     assert delays.by_level == {"vip": 1800, "normal": 10800}
     assert (delays.default, delays.active_factor, delays.version) == (48 * HOUR, 0.5, version + 1)
-    assert told(delays) == (version + 1, "editor", "vips wait")
+    assert read_last_change(delays) == (version + 1, "editor", "vips wait")
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_delays_are_saved_with_a_version_an_author_and_a_reason(
     [({"limit": "0"}, "limit"), ({"limit": "-1"}, "limit"), ({"limit": None}, "limit"), ({"limit": "many"}, "limit"),
      ({"window": "0s"}, "window"), ({"window": "soon"}, "window"), ({"window": None}, "window")],
 )  # fmt: skip
-def test_a_limit_that_cannot_be_meant_is_refused_at_its_field(
-    cap: HarassmentRule, editor: Client, admin_url: Url, filled: Any, changes: dict[str, Any], field: str
+def test_rule_form_errors_name_the_field(
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, Any], field: str
 ) -> None:
     url, changes_so_far = admin_url("harassmentrule_change", cap.pk), cap.history.count()
-    answer = editor.post(url, filled(url, **changes))
+    answer = editor.post(url, fill_form(url, **changes))
     assert answer.status_code == 200
     assert list(answer.context["adminform"].form.errors) == [field]
     cap.refresh_from_db()
@@ -82,11 +82,11 @@ def test_a_limit_that_cannot_be_meant_is_refused_at_its_field(
     [({"by_level": "vip=soon"}, "by_level"), ({"by_level": "vip"}, "by_level"), ({"default": "-1h"}, "default"),
      ({"active_factor": "-1"}, "active_factor"), ({"active_within": "a while"}, "active_within")],
 )  # fmt: skip
-def test_a_delay_that_cannot_be_meant_is_refused_at_its_field(
-    delays: DelayRule, editor: Client, admin_url: Url, filled: Any, changes: dict[str, Any], field: str
+def test_delay_form_errors_name_the_field(
+    delays: DelayRule, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, Any], field: str
 ) -> None:
     url = admin_url("delayrule_change", delays.pk)
-    answer = editor.post(url, filled(url, **changes))
+    answer = editor.post(url, fill_form(url, **changes))
     assert answer.status_code == 200
     assert list(answer.context["adminform"].form.errors) == [field]
     delays.refresh_from_db()
@@ -94,7 +94,7 @@ def test_a_delay_that_cannot_be_meant_is_refused_at_its_field(
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_who_is_no_editor_saves_neither(
+def test_rules_and_delays_need_the_editor_group(
     cap: HarassmentRule, delays: DelayRule, as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
     member = as_member(group)

@@ -17,7 +17,7 @@ Url = Callable[..., str]
 LISTS = pytest.mark.parametrize("listed", ["failedtask", "touch"])
 
 
-def keep(client: Client, admin_url: Url, listed: str, name: str, query: str, **more: Any) -> Any:
+def save_filter(client: Client, admin_url: Url, listed: str, name: str, query: str, **more: Any) -> Any:
     return client.post(admin_url(f"{listed}_save_filter"), {"name": name, "query": query, **more})
 
 
@@ -27,25 +27,25 @@ def links(client: Client, admin_url: Url, listed: str) -> dict[str, str]:
 
 
 @LISTS
-def test_a_filter_is_kept_shown_written_anew_and_deleted(viewer: Client, admin_url: Url, listed: str) -> None:
+def test_filter_is_saved_overwritten_and_deleted(viewer: Client, admin_url: Url, listed: str) -> None:
     page = viewer.get(f"{admin_url(f'{listed}_changelist')}?reason=cap&p=1")
     assert page.context["filter_here"] == "reason=cap"
-    answer = keep(viewer, admin_url, listed, "caps", page.context["filter_here"])
+    answer = save_filter(viewer, admin_url, listed, "caps", page.context["filter_here"])
     assert answer["location"] == f"{admin_url(f'{listed}_changelist')}?reason=cap"
     page = viewer.get(answer["location"]).content.decode()
     assert 'href="?reason=cap" aria-current="true"' in page
-    keep(viewer, admin_url, listed, "caps", "reason=dedupe&p=3")
+    save_filter(viewer, admin_url, listed, "caps", "reason=dedupe&p=3")
     assert links(viewer, admin_url, listed) == {"caps": "reason=dedupe"}
     assert viewer.post(admin_url(f"{listed}_delete_filter", SavedFilter.objects.get().pk)).status_code == 302
     assert links(viewer, admin_url, listed) == {}
 
 
 @LISTS
-def test_others_see_what_is_for_everybody_and_delete_only_their_own(
+def test_shared_filter_is_visible_but_not_deletable(
     operator: Client, viewer: Client, admin_url: Url, listed: str
 ) -> None:
-    keep(operator, admin_url, listed, "mine", "reason=cap")
-    keep(operator, admin_url, listed, "ours", "reason=dedupe", shared="on")
+    save_filter(operator, admin_url, listed, "mine", "reason=cap")
+    save_filter(operator, admin_url, listed, "ours", "reason=dedupe", shared="on")
     assert links(viewer, admin_url, listed) == {"ours": "reason=dedupe"}
     other = {"failedtask": "touch", "touch": "failedtask"}[listed]
     assert links(operator, admin_url, other) == {}
@@ -55,22 +55,22 @@ def test_others_see_what_is_for_everybody_and_delete_only_their_own(
 
 
 @LISTS
-def test_who_may_not_act_keeps_filters_for_themselves(viewer: Client, admin_url: Url, listed: str) -> None:
-    assert keep(viewer, admin_url, listed, "ours", "reason=cap", shared="on").status_code == 403
+def test_viewer_cannot_share_a_filter(viewer: Client, admin_url: Url, listed: str) -> None:
+    assert save_filter(viewer, admin_url, listed, "ours", "reason=cap", shared="on").status_code == 403
     assert not SavedFilter.objects.exists()
 
 
-def test_what_has_no_name_or_no_filter_is_not_kept(viewer: Client, admin_url: Url) -> None:
+def test_filter_needs_name_and_query(viewer: Client, admin_url: Url) -> None:
     for name, query in (("", "reason=cap"), ("x", ""), ("x", "p=3"), ("x" * 61, "reason=cap")):
-        answer = keep(viewer, admin_url, "touch", name, query)
+        answer = save_filter(viewer, admin_url, "touch", name, query)
         assert str(list(get_messages(answer.wsgi_request))[-1]) == "A name and a filter are needed."
     assert not SavedFilter.objects.exists()
-    keep(viewer, admin_url, "touch", "x" * 60, "reason=cap")
+    save_filter(viewer, admin_url, "touch", "x" * 60, "reason=cap")
     assert links(viewer, admin_url, "touch") == {"x" * 60: "reason=cap"}, "the longest name that is kept"
 
 
-def test_a_link_stays_within_its_list(viewer: Client, admin_url: Url) -> None:
-    keep(viewer, admin_url, "touch", "<b>", '"><script>=1&//evil.example=2')
+def test_filter_link_is_escaped_and_stays_in_list(viewer: Client, admin_url: Url) -> None:
+    save_filter(viewer, admin_url, "touch", "<b>", '"><script>=1&//evil.example=2')
     page = viewer.get(admin_url("touch_changelist")).content.decode()
     assert "<b>" not in page.partition("at-saved")[2].partition("changelist-form")[0]
     assert 'href="?%22%3E%3Cscript%3E=1&amp;%2F%2Fevil.example=2"' in page

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
 
 
-def test_a_text_that_cannot_be_rendered_is_refused_at_its_body(
-    matrix: Any, editor: Client, admin_url: Url, filled: Any
-) -> None:
+def test_template_body_with_error_is_refused(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
     template = matrix.template("guide")
     url = admin_url("template_change", template.pk)
     for body, complaint in (
@@ -28,24 +26,22 @@ def test_a_text_that_cannot_be_rendered_is_refused_at_its_body(
         ("{{ " + "[" * 1_900 + "]" * 1_900 + " }}", "it is nested too deeply"),
         ("x" * 70_000, "must not be longer than 32768 characters"),
     ):
-        answer = editor.post(url, filled(url, **{"texts-0-body": body}))
+        answer = editor.post(url, fill_form(url, **{"texts-0-body": body}))
         errors = answer.context["inline_admin_formsets"][0].formset.errors[0]
         assert list(errors) == ["body"]
         assert complaint in str(errors)
 
 
-def test_a_changed_text_is_a_new_version_of_its_template(
-    matrix: Any, editor: Client, admin_url: Url, filled: Any
-) -> None:
+def test_changed_text_is_a_new_template_version(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
     template = matrix.template("guide")
     url = admin_url("template_change", template.pk)
-    assert editor.post(url, filled(url, **{"texts-0-body": "dear {{ user.name }}"})).status_code == 302
+    assert editor.post(url, fill_form(url, **{"texts-0-body": "dear {{ user.name }}"})).status_code == 302
     template.refresh_from_db()
     assert template.version == 2
     assert TemplateText.objects.get(template=template).body == "dear {{ user.name }}"
 
 
-def test_a_template_is_made_with_its_first_text(editor: Client, admin_url: Url) -> None:
+def test_template_is_created_with_its_first_text(editor: Client, admin_url: Url) -> None:
     data = {
         "key": "new", "content_type": "guide", "category": "service", "texts-TOTAL_FORMS": "1",
         "texts-INITIAL_FORMS": "0", "texts-0-locale": "zh-hans", "texts-0-body": "您好 {{ user.name }}",
@@ -54,7 +50,7 @@ def test_a_template_is_made_with_its_first_text(editor: Client, admin_url: Url) 
     assert Template.objects.get(key="new").texts.get().body == "您好 {{ user.name }}"
 
 
-def test_the_preview_says_what_a_customer_would_read(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_preview_renders_for_a_customer(matrix: Any, editor: Client, admin_url: Url) -> None:
     from scheduling.operations.commands import update_customer
 
     update_customer("ann", {"name": "Ann Lee"})
@@ -66,7 +62,7 @@ def test_the_preview_says_what_a_customer_would_read(matrix: Any, editor: Client
     assert "not JSON" in editor.post(url, {"body": body, "data": "{"}).json()["problem"]
 
 
-def test_who_may_only_look_previews_what_is_stored(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_previews_stored_texts_only(matrix: Any, viewer: Client, admin_url: Url) -> None:
     template = matrix.template("guide", body="hi {{ user.name }}, order {{ event.data.order_no }}")
     text = template.texts.get()
     page = viewer.get(admin_url("template_change", template.pk)).content.decode()
@@ -79,9 +75,7 @@ def test_who_may_only_look_previews_what_is_stored(matrix: Any, viewer: Client, 
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_who_may_not_change_a_template_renders_no_text_of_their_own(
-    matrix: Any, as_member: Any, admin_url: Url, group: str
-) -> None:
+def test_preview_of_own_text_needs_edit_permission(matrix: Any, as_member: Any, admin_url: Url, group: str) -> None:
     client, url = as_member(group), admin_url("template_preview")
     for asked in ({"body": "bye {{ user.name }}"}, {"subject": "bye"}, {}):
         answer = client.post(url, asked)
@@ -90,7 +84,7 @@ def test_who_may_not_change_a_template_renders_no_text_of_their_own(
     assert client.get(url, {"body": "bye"}).status_code == 403
 
 
-def test_a_test_really_goes_out_once_and_is_marked(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_test_is_marked_and_makes_no_touch(matrix: Any, editor: Client, admin_url: Url) -> None:
     template = matrix.template("guide")
     url = admin_url("template_send_test", template.pk)
     page = editor.post(url, {"channel": matrix.channel.pk, "user_id": "ann"})
@@ -99,7 +93,7 @@ def test_a_test_really_goes_out_once_and_is_marked(matrix: Any, editor: Client, 
     assert Touch.objects.count() == 0
 
 
-def test_a_test_without_a_target_says_so(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_test_without_target_is_not_sent(matrix: Any, editor: Client, admin_url: Url) -> None:
     from scheduling.models import ChannelConfig
 
     robot = ChannelConfig.objects.create(key="robot", kind="wecom")
@@ -112,7 +106,7 @@ def test_a_test_without_a_target_says_so(matrix: Any, editor: Client, admin_url:
     assert "No target to send to" in page.context["result"]["text"]
 
 
-def test_a_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, receiver: Any) -> None:
+def test_template_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, receiver: Any) -> None:
     from scheduling.models import ChannelConfig
 
     hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": receiver.url})
@@ -121,7 +115,7 @@ def test_a_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, r
     assert [each["data"]["node"] for each in receiver.bodies] == ["test"]
 
 
-def test_a_template_in_use_is_neither_deleted_nor_retired(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_used_template_is_not_deleted_or_retired(matrix: Any, editor: Client, admin_url: Url) -> None:
     template = matrix.node().template
     assert editor.post(admin_url("template_delete", template.pk), {"post": "yes"}).status_code == 403
     assert "guide" in editor.get(admin_url("template_retire", template.pk)).context["problem"]
@@ -130,7 +124,7 @@ def test_a_template_in_use_is_neither_deleted_nor_retired(matrix: Any, editor: C
     assert template.retired_at is None
 
 
-def test_a_viewer_sends_no_test(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_send_a_template_test(matrix: Any, viewer: Client, admin_url: Url) -> None:
     url = admin_url("template_send_test", matrix.template("guide").pk)
     assert viewer.get(url).status_code == 403
     assert viewer.post(url, {"channel": matrix.channel.pk}).status_code == 403

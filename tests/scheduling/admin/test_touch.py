@@ -18,7 +18,7 @@ from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
-Happen = Callable[..., Any]
+RecordEvent = Callable[..., Any]
 LONG_AGO, HOUR = datetime(2026, 3, 1, tzinfo=UTC), timedelta(hours=1)
 
 
@@ -26,9 +26,11 @@ def listed(client: Client, url: str) -> set[Any]:
     return {row.pk for row in client.get(url).context["cl"].result_list}
 
 
-def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+def test_delivered_touch_shows_its_timeline(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     deliver_touches([task_id])
     page = viewer.get(admin_url("touch_change", task_id))
     assert [moment.title for moment in page.context["moments"]] == [
@@ -37,11 +39,9 @@ def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, 
     assert "hi ann" in page.content.decode()
 
 
-def test_each_moment_of_a_life_is_told_where_it_belongs(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
-) -> None:
+def test_timeline_is_ordered_by_time(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
     matrix.node()
-    (task_id,) = happen(occurred_at=LONG_AGO).task_ids
+    (task_id,) = record_event(occurred_at=LONG_AGO).task_ids
     Event.objects.update(received_at=LONG_AGO + HOUR)
     Touch.objects.update(
         state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None, hints=2,
@@ -54,7 +54,7 @@ def test_each_moment_of_a_life_is_told_where_it_belongs(
         touch=touch, number=1, lease_no=2, started_at=LONG_AGO + 5 * HOUR, ended_at=LONG_AGO + 6 * HOUR,
         outcome="delivered", status=200, body="hi",
     )  # fmt: skip
-    complaint = Complaint.objects.get(event_id=happen("complaint.received").id)
+    complaint = Complaint.objects.get(event_id=record_event("complaint.received").id)
     Complaint.objects.update(touch=touch)
     page = viewer.get(admin_url("touch_change", task_id))
     moments = page.context["moments"]
@@ -68,9 +68,11 @@ def test_each_moment_of_a_life_is_told_where_it_belongs(
     assert admin_url("complaint_change", complaint.pk) in page.content.decode()
 
 
-def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_assert_num_queries: Any) -> None:
+def test_timeline_query_count_is_constant(
+    matrix: Any, record_event: RecordEvent, django_assert_num_queries: Any
+) -> None:
     matrix.node(delay=HOUR)
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     for number in range(5):
         Verdict.objects.create(touch_id=task_id, at=LONG_AGO, decision="hold", rule=str(number))
     touch = Touch.objects.select_related("event", "node").get()
@@ -79,12 +81,12 @@ def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_
 
 
 @pytest.fixture
-def judged(matrix: Any, happen: Happen) -> Iterator[Callable[[int], Touch]]:
+def create_deferred_touch(matrix: Any, record_event: RecordEvent) -> Iterator[Callable[[int], Touch]]:
     """A touch that was held so often: each time a minute later, by one more of 100. It is told in English."""
 
-    def judged(times: int) -> Touch:
+    def create_deferred_touch(times: int) -> Touch:
         matrix.node(delay=HOUR)
-        (task_id,) = happen().task_ids
+        (task_id,) = record_event().task_ids
         Touch.objects.update(state="scheduled", reason="user_cap")
         Verdict.objects.bulk_create(
             Verdict(
@@ -96,11 +98,11 @@ def judged(matrix: Any, happen: Happen) -> Iterator[Callable[[int], Touch]]:
         return Touch.objects.select_related("event", "node").get()
 
     with translation.override("en"):
-        yield judged
+        yield create_deferred_touch
 
 
 @pytest.fixture
-def loaded() -> Iterator[list[Any]]:
+def loaded_verdicts() -> Iterator[list[Any]]:
     """The verdicts that were read meanwhile."""
     found: list[Any] = []
 
@@ -112,11 +114,11 @@ def loaded() -> Iterator[list[Any]]:
     post_init.disconnect(note, sender=Verdict)
 
 
-def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
-    judged: Callable[[int], Touch], loaded: list[Any]
+def test_timeline_shows_latest_50_verdicts(
+    create_deferred_touch: Callable[[int], Touch], loaded_verdicts: list[Any]
 ) -> None:
-    touch = judged(90)
-    loaded.clear()
+    touch = create_deferred_touch(90)
+    loaded_verdicts.clear()
 
     told = [
         moment for moment in build_timeline(touch) if moment.title in ("Deferred", "Earlier verdicts are not shown")
@@ -124,38 +126,38 @@ def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
 
     assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Deferred"]
     assert [dict(moment.facts)["observed"] for moment in told[1:]] == [str(number) for number in range(41, 91)]
-    assert len(loaded) == 51
+    assert len(loaded_verdicts) == 51
 
 
-def test_of_50_verdicts_none_is_left_out(judged: Callable[[int], Touch]) -> None:
-    titles = [moment.title for moment in build_timeline(judged(50))]
+def test_timeline_with_50_verdicts_hides_none(create_deferred_touch: Callable[[int], Touch]) -> None:
+    titles = [moment.title for moment in build_timeline(create_deferred_touch(50))]
 
     assert titles.count("Deferred") == 50
     assert "Earlier verdicts are not shown" not in titles
 
 
-def test_a_customers_page_reads_the_verdict_that_explains_and_no_other(
-    judged: Callable[[int], Touch], loaded: list[Any], viewer: Client, admin_url: Url
+def test_customer_page_reads_one_verdict_per_touch(
+    create_deferred_touch: Callable[[int], Touch], loaded_verdicts: list[Any], viewer: Client, admin_url: Url
 ) -> None:
-    touch = judged(90)
+    touch = create_deferred_touch(90)
     Verdict.objects.create(touch=touch, at=LONG_AGO + HOUR * 2, decision="send")
-    loaded.clear()
+    loaded_verdicts.clear()
 
     page = viewer.get(admin_url("customer_change", touch.customer_id))
 
     assert [each["figures"] for each in page.context["upcoming"]] == ["90 / 100"]
-    assert len(loaded) == 1
+    assert len(loaded_verdicts) == 1
     Touch.objects.update(state="suppressed", settled_at=LONG_AGO)
     page = viewer.get(admin_url("customer_change", touch.customer_id))
     assert [each["figures"] for each in page.context["past"]] == ["90 / 100"]
-    assert len(loaded) == 2
+    assert len(loaded_verdicts) == 2
 
 
-def test_a_suppressed_touch_tells_the_rule_and_its_figures(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+def test_suppressed_touch_shows_rule_and_figures(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node()
-    first, second = happen().task_ids[0], happen().task_ids[0]
+    first, second = record_event().task_ids[0], record_event().task_ids[0]
     deliver_touches([first])
     deliver_touches([second])
     page = viewer.get(admin_url("touch_change", second))
@@ -167,7 +169,7 @@ def test_a_suppressed_touch_tells_the_rule_and_its_figures(
     assert facts["next eligible"]
 
 
-def test_a_touch_links_to_what_became_of_it(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
+def test_touch_links_to_failed_task_and_retry(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
     row = failed()
     operator.post(admin_url("failedtask_act", row.pk, "retry"), {"reason": "data came"})
     again = Touch.objects.get(retry_of=row.task_id)
@@ -178,17 +180,19 @@ def test_a_touch_links_to_what_became_of_it(failed: Callable[..., Any], operator
 
 
 @pytest.mark.parametrize("by", ["task_id", "user", "event", "chat"])
-def test_whole_ids_find_touches(matrix: Any, viewer: Client, admin_url: Url, happen: Happen, by: str) -> None:
+def test_touch_search_finds_whole_ids(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent, by: str
+) -> None:
     matrix.node()
-    (wanted,) = happen(user="ann", chat_id="c1", event_id="e1").task_ids
-    happen(user="bob", chat_id="c2", event_id="e2")
+    (wanted,) = record_event(user="ann", chat_id="c1", event_id="e1").task_ids
+    record_event(user="bob", chat_id="c2", event_id="e2")
     term = {"task_id": str(wanted), "user": "ann", "event": "e1", "chat": "c1"}[by]
     assert listed(viewer, f"{admin_url('touch_changelist')}?q={term}") == {wanted}
 
 
-def test_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+def test_touch_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
     node, other = matrix.node(), matrix.node("other", template=matrix.template("other"))
-    first, second = happen().task_ids
+    first, second = record_event().task_ids
     deliver_touches([first, second])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?node__id__exact={other.pk}") == {second}
@@ -196,9 +200,9 @@ def test_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, ha
     assert listed(viewer, f"{url}?reason=cap") == set()
 
 
-def test_the_list_counts_nothing(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+def test_touch_list_runs_no_count(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
     matrix.node()
-    happen()
+    record_event()
     with CaptureQueriesContext(
         connection,
     ) as queries:
@@ -207,9 +211,11 @@ def test_the_list_counts_nothing(matrix: Any, viewer: Client, admin_url: Url, ha
     assert counts == []
 
 
-def test_an_operator_calls_off_what_waits(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+def test_operator_cancels_waiting_touches(
+    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node(delay=timedelta(hours=1))
-    one, two = happen(user="ann").task_ids[0], happen(user="bob").task_ids[0]
+    one, two = record_event(user="ann").task_ids[0], record_event(user="bob").task_ids[0]
     operator.post(admin_url("touch_cancel", one))
     operator.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(two)]})
     assert set(Touch.objects.values_list("state", "reason")) == {("cancelled", "by:operator")}
@@ -217,30 +223,32 @@ def test_an_operator_calls_off_what_waits(matrix: Any, operator: Client, admin_u
     assert "already" in answer.content.decode()
 
 
-def test_a_viewer_calls_nothing_off(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+def test_viewer_cannot_cancel_touches(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
     matrix.node(delay=timedelta(hours=1))
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     assert "Cancel the touch" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
     assert viewer.post(admin_url("touch_cancel", task_id)).status_code == 403
     viewer.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(task_id)]})
     assert Touch.objects.get().state in ("scheduled", "queued")
 
 
-def test_a_customers_page_shows_what_was_and_what_will_be(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+def test_customer_page_shows_past_and_upcoming(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node("now")
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
-    touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=happen().task_ids)}
+    touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=record_event().task_ids)}
     deliver_touches([touches["now"].pk])
     page = viewer.get(admin_url("customer_change", touches["now"].customer_id))
     assert [each["row"].pk for each in page.context["upcoming"]] == [touches["later"].pk]
     assert [each["row"].pk for each in page.context["past"]] == [touches["now"].pk]
 
 
-def test_words_of_a_text_find_where_it_was_sent(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+def test_touch_search_finds_words_of_the_text(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node(template=matrix.template("guide", body="Dear {{ user.name }}, 100% yours"))
-    wanted, other = (happen(user=user).task_ids[0] for user in ("ann", "bob"))
+    wanted, other = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
     deliver_touches([wanted, other])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?q=dear ann,") == {wanted}
@@ -248,9 +256,7 @@ def test_words_of_a_text_find_where_it_was_sent(matrix: Any, viewer: Client, adm
     assert listed(viewer, f"{url}?q=10_%25 yours") == set()
 
 
-def test_a_delivery_key_finds_all_that_it_was_published_as(
-    viewer: Client, admin_url: Url, failed: Callable[..., Any]
-) -> None:
+def test_touch_search_by_delivery_key_finds_retries(viewer: Client, admin_url: Url, failed: Callable[..., Any]) -> None:
     from scheduling.operations import failed_tasks
 
     row = failed()
@@ -259,12 +265,12 @@ def test_a_delivery_key_finds_all_that_it_was_published_as(
     assert listed(viewer, f"{admin_url('touch_changelist')}?q={row.root_id}") == chain, again
 
 
-def test_a_span_begins_with_its_first_instant_and_ends_before_its_last(
-    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+def test_time_filter_includes_start_and_excludes_end(
+    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
     begins = datetime(2026, 3, 1, 4, tzinfo=UTC)  # noon by the house's clock
-    rows = [happen(user=f"u{number}").task_ids[0] for number in range(3)]
+    rows = [record_event(user=f"u{number}").task_ids[0] for number in range(3)]
     for task_id, at in zip(rows, (begins, begins + HOUR - timedelta(microseconds=1), begins + HOUR), strict=True):
         Touch.objects.filter(pk=task_id).update(state="delivered", settled_at=at, lease_until=None)
     url = admin_url("touch_changelist")

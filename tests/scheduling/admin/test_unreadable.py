@@ -23,7 +23,7 @@ TOLD = "Secrets cannot be decrypted here"
 OURS = {"url": "https://example.com/in?token=hush"}
 
 
-def lose_the_key(table: str = "channelconfig", column: str = "config", key: str = "ops") -> None:
+def break_secret(table: str = "channelconfig", column: str = "config", key: str = "ops") -> None:
     name = {"channelconfig": "key", "community": "chat_id"}[table]
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE scheduling_{table} SET {column} = 'gibberish' WHERE {name} = %s", [key])
@@ -42,50 +42,50 @@ def hook() -> ChannelConfig:
 
 
 @pytest.fixture
-def place() -> Community:
+def community_row() -> Community:
     return Community.objects.create(chat_id="c1", name="Chat One", targets={"wecom": OURS})
 
 
 @pytest.fixture
-def on_duty(hook: ChannelConfig) -> AlertReceiver:
+def alert_receiver(hook: ChannelConfig) -> AlertReceiver:
     return AlertReceiver.objects.create(name="on duty", channel=hook, limits={"overdue": 60})
 
 
-def test_who_is_told_of_alerts_is_listed_with_what_is_unreadable(
-    on_duty: AlertReceiver, place: Community, viewer: Client, admin_url: Url
+def test_alert_receivers_with_unreadable_secret_are_listed(
+    alert_receiver: AlertReceiver, community_row: Community, viewer: Client, admin_url: Url
 ) -> None:
     well = ChannelConfig.objects.create(key="well", kind="webhook", config=OURS)
     AlertReceiver.objects.create(name="the boss", channel=well, limits={})
-    AlertReceiver.objects.create(name="the shop", channel=well, community=place, limits={})
-    lose_the_key()
-    lose_the_key("community", "targets", "c1")
+    AlertReceiver.objects.create(name="the shop", channel=well, community=community_row, limits={})
+    break_secret()
+    break_secret("community", "targets", "c1")
     page = viewer.get(admin_url("alertreceiver_changelist")).content.decode()
     assert ("on duty" in page, "the boss" in page, "the shop" in page) == (True, True, True)
     assert (page.count(TOLD), page.count("All is well")) == (2, 1)
-    assert TOLD in viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
+    assert TOLD in viewer.get(admin_url("alertreceiver_change", alert_receiver.pk)).content.decode()
 
 
-def test_its_limits_can_be_edited_and_a_test_says_why_it_was_not_sent(
-    on_duty: AlertReceiver, editor: Client, admin_url: Url, filled: Any
+def test_alert_receiver_unreadable_is_edited_and_not_sent(
+    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
-    lose_the_key()
-    url = admin_url("alertreceiver_change", on_duty.pk)
-    answer = editor.post(url, filled(url, limit_overdue="5m"))
+    break_secret()
+    url = admin_url("alertreceiver_change", alert_receiver.pk)
+    answer = editor.post(url, fill_form(url, limit_overdue="5m"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
-    on_duty.refresh_from_db()
-    assert on_duty.limits == {"overdue": 300}
-    page = editor.post(admin_url("alertreceiver_send_test", on_duty.pk)).content.decode()
+    alert_receiver.refresh_from_db()
+    assert alert_receiver.limits == {"overdue": 300}
+    page = editor.post(admin_url("alertreceiver_send_test", alert_receiver.pk)).content.decode()
     assert ("Not sent" in page, TOLD in page) == (True, True)
 
 
-def test_a_channel_is_listed_edited_and_keeps_what_nobody_here_can_read(
-    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
+def test_channel_unreadable_is_edited_and_secret_kept(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
-    lose_the_key()
+    break_secret()
     assert TOLD in editor.get(admin_url("channelconfig_changelist")).content.decode()
     url = admin_url("channelconfig_change", hook.pk)
     assert "cannot be decrypted on this server" in editor.get(url).content.decode()
-    answer = editor.post(url, filled(url, timeout="5s"))
+    answer = editor.post(url, fill_form(url, timeout="5s"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     retire = admin_url("channelconfig_retire", hook.pk)
     assert editor.post(retire).status_code == 302
@@ -94,69 +94,71 @@ def test_a_channel_is_listed_edited_and_keeps_what_nobody_here_can_read(
     assert (hook.timeout.total_seconds(), stored(), hook.version) == (5, "gibberish", 4)
 
 
-def test_what_is_typed_replaces_all_of_it(hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any) -> None:
-    lose_the_key()
+def test_channel_new_secret_must_be_complete(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+) -> None:
+    break_secret()
     url = admin_url("channelconfig_change", hook.pk)
-    answer = editor.post(url, filled(url, secret_secret="whsec_" + "Y" * 32))
+    answer = editor.post(url, fill_form(url, secret_secret="whsec_" + "Y" * 32))
     assert list(answer.context["adminform"].form.errors) == ["secret_url"], "half of a secret is none"
-    assert editor.post(url, filled(url, secret_url="https://example.org/new")).status_code == 302
+    assert editor.post(url, fill_form(url, secret_url="https://example.org/new")).status_code == 302
     hook.refresh_from_db()
     assert hook.config == {"url": "https://example.org/new"}
 
 
-def test_a_chat_is_listed_edited_and_keeps_what_nobody_here_can_read(
-    place: Community, editor: Client, admin_url: Url, filled: Any
+def test_community_unreadable_is_edited_and_targets_kept(
+    community_row: Community, editor: Client, admin_url: Url, fill_form: Any
 ) -> None:
-    lose_the_key("community", "targets", "c1")
+    break_secret("community", "targets", "c1")
     assert TOLD in editor.get(admin_url("community_changelist")).content.decode()
-    url = admin_url("community_change", place.pk)
+    url = admin_url("community_change", community_row.pk)
     assert "cannot be decrypted on this server" in editor.get(url).content.decode()
-    answer = editor.post(url, filled(url, name="Chat Two"))
+    answer = editor.post(url, fill_form(url, name="Chat Two"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
-    place.refresh_from_db()
-    assert (place.name, stored("community", "targets")) == ("Chat Two", "gibberish")
+    community_row.refresh_from_db()
+    assert (community_row.name, stored("community", "targets")) == ("Chat Two", "gibberish")
     robot = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"
-    assert editor.post(url, filled(url, target_wecom_url=robot)).status_code == 302
-    place.refresh_from_db()
-    assert place.targets == {"wecom": {"url": robot}}
+    assert editor.post(url, fill_form(url, target_wecom_url=robot)).status_code == 302
+    community_row.refresh_from_db()
+    assert community_row.targets == {"wecom": {"url": robot}}
 
 
-def test_a_template_cannot_be_tried_out_through_it(
+def test_template_test_with_unreadable_secret_is_not_sent(
     hook: ChannelConfig, matrix: Any, editor: Client, admin_url: Url
 ) -> None:
     template = matrix.template("guide")
-    lose_the_key()
+    break_secret()
     url = admin_url("template_send_test", template.pk)
     page = editor.post(url, {"channel": hook.pk, "user_id": "", "event_data": "{}"}).content.decode()
     assert ("Not sent" in page, TOLD in page) == (True, True)
 
 
-def test_touches_through_other_channels_go_out(matrix: Any, happen: Any, hook: ChannelConfig) -> None:
+def test_touches_of_other_channels_are_delivered(matrix: Any, record_event: Any, hook: ChannelConfig) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Touch
 
     matrix.node("open")
     matrix.node("shut", channel=hook)
-    lose_the_key()
-    deliver_touches(happen().task_ids)
+    break_secret()
+    deliver_touches(record_event().task_ids)
     assert dict(Touch.objects.values_list("node__key", "state")) == {"open": "delivered", "shut": "scheduled"}
     assert Touch.objects.get(node__key="shut").reason == "secrets_unreadable"
 
 
-def test_an_export_names_the_row_and_leaves_the_old_file(hook: ChannelConfig, tmp_path: Path) -> None:
+def test_export_config_unreadable_names_row_and_keeps_file(hook: ChannelConfig, tmp_path: Path) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_text("old", "utf-8")
-    lose_the_key()
+    break_secret()
     with pytest.raises(CommandError, match=r"channel “ops”: none of the keys can read .* nothing was written"):
         call_command("export_config", str(file))
     assert file.read_text("utf-8") == "old"
 
 
-def test_a_file_that_says_all_of_it_mends_it_and_one_that_keeps_is_refused(hook: ChannelConfig, tmp_path: Path) -> None:
+def test_apply_config_unreadable_needs_a_new_secret(hook: ChannelConfig, tmp_path: Path) -> None:
     file = tmp_path / "matrix.yaml"
     file.write_text('channels: [{key: ops, kind: webhook, url: "(kept)"}]', "utf-8")
-    lose_the_key()
+    break_secret()
     with pytest.raises(CommandError, match=r"channels\[0\]\.url: what is stored cannot be read here"):
         call_command("apply_config", str(file), stdout=StringIO())
     file.write_text(f"channels: [{{key: ops, kind: webhook, url: '{OURS['url']}'}}]", "utf-8")
@@ -168,20 +170,20 @@ def test_a_file_that_says_all_of_it_mends_it_and_one_that_keeps_is_refused(hook:
     assert hook.config == OURS
 
 
-def test_a_file_mends_a_chats_targets(place: Community, tmp_path: Path) -> None:
+def test_apply_config_replaces_unreadable_targets(community_row: Community, tmp_path: Path) -> None:
     file = tmp_path / "matrix.yaml"
     robot = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"
     file.write_text(f'communities: [{{chat_id: c1, name: Chat One, targets: {{wecom: {{url: "{robot}"}}}}}}]', "utf-8")
-    lose_the_key("community", "targets", "c1")
+    break_secret("community", "targets", "c1")
     with pytest.raises(CommandError, match="community “c1”: none of the keys"):
         call_command("export_config", stdout=StringIO())
     call_command("apply_config", str(file), stdout=StringIO())
-    place.refresh_from_db()
-    assert place.targets == {"wecom": {"url": robot}}
+    community_row.refresh_from_db()
+    assert community_row.targets == {"wecom": {"url": robot}}
 
 
-def test_checks_and_drafts_do_without_it(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
-    lose_the_key()
+def test_check_and_what_if_work_with_unreadable_secret(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
+    break_secret()
     call_command("check", databases=["default"], stdout=StringIO(), stderr=StringIO())
     assert editor.get(admin_url("whatifrun_add")).status_code == 200
     with pytest.raises(Unreadable):  # never a dump in which it is nothing
@@ -189,8 +191,8 @@ def test_checks_and_drafts_do_without_it(hook: ChannelConfig, editor: Client, ad
 
 
 @pytest.mark.parametrize("read", [dict, len, list, lambda value: value["url"], lambda value: value.get("url")])
-def test_whoever_reads_it_is_told(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
-    lose_the_key()
+def test_reading_a_sealed_secret_raises_unreadable(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
+    break_secret()
     row = ChannelConfig.objects.get()
     assert isinstance(row.config, Sealed)
     assert "gibberish" not in repr(row.config)

@@ -26,7 +26,7 @@ def chats() -> None:
 
 
 @pytest.mark.usefixtures("chats")
-def test_alerts_go_to_chats_that_people_wrote_down(editor: Client, admin_url: Url, filled: Any) -> None:
+def test_alert_receiver_offers_configured_communities(editor: Client, admin_url: Url, fill_form: Any) -> None:
     def offered(page: Any) -> list[str]:
         field = page.context["adminform"].form.fields["community"]
         return [row.chat_id for row in field.queryset]
@@ -37,14 +37,14 @@ def test_alerts_go_to_chats_that_people_wrote_down(editor: Client, admin_url: Ur
     row = AlertReceiver.objects.create(name="us", channel=hook, community=counted, limits={})
     url = admin_url("alertreceiver_change", row.pk)
     assert offered(editor.get(url)) == ["counted", "named", "robot"], "what was chosen stays"
-    answer = editor.post(url, filled(url, name="we"))
+    answer = editor.post(url, fill_form(url, name="we"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     row.refresh_from_db()
     assert (row.name, row.community) == ("we", counted)
 
 
 @pytest.mark.usefixtures("chats")
-def test_a_test_goes_to_any_chat_and_those_are_suggested(
+def test_template_test_accepts_any_known_community(
     editor: Client, admin_url: Url, matrix: Any, receiver: Any, valkey: Any
 ) -> None:
     template = matrix.template("guide")

@@ -19,10 +19,10 @@ Url = Callable[..., str]
 
 
 @pytest.fixture
-def node(matrix: Any, happen: Callable[..., Any]) -> Node:
+def node(matrix: Any, record_event: Callable[..., Any]) -> Node:
     found: Node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
     for user in ("ann", "bob"):
-        happen(user=user)
+        record_event(user=user)
     pass_time(days=1)
     return found
 
@@ -34,13 +34,13 @@ def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, WhatIfRun]
     return answer["location"], WhatIfRun.objects.latest("pk")
 
 
-def test_the_draft_begins_with_what_is_live(node: Node, editor: Client, admin_url: Url) -> None:
+def test_draft_starts_with_the_live_configuration(node: Node, editor: Client, admin_url: Url) -> None:
     page = editor.get(admin_url("whatifrun_add"))
     assert page.context["form"].initial["draft"] == runs.export_live_draft()
     assert "delay: 15m" in page.content.decode()
 
 
-def test_a_wrong_draft_names_each_field_and_is_kept(node: Node, editor: Client, admin_url: Url) -> None:
+def test_draft_errors_name_each_field(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.export_live_draft().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
     page = editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
     said = " ".join(page.context["form"].errors["draft"])
@@ -50,7 +50,7 @@ def test_a_wrong_draft_names_each_field_and_is_kept(node: Node, editor: Client, 
     assert not WhatIfRun.objects.exists()
 
 
-def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_url: Url) -> None:
+def test_replay_result_compares_live_and_draft(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.export_live_draft().replace("limit: 3", "limit: 0")
     assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
     link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 3d"))
@@ -63,7 +63,7 @@ def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_
     assert (run.state, run.actor_name) == ("done", "editor")
 
 
-def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_url: Url) -> None:
+def test_replay_result_reports_incomplete_waiting(node: Node, editor: Client, admin_url: Url) -> None:
     link, run = replayed(editor, admin_url, runs.export_live_draft())
     words = "last planned ones are left out"
     assert words not in editor.get(link).content.decode()
@@ -75,7 +75,7 @@ def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_u
     assert editor.get(link).status_code == 200
 
 
-def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admin_url: Url) -> None:
+def test_running_replay_page_refreshes_itself(node: Node, editor: Client, admin_url: Url) -> None:
     editor.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7})
     run = WhatIfRun.objects.get()
     assert "data-live-again" in editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
@@ -85,7 +85,7 @@ def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admi
     assert "No change: the draft equals the live configuration." in said
 
 
-def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
+def test_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
     _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     page = editor.post(admin_url("whatifrun_publish", run.pk), {"move_waiting": "on"}, follow=True)
     assert [str(each) for each in page.context["messages"]] == ["The draft is live.", "0 waiting touches were moved."]
@@ -94,7 +94,7 @@ def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_
     assert node.history.latest().history_user.username == "editor"
 
 
-def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
+def test_outdated_draft_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
     _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     node.priority = 0
     node.save()
@@ -104,7 +104,7 @@ def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client,
     assert node.delay == timedelta(minutes=15)
 
 
-def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client, admin_url: Url) -> None:
+def test_draft_is_discarded_once_and_reused(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.export_live_draft().replace("delay: 15m", "delay: 20m")
     _, run = replayed(editor, admin_url, text)
     for said in ("The draft was discarded.", "Another user has already decided, or the replay is not finished."):
@@ -115,7 +115,9 @@ def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_who_may_not_edit_looks_only(node: Node, as_member: Any, admin_url: Url, editor: Client, group: str) -> None:
+def test_what_if_changes_need_the_editor_group(
+    node: Node, as_member: Any, admin_url: Url, editor: Client, group: str
+) -> None:
     link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     member = as_member(group)
     assert member.get(admin_url("whatifrun_add")).status_code == 403

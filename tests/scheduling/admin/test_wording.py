@@ -21,14 +21,14 @@ from scheduling.monitoring.duration_text import describe_duration
         (timedelta(0), "at once", "立即"),
     ],
 )
-def test_spans_are_spoken(span: timedelta, english: str, chinese: str) -> None:
+def test_duration_is_described_in_both_languages(span: timedelta, english: str, chinese: str) -> None:
     with override("en"):
         assert describe_duration(span) == english
     with override("zh-hans"):
         assert describe_duration(span) == chinese
 
 
-def test_codes_are_told_in_words_and_unknown_ones_stay() -> None:
+def test_reason_codes_are_translated_or_kept() -> None:
     with override("zh-hans"):
         assert translate_reason("cap") == "客户频次已达上限"
         assert translate_reason("http_503") == "接收方返回 HTTP 503"
@@ -37,7 +37,7 @@ def test_codes_are_told_in_words_and_unknown_ones_stay() -> None:
         assert translate_reason("brand_new") == "brand_new"
 
 
-def test_complaints_are_told_in_the_readers_language() -> None:
+def test_errors_are_translated_or_kept() -> None:
     with override("zh-hans"):
         assert translate_error("must be between 0 and 100") == "必须在 0 到 100 之间"
         assert translate_error("line 3: unexpected '}'") == "第 3 行：unexpected '}'"
@@ -54,13 +54,13 @@ def test_complaints_are_told_in_the_readers_language() -> None:
         (NamesField(), ["a", "b c"]),
     ],
 )
-def test_what_is_written_is_read_as_it_was(field: object, value: object) -> None:
+def test_field_text_round_trips(field: object, value: object) -> None:
     text = field.prepare_value(value)  # type: ignore[attr-defined]
     assert field.clean(text) == value  # type: ignore[attr-defined]
     assert not field.has_changed(value, text)  # type: ignore[attr-defined]
 
 
-def test_figures_of_verdicts_are_told_in_words() -> None:
+def test_verdict_figures_are_translated() -> None:
     with override("zh-hans"):
         assert format_verdict_figure("3 in 1d") == "1 天内 3 次"
         assert format_verdict_figure("3 (1 unsettled)") == "3 次，其中 1 次正在发送"

@@ -73,11 +73,11 @@ def robot(settings: Any) -> Iterator[Robot]:
 
 
 @pytest.fixture
-def on_duty(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
+def create_alert_receiver(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
     """Makes whom to tell."""
     messages._get_quota_gate.cache_clear()  # it keeps to the server of the settings of whoever came first
 
-    def on_duty(name: str = "on duty", **changes: Any) -> AlertReceiver:
+    def create_alert_receiver(name: str = "on duty", **changes: Any) -> AlertReceiver:
         channel, _ = ChannelConfig.objects.get_or_create(
             key="ops", kind="wecom", defaults={"timeout": timedelta(seconds=20)}
         )
@@ -85,14 +85,14 @@ def on_duty(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
         given = {"channel": channel, "community": place, "limits": {"paused": 3600}, **changes}
         return AlertReceiver.objects.create(name=name, **given)
 
-    return on_duty
+    return create_alert_receiver
 
 
 @pytest.fixture
-def wrong() -> Callable[[str], Pause]:
+def create_old_pause() -> Callable[[str], Pause]:
     """Makes something wrong: a pause that was forgotten. Its removal mends it."""
 
-    def wrong(scope: str = "all") -> Pause:
+    def create_old_pause(scope: str = "all") -> Pause:
         return Pause.objects.create(scope=scope, paused_at=now() - timedelta(days=2, minutes=5))
 
-    return wrong
+    return create_old_pause

@@ -28,7 +28,7 @@ NOBODY, LOST = (
 
 
 @pytest.fixture
-def at_home(tmp_path: Path) -> dict[str, str]:
+def worker_environment(tmp_path: Path) -> dict[str, str]:
     return {
         **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis,
         "DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_STATE_DIR": str(tmp_path),
@@ -46,17 +46,17 @@ def gate() -> Iterator[Gate]:
 
 @pytest.mark.faults
 @pytest.mark.django_db(transaction=True)
-def test_a_killed_worker_is_told_though_no_task_can_run_then_a_lost_database(
-    robot: Robot, on_duty: Callable[..., AlertReceiver], at_home: dict[str, str], gate: Gate
+def test_beat_reports_killed_worker_and_lost_database(
+    robot: Robot, create_alert_receiver: Callable[..., AlertReceiver], worker_environment: dict[str, str], gate: Gate
 ) -> None:
-    through_the_gate = {**at_home, "DATABASE_URL": database_url(gate.port)}
+    through_the_gate = {**worker_environment, "DATABASE_URL": database_url(gate.port)}
     with (
-        worker(at_home, "-Q", CORE, "-c", "1", "-n", "core@%h", log="core") as core,
+        worker(worker_environment, "-Q", CORE, "-c", "1", "-n", "core@%h", log="core") as core,
         celery(through_the_gate, "beat", log="beat") as beat,
     ):
         core.await_ready()
         assert wait_until(all_are_consumed, PATIENCE), "a worker consumes all that has to be"
-        on_duty(limits={"unattended": 0, "database": 0}, holds_for=timedelta(0))
+        create_alert_receiver(limits={"unattended": 0, "database": 0}, holds_for=timedelta(0))
         core.kill()
         assert wait_until(lambda: NOBODY in headlines(robot), PATIENCE), beat.log
         gate.shut()

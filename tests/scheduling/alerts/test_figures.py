@@ -23,7 +23,7 @@ def read(name: str) -> dict[str, float]:
     return {next(iter(labels.values())): value for labels, value in found[name]}
 
 
-def test_failed_tasks_are_counted_that_are_new_and_open() -> None:
+def test_failed_lately_counts_new_open_tasks() -> None:
     for minutes, state, origin in (
         (1, "open", "touch"),
         (9, "open", "touch"),
@@ -35,20 +35,20 @@ def test_failed_tasks_are_counted_that_are_new_and_open() -> None:
     assert read("failed_lately") == {"touch": 2}
 
 
-def test_touches_are_counted_whose_receiver_does_not_answer(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_touches_unanswered_counts_receiver_failures(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(minutes=5))
-    ids = [happen(user=f"u{number}").task_ids[0] for number in range(4)]
+    ids = [record_event(user=f"u{number}").task_ids[0] for number in range(4)]
     for task_id, reason in zip(ids, ("target_down", "connect", "quota", ""), strict=True):
         Touch.objects.filter(pk=task_id).update(reason=reason)
     assert read("touches_unanswered") == {"log": 2}
 
 
-def test_queues_that_nobody_consumes_are_those_of_the_core_and_those_in_which_something_waits(valkey: Any) -> None:
+def test_queue_unattended_lists_core_and_nonempty(valkey: Any) -> None:
     valkey.lpush("mq:low", "{}")
     assert read("queue_unattended") == dict.fromkeys(["low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0)
 
 
-def test_nothing_reads_a_whole_table() -> None:
+def test_alert_figures_scan_no_whole_table() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
         for _name, _label, statement, parameters in rules._COUNTED:
@@ -58,7 +58,7 @@ def test_nothing_reads_a_whole_table() -> None:
             assert "Seq Scan on scheduling_failedtask" not in plan
 
 
-def test_rollouts_are_told_that_paused_by_themselves(matrix: Any) -> None:
+def test_rollouts_stopped_counts_automatic_pauses(matrix: Any) -> None:
     for number, reason in enumerate(("limit:complaints", "unseen", "person", "edited")):
         canary = matrix.template(f"canary-{number}")
         node = matrix.node(f"node-{number}", canary_template=canary)

@@ -30,17 +30,17 @@ class Story:
         return word
 
 
-def test_it_is_said_when_it_has_held_for_long_enough_and_once() -> None:
+def test_alert_fires_once_after_hold_time() -> None:
     story = Story()
     assert [story.at(minute, 10) for minute in (0, 1, 2, 3, 4)] == ["", "", AlertAction.FIRE, "", ""]
 
 
-def test_what_is_over_before_it_was_said_is_forgotten() -> None:
+def test_alert_over_before_it_fired_is_dropped() -> None:
     story = Story()
     assert [story.at(0, 10), story.at(0.2, None), story.at(0.4, None)] == ["", "", AlertAction.DROP]
 
 
-def test_one_look_that_misses_it_takes_nothing_back() -> None:
+def test_alert_survives_one_missed_observation() -> None:
     """One in six, and at the very time when it is to be said."""
     story = Story()
     seen = {sixth / 6: None if sixth % 6 == 0 else 10.0 for sixth in range(1, 14)}
@@ -50,13 +50,13 @@ def test_one_look_that_misses_it_takes_nothing_back() -> None:
     assert story.alert.since == BEGAN
 
 
-def test_looks_that_are_far_apart_need_no_second_one() -> None:
+def test_alert_single_late_miss_restarts_hold_time() -> None:
     story = Story()
     assert [story.at(0, 10), story.at(2, None), story.at(4, 10), story.at(6, 10)] == ["", "", "", AlertAction.FIRE]
     assert story.alert.since == BEGAN + 4 * MINUTE
 
 
-def test_what_goes_on_is_said_again_now_and_then() -> None:
+def test_alert_is_reminded_at_the_interval() -> None:
     story = Story()
     assert [story.at(minute, 10) for minute in (2, 61, 62, 63, 122)] == [
         AlertAction.FIRE, "", AlertAction.REMIND, "", AlertAction.REMIND,
@@ -65,7 +65,7 @@ def test_what_goes_on_is_said_again_now_and_then() -> None:
     assert [quiet.at(minute, 10) for minute in (2, 62, 6000)] == [AlertAction.FIRE, "", ""]
 
 
-def test_it_is_over_when_it_has_been_over_for_as_long() -> None:
+def test_alert_resolves_after_hold_time() -> None:
     """What flickers is neither over nor begins anew."""
     story = Story()
     seen = [(2, 10), (3, None), (4, 10), (5, None), (6, None), (7, None)]
@@ -74,14 +74,14 @@ def test_it_is_over_when_it_has_been_over_for_as_long() -> None:
     assert story.alert.gone_at == BEGAN + 5 * MINUTE
 
 
-def test_what_could_not_be_said_is_said_until_it_is_heard() -> None:
+def test_alert_undelivered_is_repeated_until_delivered() -> None:
     story = Story()
     assert [story.at(minute, 10, delivered=False) for minute in (2, 3)] == [AlertAction.FIRE, AlertAction.FIRE]
     assert story.at(4, 10) == AlertAction.FIRE
     assert story.at(5, 10) == ""
 
 
-def test_who_may_have_heard_of_it_hears_that_it_is_over() -> None:
+def test_alert_undelivered_is_still_resolved() -> None:
     story = Story()
     assert story.at(2, 10, delivered=False) == AlertAction.FIRE
     assert [story.at(3, None), story.at(5, None)] == ["", AlertAction.RESOLVE]
@@ -90,6 +90,6 @@ def test_who_may_have_heard_of_it_hears_that_it_is_over() -> None:
 @pytest.mark.parametrize(
     ("figures", "word"), [((10, 10, 10), AlertAction.FIRE), ((10, 30, 50), AlertAction.FIRE), ((10, 9, 8), "")]
 )
-def test_what_shrinks_by_itself_wakes_nobody(figures: tuple[float, ...], word: str) -> None:
+def test_rising_alert_ignores_shrinking_figures(figures: tuple[float, ...], word: str) -> None:
     story = Story(rising=True)
     assert [story.at(minute, value) for minute, value in enumerate(figures)][-1] == word

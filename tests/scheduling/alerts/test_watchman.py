@@ -25,7 +25,7 @@ def gate(transactional_db: None) -> Iterator[Hanging]:
 
 
 @pytest.fixture
-def rounds(gate: Hanging) -> Iterator[Callable[[float], bool]]:
+def run_alert_pass(gate: Hanging) -> Iterator[Callable[[float], bool]]:
     """The watchman's, one by one, in a thread of his own that waits so many seconds for the database."""
     watchman = AlertThread()
     watchman._leads.set()
@@ -40,17 +40,20 @@ def rounds(gate: Hanging) -> Iterator[Callable[[float], bool]]:
         thread.submit(lambda: connections["default"].close()).result(PATIENCE)
 
 
-def test_a_database_that_hangs_is_told_once_and_then_that_it_is_over(
-    robot: Robot, on_duty: Callable[..., AlertReceiver], gate: Hanging, rounds: Callable[[float], bool]
+def test_hanging_database_is_reported_and_resolved(
+    robot: Robot,
+    create_alert_receiver: Callable[..., AlertReceiver],
+    gate: Hanging,
+    run_alert_pass: Callable[[float], bool],
 ) -> None:
-    on_duty(limits={"database": 0}, holds_for=timedelta(0))
-    rounds(PATIENCE)
+    create_alert_receiver(limits={"database": 0}, holds_for=timedelta(0))
+    run_alert_pass(PATIENCE)
     assert robot.taken == []
     gate.hangs()
     for _ in range(3):  # a question that nobody answers, then connections that nobody greets
-        rounds(1)
+        run_alert_pass(1)
     assert [each.splitlines()[0] for each in robot.taken] == [TOLD]
     gate.answers()
-    rounds(PATIENCE)
+    run_alert_pass(PATIENCE)
     assert [each.splitlines()[0] for each in robot.taken] == [TOLD, OVER]
     assert not Alert.objects.exists()

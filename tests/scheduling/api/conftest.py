@@ -12,7 +12,7 @@ from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, se
 
 
 @pytest.fixture
-def house(transactional_db: None) -> None:
+def configuration_row(transactional_db: None) -> None:
     """Emptying the tables also removed the row that migrations made."""
     Configuration.objects.get_or_create(pk=1)
 
@@ -24,7 +24,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def alone(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+def server_without_redis(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     """A server whose Redis and broker are away."""
     with django_db_blocker.unblock(), serving(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
         yield address
@@ -38,14 +38,14 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def gated(house: None, gate: Gate) -> Iterator[str]:
+def server_behind_gate(configuration_row: None, gate: Gate) -> Iterator[str]:
     """A server whose way to PostgreSQL leads through `gate`."""
     with serving(DATABASE_URL=database_url(gate.port)) as address:
         yield address
 
 
 @pytest.fixture
-def key(house: None) -> str:
+def key(configuration_row: None) -> str:
     """A key that may do everything."""
     return commands.create_api_key("shop", Scope.values)
 
@@ -56,7 +56,7 @@ def api(server: str, key: str) -> Client:
 
 
 @pytest.fixture
-def key_for(server: str, house: None) -> Callable[..., Client]:
+def key_for(server: str, configuration_row: None) -> Callable[..., Client]:
     """A client whose key has only these scopes."""
 
     def key_for(*scopes: str, **changes: Any) -> Client:

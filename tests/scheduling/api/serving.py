@@ -92,7 +92,7 @@ class Client:
         return requests.post(f"{self.address}/api/v1/events", data=body, headers=sent, timeout=PATIENCE)
 
 
-def told(id: str = "e1", **changes: Any) -> dict[str, Any]:
+def cloud_event(id: str = "e1", **changes: Any) -> dict[str, Any]:
     """A CloudEvent about Ann."""
     event = {
         "specversion": "1.0",

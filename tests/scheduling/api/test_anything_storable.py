@@ -29,7 +29,7 @@ ANY_JSON = st.recursive(
 @pytest.mark.django_db
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=ANY_JSON)
-def test_what_is_let_through_comes_back_from_the_database(value: Any) -> None:
+def test_accepted_json_round_trips_through_database(value: Any) -> None:
     try:
         decoded = decode_strict_json(json.dumps(value).encode())
     except InvalidInput:
@@ -44,14 +44,14 @@ def test_what_is_let_through_comes_back_from_the_database(value: Any) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("number", [SMALLEST, -(2**53) - 1, 0, 2**53 + 1, LARGEST])
-def test_a_whole_number_keeps_every_digit(number: int) -> None:
+def test_whole_number_keeps_every_digit(number: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT %s::jsonb", [Jsonb(decode_strict_json(str(number).encode()))])
         assert cursor.fetchone() == (str(number),)
 
 
 @given(body=st.binary(max_size=200))
-def test_no_bytes_surprise_the_parser(body: bytes) -> None:
+def test_json_parser_handles_any_bytes(body: bytes) -> None:
     with suppress(NotJson, InvalidInput):
         decode_strict_json(body)
 
@@ -62,7 +62,7 @@ def test_no_bytes_surprise_the_parser(body: bytes) -> None:
         ANY_JSON,
     )
 )
-def test_no_value_surprises_the_reader_of_events(raw: dict[str, Any]) -> None:
+def test_event_parser_handles_any_values(raw: dict[str, Any]) -> None:
     found: Any = None
     try:
         found = parse_event(raw, datetime.now(UTC))
@@ -72,13 +72,13 @@ def test_no_value_surprises_the_reader_of_events(raw: dict[str, Any]) -> None:
     assert found
 
 
-def test_the_deepest_that_is_allowed() -> None:
+def test_json_depth_limit_is_exact() -> None:
     assert decode_strict_json(b"[" * DEPTH_LIMIT + b"]" * DEPTH_LIMIT)
     with pytest.raises(InvalidInput):
         decode_strict_json(b"[" * (DEPTH_LIMIT + 1) + b"]" * (DEPTH_LIMIT + 1))
 
 
-def test_a_document_of_many_oddities_names_a_bounded_number() -> None:
+def test_json_error_count_is_bounded() -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_strict_json(b"[" + b",".join([b"NaN"] * 10_000) + b"]")
     assert len(caught.value.errors) == 100

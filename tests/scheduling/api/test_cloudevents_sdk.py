@@ -36,7 +36,7 @@ def post(api: Client, encoded: tuple[Mapping[str, str], bytes]) -> requests.Resp
 
 
 @pytest.mark.parametrize("encode", [to_structured, to_binary, batch])
-def test_post_of_an_event_in_each_encoding_stores_it(api: Client, encode: Encode) -> None:
+def test_sdk_event_in_each_encoding_is_stored(api: Client, encode: Encode) -> None:
     sent = event()
     answer = post(api, encode(sent))
     assert (answer.status_code, answer.json()["accepted"]) == (202, 1), answer.text
@@ -45,17 +45,17 @@ def test_post_of_an_event_in_each_encoding_stores_it(api: Client, encode: Encode
     assert (stored.user_id, stored.chat_id, stored.data) == ("ann", "c1", DATA)
 
 
-def test_to_binary_by_default_names_no_content_type() -> None:
+def test_sdk_binary_default_has_no_content_type() -> None:
     """The case that the test above is about; the day the SDK names one, it is covered no more."""
     assert "content-type" not in {name.lower() for name in to_binary(event())[0]}
 
 
-def test_post_of_a_batch_stores_every_event(api: Client) -> None:
+def test_sdk_batch_stores_every_event(api: Client) -> None:
     assert post(api, batch(event(), event(subject="bob"))).json()["accepted"] == 2
     assert set(Event.objects.values_list("user_id", flat=True)) == {"ann", "bob"}
 
 
-def test_post_in_binary_mode_without_content_type_refuses_what_is_no_json(api: Client) -> None:
+def test_sdk_binary_body_not_json_is_refused(api: Client) -> None:
     headers, _ = to_binary(event())
     assert post(api, (headers, b"<x/>")).status_code == 400
     assert not Event.objects.exists()

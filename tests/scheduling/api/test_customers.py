@@ -21,20 +21,20 @@ ANN = {
 }
 
 
-def test_a_customer_is_made_and_told_back(api: Client) -> None:
+def test_put_customer_creates_and_returns_it(api: Client) -> None:
     made = api("PUT", "/customers/ann", ANN)
     assert made.status_code == 200
     assert made.json() == ANN | {"user_id": "ann", "opted_out_at": None, "last_active_at": None}
     assert api.get("/customers/ann").json() == made.json()
 
 
-def test_what_is_not_named_stays(api: Client) -> None:
+def test_put_customer_keeps_unnamed_fields(api: Client) -> None:
     api("PUT", "/customers/ann", ANN)
     changed = api("PUT", "/customers/ann", {"level": "normal"}).json()
     assert (changed["level"], changed["name"], changed["addresses"]) == ("normal", ANN["name"], ANN["addresses"])
 
 
-def test_opting_out_says_when_and_can_be_taken_back(api: Client) -> None:
+def test_opt_out_stores_time_and_can_be_reverted(api: Client) -> None:
     first = api("PUT", "/customers/ann", {"opted_out": True}).json()
     assert first["opted_out_at"]
     assert api("PUT", "/customers/ann", {"opted_out": True}).json()["opted_out_at"] == first["opted_out_at"]
@@ -42,7 +42,7 @@ def test_opting_out_says_when_and_can_be_taken_back(api: Client) -> None:
 
 
 @pytest.mark.parametrize("user_id", ["a/b", "用户", "a b", "%2F", "?", "a.b@c", "//x"])
-def test_every_user_id_has_an_address(api: Client, user_id: str) -> None:
+def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> None:
     from urllib.parse import quote
 
     path = f"/customers/{quote(user_id, safe='')}"
@@ -73,7 +73,7 @@ def test_every_user_id_has_an_address(api: Client, user_id: str) -> None:
         ({"addresses": {f"k{number}": "x" for number in range(21)}}, "addresses"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(api: Client, body: dict[str, Any], field: str) -> None:
+def test_put_customer_errors_name_the_field(api: Client, body: dict[str, Any], field: str) -> None:
     answer = api("PUT", "/customers/ann", body)
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
     assert not Customer.objects.exists()
@@ -82,22 +82,22 @@ def test_what_cannot_be_meant_is_refused_by_name(api: Client, body: dict[str, An
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"name": NaN}', b'{"name": "\\ud800"}', b"[]", b'{"name":"a","name":"b"}']
 )
-def test_a_body_that_is_no_customer(api: Client, body: bytes) -> None:
+def test_put_customer_malformed_body_is_refused(api: Client, body: bytes) -> None:
     answer = api("PUT", "/customers/ann", data=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422)
     assert not Customer.objects.exists()
 
 
-def test_a_user_id_that_is_too_long(api: Client) -> None:
+def test_put_customer_long_user_id_is_refused(api: Client) -> None:
     answer = api("PUT", f"/customers/{'x' * 201}", {})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "user_id")
 
 
-def test_nobody(api: Client) -> None:
+def test_get_unknown_customer_is_not_found(api: Client) -> None:
     assert api.get("/customers/nobody").status_code == 404
 
 
-def test_two_who_tell_different_things_at_once_are_both_heard(api: Client) -> None:
+def test_concurrent_puts_are_merged(api: Client) -> None:
     facts = [{"level": "vip"}, {"name": "Ann"}, {"locale": "en"}, {"timezone": "UTC"}]
     answers = at_once(4, lambda number: api("PUT", "/customers/ann", facts[number]))
     assert [answer.status_code for answer in answers] == [200] * 4

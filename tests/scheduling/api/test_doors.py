@@ -15,7 +15,7 @@ from config.environment import environment
 from scheduling.api.auth import CACHED_UNKNOWN_KEYS, ApiKeyCache, RateLimits
 from scheduling.models import ApiKey, Event, Scope
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, eventually, told
+from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, cloud_event, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,7 +40,7 @@ SCOPED = [
 ]
 
 
-def test_a_key_without_the_scope_is_told_which_it_lacks(key_for: Callable[..., Client]) -> None:
+def test_key_without_scope_is_refused_with_the_scope(key_for: Callable[..., Client]) -> None:
     for lacking in sorted({scope for _, _, scope in SCOPED}):
         others = key_for(*(other for other in Scope.values if other != lacking))
         for method, path in [(method, path) for method, path, scope in SCOPED if scope == lacking]:
@@ -51,7 +51,7 @@ def test_a_key_without_the_scope_is_told_which_it_lacks(key_for: Callable[..., C
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"])
-def test_without_a_key_nobody_gets_in(server: str, house: None, header: str | None) -> None:
+def test_request_without_key_is_unauthorized(server: str, configuration_row: None, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     for method, path, _ in SCOPED:
         answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=PATIENCE)
@@ -60,24 +60,26 @@ def test_without_a_key_nobody_gets_in(server: str, house: None, header: str | No
         assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_a_revoked_key_is_refused(key_for: Callable[..., Client]) -> None:
+def test_revoked_key_is_refused(key_for: Callable[..., Client]) -> None:
     shop = key_for("events")
     ApiKey.objects.update(revoked_at=datetime.now(UTC))
-    assert shop.event(told()).status_code == 401
+    assert shop.event(cloud_event()).status_code == 401
 
 
-def test_an_expired_key_is_refused(key_for: Callable[..., Client]) -> None:
-    assert key_for("events", expires_at=datetime.now(UTC) - timedelta(seconds=1)).event(told()).status_code == 401
+def test_expired_key_is_refused(key_for: Callable[..., Client]) -> None:
+    assert (
+        key_for("events", expires_at=datetime.now(UTC) - timedelta(seconds=1)).event(cloud_event()).status_code == 401
+    )
 
 
-def test_a_new_key_works_at_once(key_for: Callable[..., Client]) -> None:
-    assert key_for("events").event(told()).status_code == 202
+def test_new_key_works_at_once(key_for: Callable[..., Client]) -> None:
+    assert key_for("events").event(cloud_event()).status_code == 202
 
 
 # --- remembering keys ------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_remembered_for_a_few_seconds(django_assert_num_queries: Any) -> None:
+def test_key_cache_answers_without_query(django_assert_num_queries: Any) -> None:
     key, ring = create_api_key("shop", ["events"]), ApiKeyCache()
     assert ring.get_cached(key) == (False, None)
     found = ring.load_key(key)
@@ -85,7 +87,7 @@ def test_a_key_is_remembered_for_a_few_seconds(django_assert_num_queries: Any) -
         assert ring.get_cached(key) == (True, found)
 
 
-def test_a_remembered_key_that_expires_is_refused() -> None:
+def test_cached_key_is_refused_after_expiry() -> None:
     soon = datetime.now(UTC) + timedelta(minutes=1)
     key, ring = create_api_key("shop", ["events"], expires_at=soon), ApiKeyCache()
     assert ring.load_key(key)
@@ -93,7 +95,7 @@ def test_a_remembered_key_that_expires_is_refused() -> None:
         assert ring.get_cached(key)[1] is None
 
 
-def test_strangers_are_remembered_but_not_without_end() -> None:
+def test_unknown_keys_are_cached_up_to_a_limit() -> None:
     ring = ApiKeyCache()
     assert ring.load_key("at_nobody") is None
     assert ring.get_cached("at_nobody") == (True, None)
@@ -106,9 +108,9 @@ def test_strangers_are_remembered_but_not_without_end() -> None:
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_too_often_is_told_when_to_come_back(key_for: Callable[..., Client], valkey: Any) -> None:
+def test_rate_limit_returns_retry_after(key_for: Callable[..., Client], valkey: Any) -> None:
     eager = key_for("events", rate_per_minute=5)
-    answers = at_once(20, lambda number: eager.event(told(f"e{number}")))
+    answers = at_once(20, lambda number: eager.event(cloud_event(f"e{number}")))
 
     refused = [answer for answer in answers if answer.status_code == 429]
     # A minute that ends meanwhile opens a new one.
@@ -118,24 +120,25 @@ def test_who_asks_too_often_is_told_when_to_come_back(key_for: Callable[..., Cli
     assert Event.objects.count() == 20 - len(refused)
 
 
-def test_one_flood_does_not_refuse_another_key(key_for: Callable[..., Client], valkey: Any) -> None:
+def test_rate_limit_of_one_key_spares_others(key_for: Callable[..., Client], valkey: Any) -> None:
     flood, calm = key_for("events", rate_per_minute=1), key_for("events", "touches")
     spent = (
-        flood.get("/touches").status_code == 403 and flood.event(told("flood")).status_code == 429 for _ in range(50)
+        flood.get("/touches").status_code == 403 and flood.event(cloud_event("flood")).status_code == 429
+        for _ in range(50)
     )
     assert any(spent)
-    assert calm.event(told("calm")).status_code == 202
+    assert calm.event(cloud_event("calm")).status_code == 202
 
 
-def test_a_batch_counts_its_events_too(key_for: Callable[..., Client], valkey: Any) -> None:
+def test_rate_limit_counts_events_of_a_batch(key_for: Callable[..., Client], valkey: Any) -> None:
     shop = key_for("events", rate_per_minute=100)
-    batches = [[told(f"{batch}-{number}") for number in range(500)] for batch in range(25)]
+    batches = [[cloud_event(f"{batch}-{number}") for number in range(500)] for batch in range(25)]
     statuses = [shop.event(*batch).status_code for batch in batches]
     assert 429 in statuses
     assert statuses.count(202) in range(10, 21)
 
 
-def test_processes_share_the_budget_of_a_minute(quiet_minute: Any) -> None:
+def test_rate_budget_is_shared_by_processes(quiet_minute: Any) -> None:
     one, other = (RateLimits(environment().redis).budget(7, "requests") for _ in range(2))
     taken = 0
     for budget in (one, other) * 200:
@@ -146,7 +149,7 @@ def test_processes_share_the_budget_of_a_minute(quiet_minute: Any) -> None:
     assert taken == 100
 
 
-def test_a_slice_is_leased_so_that_not_every_request_asks(quiet_minute: Any) -> None:
+def test_rate_budget_is_leased_in_slices(quiet_minute: Any) -> None:
     rates = RateLimits(environment().redis)
     budget = rates.budget(8, "requests")
     assert budget.lease_and_consume(1, 60_000) == 0
@@ -154,7 +157,7 @@ def test_a_slice_is_leased_so_that_not_every_request_asks(quiet_minute: Any) -> 
     assert budget.consume(1) is None
 
 
-def test_without_redis_everybody_is_let_in_and_it_is_not_asked_again_at_once() -> None:
+def test_rate_limit_without_redis_admits_requests() -> None:
     rates = RateLimits(NOWHERE)
     budget = rates.budget(9, "requests")
     assert budget.consume(1) is None
@@ -173,15 +176,17 @@ def quiet_minute(valkey: Any) -> Any:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_a_key_that_works(server: str, house: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_api_key_prints_a_working_key(
+    server: str, configuration_row: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     call_command("create_api_key", "shop", "--scope", "events", "--scope", "touches")
     key = capsys.readouterr().out.strip()
-    assert Client(server, key).event(told()).status_code == 202
+    assert Client(server, key).event(cloud_event()).status_code == 202
     assert ApiKey.objects.get().scopes == ["events", "touches"]
     assert key not in str(ApiKey.objects.values())
 
 
-def test_the_command_refuses_a_name_that_is_taken() -> None:
+def test_create_api_key_refuses_a_taken_name() -> None:
     create_api_key("shop", ["events"])
     with pytest.raises(CommandError, match="name"):
         call_command("create_api_key", "shop", "--scope", "events")

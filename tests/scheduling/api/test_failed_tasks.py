@@ -18,11 +18,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def fail(house: None, matrix: Any, happen: Callable[..., Any]) -> Callable[..., FailedTask]:
+def fail(configuration_row: None, matrix: Any, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
     matrix.node(delay=timedelta(hours=1))
 
     def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
-        (task_id,) = happen(**changes).task_ids
+        (task_id,) = record_event(**changes).task_ids
         Touch.objects.filter(pk=task_id).update(state=state, reason=reason)
         dead_letters.record_failed_touches([task_id])
         return FailedTask.objects.get(task_id=task_id)
@@ -30,7 +30,7 @@ def fail(house: None, matrix: Any, happen: Callable[..., Any]) -> Callable[..., 
     return fail
 
 
-def test_a_failed_task_is_listed_with_what_it_was(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_failed_task_list_shows_original(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
     (item,) = api.get("/failed-tasks").json()["items"]
     assert (item["id"], item["task_id"], item["state"]) == (str(row.pk), str(row.task_id), "open")
@@ -39,7 +39,7 @@ def test_a_failed_task_is_listed_with_what_it_was(api: Client, fail: Callable[..
     assert item["delivery_key"] == str(row.task_id)
 
 
-def test_failed_tasks_are_found_by_what_they_are(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_failed_task_filters_narrow_the_list(api: Client, fail: Callable[..., FailedTask]) -> None:
     first, second = fail(), fail("unknown", "timeout", user="bob")
     FailedTask.objects.filter(pk=second.pk).update(state="ignored", channel="hook", origin="message")
 
@@ -52,7 +52,7 @@ def test_failed_tasks_are_found_by_what_they_are(api: Client, fail: Callable[...
     assert api.get("/failed-tasks", state="lost").status_code == 422
 
 
-def test_pages_of_failed_tasks_follow_each_other(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_failed_task_pages_follow_the_cursor(api: Client, fail: Callable[..., FailedTask]) -> None:
     rows = [fail(user=f"u{number}") for number in range(3)]
     first = api.get("/failed-tasks", limit=2).json()
     second = api.get("/failed-tasks", limit=2, cursor=first["next"]).json()
@@ -61,7 +61,7 @@ def test_pages_of_failed_tasks_follow_each_other(api: Client, fail: Callable[...
     assert second["next"] is None
 
 
-def test_a_retry_keeps_the_delivery_key_and_says_who_and_why(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_retry_keeps_delivery_key_and_stores_actor(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
     told = api("POST", f"/failed-tasks/{row.pk}/retry", {"reason": "receiver is back"}).json()
     again = Touch.objects.get(pk=told["retried_as"])
@@ -69,7 +69,7 @@ def test_a_retry_keeps_the_delivery_key_and_says_who_and_why(api: Client, fail: 
     assert (again.retry_of, again.root_id) == (row.task_id, row.task_id)
 
 
-def test_sending_again_as_new_must_be_confirmed(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_resend_as_new_needs_confirmation(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
     refused = api("POST", f"/failed-tasks/{row.pk}/retry", {"as_new": True})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "confirm")
@@ -77,30 +77,30 @@ def test_sending_again_as_new_must_be_confirmed(api: Client, fail: Callable[...,
     assert str(Touch.objects.get(pk=told["retried_as"]).root_id) == told["retried_as"]
 
 
-def test_of_many_who_retry_at_once_one_publishes(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_concurrent_retries_publish_once(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
     answers = at_once(10, lambda _: api("POST", f"/failed-tasks/{row.pk}/retry", {}))
     assert sorted(answer.status_code for answer in answers) == [200] + [409] * 9
     assert Touch.objects.count() == 2
 
 
-def test_an_unknown_outcome_is_resolved(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_unknown_outcome_is_resolved_once(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail("unknown", "timeout")
     told = api("POST", f"/failed-tasks/{row.pk}/resolve", {"delivered": True, "reason": "seen"}).json()
     assert told["state"] == "resolved_delivered"
     assert api("POST", f"/failed-tasks/{row.pk}/resolve", {"delivered": True}).status_code == 409
 
 
-def test_what_certainly_failed_has_nothing_to_resolve(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_failed_outcome_cannot_be_resolved(api: Client, fail: Callable[..., FailedTask]) -> None:
     assert api("POST", f"/failed-tasks/{fail().pk}/resolve", {"delivered": False}).status_code == 409
 
 
-def test_resolving_needs_an_answer(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_resolve_needs_delivered_field(api: Client, fail: Callable[..., FailedTask]) -> None:
     answer = api("POST", f"/failed-tasks/{fail('unknown').pk}/resolve", {})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "delivered")
 
 
-def test_ignoring_and_archiving(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_ignored_task_is_archived_and_not_retried(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
     assert api("POST", f"/failed-tasks/{row.pk}/ignore", {}).json()["state"] == "ignored"
     assert api("POST", f"/failed-tasks/{row.pk}/archive", {"reason": "old"}).json()["state"] == "archived"
@@ -108,7 +108,7 @@ def test_ignoring_and_archiving(api: Client, fail: Callable[..., FailedTask]) ->
 
 
 @pytest.mark.parametrize("action", ["retry", "resolve", "ignore", "archive"])
-def test_a_failed_task_that_is_not_there(api: Client, action: str) -> None:
+def test_action_on_missing_failed_task_is_not_found(api: Client, action: str) -> None:
     body = {"delivered": True} if action == "resolve" else {}
     failed_id = new_id()
     answer = api("POST", f"/failed-tasks/{failed_id}/{action}", body)
@@ -119,7 +119,7 @@ def test_a_failed_task_that_is_not_there(api: Client, action: str) -> None:
 # --- all that match -----------------------------------------------------------------------------------------------
 
 
-def test_all_that_match_are_left_to_workers_and_can_be_followed(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[..., FailedTask]) -> None:
     rows = [fail(user=f"u{number}") for number in range(3)]
     other = fail(reason="http_400", user="other")
     wish = {"action": "retry", "filter": {"reason": "http_500"}, "reason": "it is back", "per_second": 0.5}
@@ -150,7 +150,7 @@ def test_all_that_match_are_left_to_workers_and_can_be_followed(api: Client, fai
         ({"per_second": 1000}, "per_second"),
     ],
 )
-def test_a_bulk_action_that_cannot_be_meant_is_refused_by_the_field(
+def test_bulk_action_errors_name_the_field(
     api: Client, fail: Callable[..., FailedTask], change: dict[str, Any], field: str
 ) -> None:
     fail()
@@ -160,7 +160,7 @@ def test_a_bulk_action_that_cannot_be_meant_is_refused_by_the_field(
     assert not BulkAction.objects.exists()
 
 
-def test_a_bulk_action_that_is_not_there_or_not_about_failed_tasks_is_not_found(house: None, api: Client) -> None:
+def test_bulk_action_missing_or_of_touches_is_not_found(configuration_row: None, api: Client) -> None:
     row = BulkAction.objects.create(action="call_off", actor_name="ann", per_second=1)
     for key in (new_id(), row.pk):
         assert api.get(f"/bulk-actions/{key}").status_code == 404
@@ -169,7 +169,7 @@ def test_a_bulk_action_that_is_not_there_or_not_about_failed_tasks_is_not_found(
     assert row.state == "running"
 
 
-def test_a_search_narrows_the_list_and_the_bulk_action(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_search_narrows_list_and_bulk_action(api: Client, fail: Callable[..., FailedTask]) -> None:
     row, other = fail(event_id="order-7"), fail(user="bob")
     FailedTask.objects.filter(pk=other.pk).update(detail="no such number")
 

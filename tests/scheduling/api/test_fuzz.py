@@ -20,7 +20,7 @@ OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
-def test_nothing_that_is_sent_makes_the_server_fail(api: Client, operation: Any) -> None:
+def test_generated_requests_cause_no_server_error(api: Client, operation: Any) -> None:
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:

@@ -37,15 +37,15 @@ class Book:
 
 
 @pytest.fixture
-def book() -> Book:
+def recorded_transactions() -> Book:
     return Book()
 
 
 @pytest.fixture
-def group_commit(book: Book, db: None) -> Iterator[GroupCommit]:
-    group_commit = GroupCommit(book.record, waiting_limit=1000)
+def group_commit(recorded_transactions: Book, db: None) -> Iterator[GroupCommit]:
+    group_commit = GroupCommit(recorded_transactions.record, waiting_limit=1000)
     yield group_commit
-    book.may_commit.set()
+    recorded_transactions.may_commit.set()
     group_commit.close()
 
 
@@ -61,77 +61,77 @@ def run(story: Callable[[], Any]) -> Any:
     return asyncio.run(bounded())
 
 
-async def meanwhile(book: Book, group_commit: GroupCommit, ids: Sequence[str]) -> list[Any]:
+async def submit_during_commit(recorded_transactions: Book, group_commit: GroupCommit, ids: Sequence[str]) -> list[Any]:
     """Hand these in while the writer is busy with another; returns what each was answered."""
-    book.may_commit.clear()
+    recorded_transactions.may_commit.clear()
     first = group_commit.submit(events("first"))
-    await asyncio.to_thread(book.entered.wait, PATIENCE)
+    await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
     handed_in = [group_commit.submit(events(id)) for id in ids]
-    book.may_commit.set()
+    recorded_transactions.may_commit.set()
     await first
     return await asyncio.gather(*handed_in, return_exceptions=True)
 
 
-def test_what_comes_during_a_commit_is_committed_together(book: Book, group_commit: GroupCommit) -> None:
+def test_events_during_a_commit_are_grouped(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     ids = [f"e{number}" for number in range(40)]
-    answers = run(lambda: meanwhile(book, group_commit, ids))
-    assert book.transactions == [["first"], ids]
+    answers = run(lambda: submit_during_commit(recorded_transactions, group_commit, ids))
+    assert recorded_transactions.transactions == [["first"], ids]
     assert all(len(answer) == 1 for answer in answers)
 
 
-def test_a_lone_event_waits_for_nobody(book: Book, group_commit: GroupCommit) -> None:
+def test_single_event_is_committed_alone(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> None:
         assert len(await group_commit.submit(events("e1"))) == 1
 
     run(story)
-    assert book.transactions == [["e1"]]
+    assert recorded_transactions.transactions == [["e1"]]
 
 
-def test_no_transaction_has_more_than_five_hundred(book: Book, group_commit: GroupCommit) -> None:
-    run(lambda: meanwhile(book, group_commit, [f"e{number}" for number in range(700)]))
-    assert [len(each) for each in book.transactions] == [1, 500, 200]
+def test_group_has_at_most_500_events(recorded_transactions: Book, group_commit: GroupCommit) -> None:
+    run(lambda: submit_during_commit(recorded_transactions, group_commit, [f"e{number}" for number in range(700)]))
+    assert [len(each) for each in recorded_transactions.transactions] == [1, 500, 200]
 
 
-def test_a_request_is_never_torn_apart(book: Book, group_commit: GroupCommit) -> None:
+def test_group_never_splits_a_request(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> None:
-        book.may_commit.clear()
+        recorded_transactions.may_commit.clear()
         requests = [group_commit.submit(events(*(f"{at}-{n}" for n in range(300)))) for at in range(3)]
-        book.may_commit.set()
+        recorded_transactions.may_commit.set()
         assert [len(await request) for request in requests] == [300, 300, 300]
 
     run(story)
-    assert {len(each) for each in book.transactions} == {300}
+    assert {len(each) for each in recorded_transactions.transactions} == {300}
 
 
-def test_one_that_cannot_be_stored_fails_alone(book: Book, group_commit: GroupCommit) -> None:
+def test_group_with_bad_event_refuses_only_that(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     def fail(ids: list[str]) -> None:
         if "bad" in ids:
             raise InvalidInput.of("type", "no")
 
-    book.fail = fail
-    answers = run(lambda: meanwhile(book, group_commit, ["a", "b", "bad", "c", "d"]))
+    recorded_transactions.fail = fail
+    answers = run(lambda: submit_during_commit(recorded_transactions, group_commit, ["a", "b", "bad", "c", "d"]))
 
     assert [isinstance(answer, InvalidInput) for answer in answers] == [False, False, True, False, False]
-    assert sorted(id for each in book.transactions for id in each) == ["a", "b", "c", "d", "first"]
+    assert sorted(id for each in recorded_transactions.transactions for id in each) == ["a", "b", "c", "d", "first"]
 
 
-def test_a_lost_connection_is_tried_once_more(book: Book, group_commit: GroupCommit) -> None:
+def test_lost_connection_is_retried_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     lost = iter([OperationalError("gone")])
 
     def fail(ids: list[str]) -> None:
         if error := next(lost, None):
             raise error
 
-    book.fail = fail
+    recorded_transactions.fail = fail
 
     async def story() -> None:
         assert len(await group_commit.submit(events("e1"))) == 1
 
     run(story)
-    assert book.transactions == [["e1"]]
+    assert recorded_transactions.transactions == [["e1"]]
 
 
-def test_without_a_database_everybody_who_waits_is_told_at_once(book: Book, group_commit: GroupCommit) -> None:
+def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     tried: list[list[str]] = []
 
     def fail(ids: list[str]) -> None:
@@ -139,47 +139,47 @@ def test_without_a_database_everybody_who_waits_is_told_at_once(book: Book, grou
         raise OperationalError("gone")
 
     async def story() -> None:
-        book.may_commit.clear()
+        recorded_transactions.may_commit.clear()
         handed_in = [group_commit.submit(events(f"e{number}")) for number in range(20)]
-        await asyncio.to_thread(book.entered.wait, PATIENCE)
-        book.fail = fail
-        book.may_commit.set()
+        await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
+        recorded_transactions.fail = fail
+        recorded_transactions.may_commit.set()
         answers = await asyncio.gather(*handed_in, return_exceptions=True)
         assert all(isinstance(answer, DatabaseUnavailable) for answer in answers)
         assert len(tried) == 2  # the first group twice, the rest never
 
     run(story)
-    assert book.transactions == []
+    assert recorded_transactions.transactions == []
 
 
-def test_more_than_can_be_stored_soon_is_refused_at_once(book: Book, group_commit: GroupCommit) -> None:
+def test_overload_is_refused_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> None:
-        book.may_commit.clear()
+        recorded_transactions.may_commit.clear()
         waiting = [group_commit.submit(events("first"))]
-        await asyncio.to_thread(book.entered.wait, PATIENCE)
+        await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
         waiting += [group_commit.submit(events(*(str(number) for number in range(500)))) for _ in range(2)]
         with pytest.raises(IngestOverloaded):
             group_commit.submit(events("one too many"))
-        book.may_commit.set()
+        recorded_transactions.may_commit.set()
         await asyncio.gather(*waiting)
         assert len(await group_commit.submit(events("after"))) == 1
 
     run(story)
 
 
-def test_who_stops_waiting_takes_nothing_back_and_disturbs_nobody(book: Book, group_commit: GroupCommit) -> None:
+def test_cancelled_waiter_does_not_affect_others(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> None:
-        book.may_commit.clear()
+        recorded_transactions.may_commit.clear()
         impatient, patient = group_commit.submit(events("e1")), group_commit.submit(events("e2"))
         asyncio.ensure_future(impatient).cancel()
-        book.may_commit.set()
+        recorded_transactions.may_commit.set()
         assert len(await patient) == 1
 
     run(story)
-    assert sorted(id for each in book.transactions for id in each) == ["e1", "e2"]
+    assert sorted(id for each in recorded_transactions.transactions for id in each) == ["e1", "e2"]
 
 
-def test_many_loops_are_served_by_one_writer(book: Book, group_commit: GroupCommit) -> None:
+def test_event_loops_share_one_writer(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> int:
         return len(await group_commit.submit(events("e1")))
 
@@ -188,10 +188,10 @@ def test_many_loops_are_served_by_one_writer(book: Book, group_commit: GroupComm
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert sum(len(each) for each in book.transactions) == 4
+    assert sum(len(each) for each in recorded_transactions.transactions) == 4
 
 
-def test_closing_stores_what_waits(book: Book, group_commit: GroupCommit) -> None:
+def test_close_stores_waiting_events(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     async def story() -> None:
         handed_in = [group_commit.submit(events(f"e{number}")) for number in range(5)]
         await asyncio.to_thread(group_commit.close)

@@ -14,7 +14,7 @@ import pytest
 from scheduling.models import Customer, Event
 from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
 from scheduling.planning.ingest import NewEvent, Receipt
-from tests.scheduling.api.serving import PATIENCE, Client, database_url, eventually, told
+from tests.scheduling.api.serving import PATIENCE, Client, cloud_event, database_url, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
 
@@ -22,7 +22,7 @@ HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 
 
 @pytest.fixture
-def ann_is_held(house: None, settings: Any) -> Iterator[psycopg.Connection]:
+def ann_is_held(configuration_row: None, settings: Any) -> Iterator[psycopg.Connection]:
     """Another transaction holds Ann's row until the test ends or rolls it back."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="ann")
@@ -32,10 +32,10 @@ def ann_is_held(house: None, settings: Any) -> Iterator[psycopg.Connection]:
         holder.rollback()
 
 
-def test_intake_with_one_locked_customer_answers_the_others(api: Client, ann_is_held: psycopg.Connection) -> None:
-    others = [told(f"o{number}", subject=f"user-{number}") for number in range(20)]
+def test_locked_customer_does_not_block_others(api: Client, ann_is_held: psycopg.Connection) -> None:
+    others = [cloud_event(f"o{number}", subject=f"user-{number}") for number in range(20)]
     with ThreadPoolExecutor(40) as pool:
-        locked = [pool.submit(api.event, told(f"a{number}")) for number in range(3)]
+        locked = [pool.submit(api.event, cloud_event(f"a{number}")) for number in range(3)]
         answers = list(pool.map(api.event, others))
         refused = [each.result() for each in locked]
 
@@ -48,18 +48,16 @@ def test_intake_with_one_locked_customer_answers_the_others(api: Client, ann_is_
 
     ann_is_held.rollback()
     for number in range(3):
-        eventually(lambda number=number: api.event(told(f"a{number}")).status_code == 202)
+        eventually(lambda number=number: api.event(cloud_event(f"a{number}")).status_code == 202)
     assert Event.objects.count() == 23
 
 
-def test_intake_of_a_batch_with_a_locked_customer_stores_none_of_it(
-    api: Client, ann_is_held: psycopg.Connection
-) -> None:
-    assert api.event(told("b1", subject="bob"), told("a1")).status_code == 503
+def test_batch_with_locked_customer_stores_nothing(api: Client, ann_is_held: psycopg.Connection) -> None:
+    assert api.event(cloud_event("b1", subject="bob"), cloud_event("a1")).status_code == 503
     assert not Event.objects.exists()
 
 
-def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
+def test_recently_locked_customer_waits_apart(
     ann_is_held: psycopg.Connection, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
@@ -92,7 +90,7 @@ def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
     assert all(len(users) == 1 for users, _ in waits)
 
 
-def test_intake_waits_for_a_customer_that_another_transaction_inserts(api: Client, house: None) -> None:
+def test_uncommitted_customer_blocks_only_itself(api: Client, configuration_row: None) -> None:
     """Its row cannot be seen, so the batch is halved."""
     with psycopg.connect(database_url()) as holder:
         holder.execute(
@@ -100,15 +98,15 @@ def test_intake_waits_for_a_customer_that_another_transaction_inserts(api: Clien
             " VALUES ('ann', '', '', '', '', '{}', false, now())"
         )
         with ThreadPoolExecutor(20) as pool:
-            locked = pool.submit(api.event, told("a1"))
-            answers = list(pool.map(api.event, [told(f"o{n}", subject=f"user-{n}") for n in range(10)]))
+            locked = pool.submit(api.event, cloud_event("a1"))
+            answers = list(pool.map(api.event, [cloud_event(f"o{n}", subject=f"user-{n}") for n in range(10)]))
             assert locked.result().status_code == 503
         assert [answer.status_code for answer in answers] == [202] * 10
         holder.rollback()
-    assert api.event(told("a1")).status_code == 202
+    assert api.event(cloud_event("a1")).status_code == 202
 
 
-def test_put_of_a_locked_customer_is_answered_with_503(api: Client, ann_is_held: psycopg.Connection) -> None:
+def test_put_of_locked_customer_returns_503(api: Client, ann_is_held: psycopg.Connection) -> None:
     answer = api("PUT", "/customers/ann", {"level": "vip"})
     assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
     assert int(answer.headers["Retry-After"]) >= 1

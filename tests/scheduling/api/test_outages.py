@@ -17,7 +17,7 @@ from django.test import RequestFactory
 from scheduling.api.auth import ApiKeyAuth, Principal, api_key_cache
 from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
-from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, eventually, told
+from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, cloud_event, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
 
@@ -28,7 +28,7 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '
 
 
 @pytest.fixture
-def apart() -> Iterator[ThreadPoolExecutor]:
+def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
@@ -45,11 +45,11 @@ def kill(pid: int) -> None:
         cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
-def test_a_transaction_that_is_killed_is_never_answered_with_202(api: Client, apart: ThreadPoolExecutor) -> None:
+def test_killed_transaction_is_answered_with_503(api: Client, executor: ThreadPoolExecutor) -> None:
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = apart.submit(api.event, told())
+        answer: Future[Any] = executor.submit(api.event, cloud_event())
         first = eventually(blocked_writers)[0]
         assert not answer.done()
         kill(first)
@@ -62,25 +62,25 @@ def test_a_transaction_that_is_killed_is_never_answered_with_202(api: Client, ap
     assert not Event.objects.exists()
 
 
-def test_a_connection_that_breaks_once_is_not_noticed(api: Client, apart: ThreadPoolExecutor) -> None:
+def test_connection_lost_once_is_retried(api: Client, executor: ThreadPoolExecutor) -> None:
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = apart.submit(api.event, told())
+        answer: Future[Any] = executor.submit(api.event, cloud_event())
         kill(eventually(blocked_writers)[0])
     assert answer.result().status_code == 202
     assert Event.objects.count() == 1
 
 
-def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, key: str) -> None:
-    shop = Client(gated, key)
-    assert shop.event(told("before")).status_code == 202
+def test_database_outage_is_answered_with_503_soon(server_behind_gate: str, gate: Gate, key: str) -> None:
+    shop = Client(server_behind_gate, key)
+    assert shop.event(cloud_event("before")).status_code == 202
 
     gate.shut()
-    calls = [("POST", "/events", told("during")), ("GET", "/touches", None), ("PUT", "/customers/ann", {})]
+    calls = [("POST", "/events", cloud_event("during")), ("GET", "/touches", None), ("PUT", "/customers/ann", {})]
     answers = [shop(*call) for call in calls]
-    ready = requests.get(f"{gated}/health/ready", timeout=PATIENCE)
-    live = requests.get(f"{gated}/health/live", timeout=PATIENCE)
+    ready = requests.get(f"{server_behind_gate}/health/ready", timeout=PATIENCE)
+    live = requests.get(f"{server_behind_gate}/health/live", timeout=PATIENCE)
 
     # Nobody waited for the database: of an event it would have been said after ten seconds that it is slow.
     assert all("cannot be reached" in answer.json()["detail"] for answer in answers)
@@ -92,11 +92,11 @@ def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, k
     assert live.status_code == 200
 
     gate.open()
-    assert shop.event(told("after")).status_code == 202
+    assert shop.event(cloud_event("after")).status_code == 202
     assert sorted(Event.objects.values_list("event_id", flat=True)) == ["after", "before"]
 
 
-def test_a_list_that_takes_too_long_is_given_up_and_says_so(api: Client) -> None:
+def test_slow_list_is_cancelled_with_503(api: Client) -> None:
     """Who asks for what is not there, among tens of millions, would hold a thread for minutes at each poll."""
     paths = ["/touches", "/failed-tasks", "/rpa/jobs", "/rpa/shops"]
     with transaction.atomic(), connection.cursor() as cursor:
@@ -110,7 +110,7 @@ def test_a_list_that_takes_too_long_is_given_up_and_says_so(api: Client) -> None
     assert [api.get(path).status_code for path in paths] == [200] * len(paths)
 
 
-def test_who_comes_in_does_not_wait_for_those_who_read(house: None, key: str, valkey: Any) -> None:
+def test_intake_does_not_wait_for_readers(configuration_row: None, key: str, valkey: Any) -> None:
     """Events need a thread for the key and for the rate, nothing else."""
     let_go = threading.Event()
 
@@ -129,12 +129,12 @@ def test_who_comes_in_does_not_wait_for_those_who_read(house: None, key: str, va
     assert asyncio.run(come_in()).name == "shop"
 
 
-def test_a_stranger_is_not_taken_for_one_while_nobody_can_tell(gated: str, gate: Gate, key: str) -> None:
+def test_key_check_during_outage_is_answered_with_503(server_behind_gate: str, gate: Gate, key: str) -> None:
     gate.shut()
-    assert Client(gated, key).event(told()).status_code == 503
+    assert Client(server_behind_gate, key).event(cloud_event()).status_code == 503
 
 
-def test_without_redis_a_node_is_ready_but_says_so(alone: str, house: None) -> None:
-    answer = requests.get(f"{alone}/health/ready", timeout=PATIENCE)
+def test_redis_outage_is_reported_as_degraded(server_without_redis: str, configuration_row: None) -> None:
+    answer = requests.get(f"{server_without_redis}/health/ready", timeout=PATIENCE)
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert [answer.json()[part]["status"] for part in ("database", "redis", "broker")] == ["ok", "down", "down"]

@@ -12,7 +12,7 @@ from django.test import Client as DjangoClient
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Event, Pause, Touch, Verdict
 from scheduling.operations import queries
-from tests.scheduling.api.serving import Client, told
+from tests.scheduling.api.serving import Client, cloud_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,27 +24,27 @@ SHAPE = {
 
 
 @pytest.fixture
-def touch(house: None, matrix: Any, happen: Callable[..., Any]) -> Touch:
+def touch(configuration_row: None, matrix: Any, record_event: Callable[..., Any]) -> Touch:
     matrix.node(delay=timedelta(hours=1))
-    return Touch.objects.get(pk=happen(event_id="e1", chat_id="c1").task_ids[0])
+    return Touch.objects.get(pk=record_event(event_id="e1", chat_id="c1").task_ids[0])
 
 
-def test_a_touch_says_everything_about_itself(api: Client, touch: Touch) -> None:
+def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     Verdict.objects.create(
         touch=touch, at=at, decision="hold", rule="cap", rule_version=4, observed="3", limit="3", next_eligible_at=at
     )
     Attempt.objects.create(touch=touch, number=1, lease_no=1, started_at=at, outcome="transient", reason="timeout")
 
-    told = api.get(f"/touches/{touch.task_id}").json()
+    shown = api.get(f"/touches/{touch.task_id}").json()
 
-    assert told.keys() == SHAPE
-    assert told["event"] == {
+    assert shown.keys() == SHAPE
+    assert shown["event"] == {
         "source": "shop", "id": "e1", "type": "material.downloaded", "trace_id": touch.event_id.hex,
     }  # fmt: skip
-    assert (told["node"], told["user_id"], told["chat_id"], told["state"]) == ("guide", "ann", "c1", "scheduled")
-    assert told["delivery_key"] == told["task_id"] == str(touch.task_id)
-    assert told["verdicts"] == [
+    assert (shown["node"], shown["user_id"], shown["chat_id"], shown["state"]) == ("guide", "ann", "c1", "scheduled")
+    assert shown["delivery_key"] == shown["task_id"] == str(touch.task_id)
+    assert shown["verdicts"] == [
         {
             "at": "2026-03-01T00:00:00Z",
             "decision": "hold",
@@ -55,10 +55,10 @@ def test_a_touch_says_everything_about_itself(api: Client, touch: Touch) -> None
             "next_eligible_at": "2026-03-01T00:00:00Z",
         }
     ]
-    assert told["attempts"][0] | {"reason": "timeout", "outcome": "transient", "number": 1} == told["attempts"][0]
+    assert shown["attempts"][0] | {"reason": "timeout", "outcome": "transient", "number": 1} == shown["attempts"][0]
 
 
-def test_of_thousands_of_verdicts_the_latest_are_told(api: Client, touch: Touch) -> None:
+def test_touch_shows_latest_50_verdicts(api: Client, touch: Touch) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     Verdict.objects.bulk_create(
         Verdict(touch=touch, at=at, decision="hold", rule="target_down", observed=str(number)) for number in range(60)
@@ -68,25 +68,23 @@ def test_of_thousands_of_verdicts_the_latest_are_told(api: Client, touch: Touch)
 
 
 @pytest.mark.parametrize("path", ["/touches/{}", "/touches/{}/cancel"])
-def test_a_touch_that_is_not_there(api: Client, path: str) -> None:
+def test_missing_touch_is_not_found(api: Client, path: str) -> None:
     answer = api("POST" if "cancel" in path else "GET", path.format(new_id()))
     assert answer.status_code == 404
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_an_id_that_is_none_is_named(api: Client) -> None:
+def test_invalid_touch_id_is_refused(api: Client) -> None:
     answer = api.get("/touches/seven")
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "task_id")
 
 
-def test_a_list_goes_on_where_it_stopped_while_new_ones_come(
-    api: Client, matrix: Any, happen: Callable[..., Any]
-) -> None:
+def test_touch_cursor_is_stable_when_rows_are_added(api: Client, matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node()
-    made = [str(happen(user=f"u{number}").task_ids[0]) for number in range(7)]
+    made = [str(record_event(user=f"u{number}").task_ids[0]) for number in range(7)]
 
     first = api.get("/touches", limit=3).json()
-    happen(user="newcomer")
+    record_event(user="newcomer")
     second = api.get("/touches", limit=3, cursor=first["next"]).json()
     last = api.get("/touches", limit=3, cursor=second["next"]).json()
 
@@ -96,14 +94,14 @@ def test_a_list_goes_on_where_it_stopped_while_new_ones_come(
     assert last["next"] is None
 
 
-def test_list_touches_of_a_rare_node_answers_and_its_cursor_moves_on(
-    touch: Touch, key: str, matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_touch_list_of_a_rare_node_advances_the_cursor(
+    touch: Touch, key: str, matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process: the bound is a constant."""
     monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 2)
     matrix.node("often", trigger="order.paid")
     for number in range(4):
-        happen("order.paid", user=f"u{number}")
+        record_event("order.paid", user=f"u{number}")
 
     pages, cursor = [], ""
     while cursor is not None:
@@ -115,15 +113,15 @@ def test_list_touches_of_a_rare_node_answers_and_its_cursor_moves_on(
     assert pages == [[], [], [str(touch.task_id)]]
 
 
-def test_a_full_last_page_has_no_next(api: Client, touch: Touch) -> None:
+def test_full_last_page_has_no_cursor(api: Client, touch: Touch) -> None:
     assert api.get("/touches", limit=1).json()["next"] is None
 
 
-def test_touches_are_found_by_user_event_node_and_state(api: Client, matrix: Any, happen: Callable[..., Any]) -> None:
+def test_touch_filters_narrow_the_list(api: Client, matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node("guide")
     matrix.node("paid", trigger="order.paid")
-    guide = happen(user="ann", event_id="e1", source="shop").task_ids[0]
-    paid = happen("order.paid", user="bob", event_id="e1", source="app").task_ids[0]
+    guide = record_event(user="ann", event_id="e1", source="shop").task_ids[0]
+    paid = record_event("order.paid", user="bob", event_id="e1", source="app").task_ids[0]
     Touch.objects.filter(pk=paid).update(state="cancelled", lease_until=None)
 
     def found(**filters: Any) -> set[str]:
@@ -151,31 +149,31 @@ def test_touches_are_found_by_user_event_node_and_state(api: Client, matrix: Any
         ({"node": "n" * 300}, "node"),
     ],
 )
-def test_a_question_that_cannot_be_meant(api: Client, query: dict[str, Any], field: str) -> None:
+def test_touch_query_errors_name_the_field(api: Client, query: dict[str, Any], field: str) -> None:
     answer = api.get("/touches", **query)
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
 
 
-def test_a_touch_is_called_off_once(api: Client, touch: Touch) -> None:
+def test_touch_is_cancelled_once(api: Client, touch: Touch) -> None:
     answer = api("POST", f"/touches/{touch.task_id}/cancel")
     assert (answer.status_code, answer.json()["state"], answer.json()["reason"]) == (200, "cancelled", "by:api:shop")
     assert api("POST", f"/touches/{touch.task_id}/cancel").status_code == 409
 
 
-def test_a_touch_that_was_published_again_names_the_other(api: Client, touch: Touch) -> None:
+def test_retried_touch_names_its_successor(api: Client, touch: Touch) -> None:
     again = Touch.objects.get(pk=touch.pk)
     again.pk = new_id()
     again.retry_of = touch.pk
     again.save(force_insert=True)
 
     assert api.get(f"/touches/{touch.pk}").json()["retried_as"] == str(again.pk)
-    told = api.get(f"/touches/{again.pk}").json()
-    assert (told["retry_of"], told["delivery_key"]) == (str(touch.pk), str(touch.pk))
+    shown = api.get(f"/touches/{again.pk}").json()
+    assert (shown["retry_of"], shown["delivery_key"]) == (str(touch.pk), str(touch.pk))
 
 
-def test_a_preview_says_what_would_be_sent_and_stores_nothing(api: Client, matrix: Any) -> None:
+def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: Any) -> None:
     matrix.node(delay=timedelta(minutes=15))
-    answer = api("POST", "/preview", told(time="2026-03-01T00:00:00Z"))
+    answer = api("POST", "/preview", cloud_event(time="2026-03-01T00:00:00Z"))
 
     (item,) = answer.json()["items"]
     assert answer.status_code == 200
@@ -187,20 +185,20 @@ def test_a_preview_says_what_would_be_sent_and_stores_nothing(api: Client, matri
     assert not Touch.objects.exists()
 
 
-def test_a_preview_says_why_not(api: Client, matrix: Any) -> None:
+def test_preview_shows_why_a_touch_is_deferred(api: Client, matrix: Any) -> None:
     matrix.node()
     Pause.objects.create(scope="node:guide")
-    (item,) = api("POST", "/preview", told()).json()["items"]
+    (item,) = api("POST", "/preview", cloud_event()).json()["items"]
     assert (item["verdict"]["decision"], item["verdict"]["rule"]) == ("hold", "paused")
 
 
-def test_a_preview_of_what_is_no_event(api: Client) -> None:
-    assert api("POST", "/preview", told(subject=...)).status_code == 422
+def test_preview_of_invalid_event_is_refused(api: Client) -> None:
+    assert api("POST", "/preview", cloud_event(subject=...)).status_code == 422
     batch = {"Content-Type": "application/cloudevents-batch+json"}
-    assert api("POST", "/preview", [told("e1"), told("e2")], headers=batch).status_code == 422
+    assert api("POST", "/preview", [cloud_event("e1"), cloud_event("e2")], headers=batch).status_code == 422
 
 
-def test_pausing_and_going_on(api: Client, matrix: Any) -> None:
+def test_pause_and_resume_a_scope(api: Client, matrix: Any) -> None:
     matrix.node()
     paused = api("POST", "/pause", {"scope": "node:guide", "reason": "wrong price"})
     assert (paused.status_code, paused.json()["scope"]) == (200, "node:guide")
@@ -212,7 +210,7 @@ def test_pausing_and_going_on(api: Client, matrix: Any) -> None:
 
 
 @pytest.mark.parametrize("scope", ["everything", "node:nowhere", "channel:", "", "node:\0", 7, None])
-def test_a_scope_that_is_none(api: Client, scope: Any) -> None:
+def test_pause_invalid_scope_is_refused(api: Client, scope: Any) -> None:
     answer = api("POST", "/pause", {"scope": scope})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "scope")
     assert not Pause.objects.exists()

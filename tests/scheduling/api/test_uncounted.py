@@ -22,7 +22,7 @@ GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]
 
 
 @pytest.fixture(autouse=True)
-def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def break_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be counted."""
 
     def fail(*_: Any) -> None:
@@ -37,7 +37,7 @@ def receipts(given: Sequence[NewEvent]) -> list[Receipt]:
     return [Receipt(new_id(), False) for _ in given]
 
 
-def test_an_event_that_is_stored_is_answered_with_202(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     async def free(*_: Any) -> None:
         pass
 
@@ -55,7 +55,7 @@ def test_an_event_that_is_stored_is_answered_with_202(monkeypatch: pytest.Monkey
     assert json.loads(answer.content)["accepted"] == 2
 
 
-def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
+def test_committed_group_is_not_repeated_when_metrics_fail(db: None) -> None:
     commits: list[int] = []
 
     def record(given: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
@@ -75,6 +75,6 @@ def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
     assert commits == [2]
 
 
-def test_neither_an_answer_nor_a_rescue_fails_for_its_count() -> None:
+def test_metric_failure_is_not_raised() -> None:
     request_metrics.observe_request("events", 202, 0.1)
     measures.count_lost_touches(1)

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as Unreachable
 
 from config.local.processes import select_port
 from scheduling.channels.http_client import close_shared_transport
-from tests.scheduling.channels.receivers import Cast
+from tests.scheduling.channels.receivers import MessageFactory
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,7 +41,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(autouse=True)
-def _house(settings: Settings) -> None:
+def _channel_settings(settings: Settings) -> None:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     settings.AFTERTOUCH_EMAIL_URL = ""
@@ -49,12 +49,12 @@ def _house(settings: Settings) -> None:
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return Cast()
+def message_factory() -> MessageFactory:
+    return MessageFactory()
 
 
 @pytest.fixture
-def soon() -> datetime:
+def deadline() -> datetime:
     return datetime.now(UTC) + timedelta(seconds=10)
 
 

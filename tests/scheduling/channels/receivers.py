@@ -19,7 +19,7 @@ from scheduling.channels.base import Message
 EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
 
 
-class Cast:
+class MessageFactory:
     """Alice downloaded a guide in the community c1."""
 
     task_id = UUID("11111111-1111-4111-8111-111111111111")

@@ -29,11 +29,11 @@ def broken(breaker: Breaker, now: float = 0.0, key: str = "a") -> None:
         (Delivered(), False),
     ],
 )
-def test_what_counts_as_dead(outcome: Outcome, dead: bool) -> None:
+def test_is_receiver_dead_by_outcome(outcome: Outcome, dead: bool) -> None:
     assert is_receiver_dead(outcome) is dead
 
 
-def test_four_failures_in_a_row_are_forgiven() -> None:
+def test_breaker_stays_closed_after_four_failures() -> None:
     breaker = Breaker()
     for _ in range(4):
         breaker.record("a", DEAD, 0.0)
@@ -46,7 +46,7 @@ def test_four_failures_in_a_row_are_forgiven() -> None:
     assert breaker.admit("a", 0.0) == 0
 
 
-def test_the_fifth_shuts_the_target_for_30_seconds_and_no_other() -> None:
+def test_breaker_opens_target_after_five_failures() -> None:
     breaker = Breaker()
     broken(breaker, now=100.0)
 
@@ -56,7 +56,7 @@ def test_the_fifth_shuts_the_target_for_30_seconds_and_no_other() -> None:
     assert breaker.resting_targets(110.0) == {"a": 20}
 
 
-def test_then_one_probe_is_let_through_and_its_fate_decides() -> None:
+def test_breaker_admits_one_probe_that_decides() -> None:
     breaker = Breaker()
     broken(breaker)
 
@@ -79,7 +79,7 @@ def failed_probe(breaker: Breaker, now: float) -> float:
     return breaker.admit("a", now)
 
 
-def test_each_probe_that_fails_doubles_the_rest_up_to_ten_minutes() -> None:
+def test_breaker_failed_probes_double_the_rest() -> None:
     """At 30 s for ever a touch that may wait for three days was judged 8,640 times."""
     breaker = Breaker()
     broken(breaker)
@@ -93,7 +93,7 @@ def test_each_probe_that_fails_doubles_the_rest_up_to_ten_minutes() -> None:
     assert sum(rests) / len(rests) > 590
 
 
-def test_a_sign_of_life_makes_rests_short_again() -> None:
+def test_breaker_response_resets_the_rest() -> None:
     breaker = Breaker()
     broken(breaker)
     assert failed_probe(breaker, 30.0) == 60
@@ -105,7 +105,7 @@ def test_a_sign_of_life_makes_rests_short_again() -> None:
     assert breaker.admit("a", 100.0) == 30
 
 
-def test_what_fails_together_is_one_sign() -> None:
+def test_breaker_counts_simultaneous_failures_once() -> None:
     breaker = Breaker()
     for _ in range(200):
         breaker.record("a", DEAD, 0.0)
@@ -114,7 +114,7 @@ def test_what_fails_together_is_one_sign() -> None:
 
 
 @pytest.mark.parametrize("probes", [0, 5])
-def test_a_probe_that_never_reports_costs_the_first_rest(probes: int) -> None:
+def test_breaker_lost_probe_costs_the_first_rest(probes: int) -> None:
     breaker = Breaker()
     broken(breaker)
     now = 30.0
@@ -126,7 +126,7 @@ def test_a_probe_that_never_reports_costs_the_first_rest(probes: int) -> None:
     assert breaker.admit("a", now + 30) == 0
 
 
-def test_memory_is_bounded() -> None:
+def test_breaker_memory_is_bounded() -> None:
     breaker = Breaker(remember=3)
     for key in "abcd":
         broken(breaker, key=key)

@@ -11,37 +11,37 @@ FAMILY = "👩‍👩‍👧"  # 18 bytes: three women and girls held together b
 FLAG = "🇨🇳"  # 8 bytes: two halves
 
 
-def test_a_text_that_fits_is_left_alone() -> None:
+def test_clip_text_that_fits_is_unchanged() -> None:
     assert clip_text("您好", 6) == "您好"
 
 
-def test_a_cut_is_marked_and_counted_in_bytes() -> None:
+def test_clip_text_marks_cut_and_counts_bytes() -> None:
     assert clip_text("您好您好", 9) == "您好…"
     assert clip_text("您好您好", 11) == "您好…"
 
 
-def test_a_family_is_not_torn_apart() -> None:
+def test_clip_text_keeps_emoji_sequences_whole() -> None:
     assert clip_text("a" + FAMILY + FAMILY, 1 + 18 + 17) == "a" + FAMILY + "…"
     assert clip_text("a" + FAMILY, 18) == "a…"
 
 
-def test_marks_skin_tones_and_flags_stay_with_what_they_belong_to() -> None:
+def test_clip_text_keeps_combining_marks_and_flags() -> None:
     assert clip_text("ae\u0301" + "x" * 9, 1 + 1 + 3) == "a…"
     assert clip_text("a👍🏽" + "x" * 9, 1 + 4 + 3) == "a…"
     assert clip_text(FLAG + FLAG + "x" * 9, 8 + 4 + 3) == FLAG + "…"
 
 
-def test_a_letter_with_endless_marks_is_cut_all_the_same() -> None:
+def test_clip_text_cuts_endless_combining_marks() -> None:
     assert clip_text("a" + "\u0301" * 1000, 500).endswith("…")
 
 
-def test_no_room_for_anything() -> None:
+def test_clip_text_without_room_is_empty() -> None:
     assert clip_text("您好", 2) == ""
     assert clip_text("您好", 3) == "…"
 
 
 @given(st.text(max_size=200), st.integers(min_value=0, max_value=400))
-def test_a_clipped_text_always_fits_and_is_a_beginning(text: str, limit: int) -> None:
+def test_clip_text_fits_and_is_a_prefix(text: str, limit: int) -> None:
     clipped = clip_text(text, limit)
 
     assert utf8_size(clipped) <= limit
@@ -50,7 +50,7 @@ def test_a_clipped_text_always_fits_and_is_a_beginning(text: str, limit: int) ->
 
 
 @given(st.text(alphabet='a"\\\n\x01👩', max_size=200), st.integers(min_value=10, max_value=400))
-def test_the_size_may_be_that_of_the_encoded_request(text: str, limit: int) -> None:
+def test_clip_text_fits_a_custom_size_function(text: str, limit: int) -> None:
     def size(body: str) -> int:
         return len(json.dumps(body, ensure_ascii=False).encode())
 

@@ -76,7 +76,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("url", "reason"), HOSTILE)
-def test_a_hostile_url_never_leaves(url: str, reason: str) -> None:
+def test_hostile_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(DestinationRefused) as refused:
         check_url(url, NOTHING)
 
@@ -97,25 +97,25 @@ def test_a_hostile_url_never_leaves(url: str, reason: str) -> None:
         "https://127.0.0.1.example.com/",
     ],
 )
-def test_a_public_url_is_admitted(url: str) -> None:
+def test_public_url_is_admitted(url: str) -> None:
     assert check_url(url, NOTHING).scheme == "https"
 
 
-def test_an_ascii_url_is_sent_byte_for_byte() -> None:
+def test_ascii_url_is_kept_byte_for_byte() -> None:
     url = "https://example.com/a%2Fb/../c?sign=a%2Fb%2Bc%3D&x='"
 
     assert str(check_url(url, NOTHING)) == url
     assert str(check_url(url + "#part", NOTHING)) == url
 
 
-def test_a_chinese_host_is_encoded_once() -> None:
+def test_chinese_host_is_encoded_once() -> None:
     assert str(check_url("https://例子.测试/路?问=答", NOTHING)).startswith(
         "https://xn--fsqu00a.xn--0zwm56d/%E8%B7%AF?"
     )
 
 
 @pytest.mark.parametrize("text", ["1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"])
-def test_public_addresses(text: str) -> None:
+def test_public_address_is_public(text: str) -> None:
     assert is_public(ip_address(text))
 
 
@@ -140,7 +140,7 @@ def test_public_addresses(text: str) -> None:
         ("fd00::/8", "https://[fd00::1]/x", True),
     ],
 )
-def test_private_hosts_open_exactly_what_they_name(entry: str, url: str, opened: bool) -> None:
+def test_private_hosts_open_only_what_they_name(entry: str, url: str, opened: bool) -> None:
     private = PrivateHosts.parse([entry])
 
     if opened:
@@ -153,6 +153,6 @@ def test_private_hosts_open_exactly_what_they_name(entry: str, url: str, opened:
 @pytest.mark.parametrize(
     "entry", ["", "a b", "http://x", "host:port", "user@host", "x/y", "-x", "host:99999", "10.0.0.0/99"]
 )
-def test_a_private_host_that_is_none_names_itself(entry: str) -> None:
+def test_invalid_private_host_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
         PrivateHosts.parse([entry])

@@ -18,16 +18,18 @@ from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import Email, make_token, one_line, read_token
 from scheduling.channels.smtp import Conversation, Relay, deliver_mail, parse_relay
-from tests.scheduling.channels.receivers import Cast
+from tests.scheduling.channels.receivers import MessageFactory
 from tests.scheduling.channels.relays import RelayServer, Talk
 
 TIMEOUT = timedelta(seconds=5)
 TO_ALICE = {"address": "alice@example.org"}
 
 
-async def sent(cast: Cast, url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
+async def sent(message_factory: MessageFactory, url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
     channel = Email({"url": url}, timeout)
-    return await channel.send(cast.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=30))
+    return await channel.send(
+        message_factory.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=30)
+    )
 
 
 def read(talk: Talk) -> EmailMessage:
@@ -37,9 +39,9 @@ def read(talk: Talk) -> EmailMessage:
     return parsed
 
 
-async def test_a_mail_arrives_whole(cast: Cast) -> None:
+async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(cast, relay.url, body="您好\n.\n..点\n" + "长" * 2000)
+        outcome = await sent(message_factory, relay.url, body="您好\n.\n..点\n" + "长" * 2000)
 
     assert outcome == Delivered("2.0.0 queued as 1", 250)
     (talk,) = relay.mails
@@ -47,7 +49,7 @@ async def test_a_mail_arrives_whole(cast: Cast) -> None:
     assert message["subject"] == "使用指南"
     assert message["from"] == "客服 <hello@shop.example.com>"
     assert message["to"] == "alice@example.org"
-    assert message["message-id"] == f"<{cast.delivery_key}@touch.example.com>"
+    assert message["message-id"] == f"<{message_factory.delivery_key}@touch.example.com>"
     assert message["list-unsubscribe"] is None
     assert message.get_content().replace("\r\n", "\n").rstrip("\n") == "您好\n.\n..点\n" + "长" * 2000
     assert "MAIL FROM:<hello@shop.example.com>" in [line.partition(" size=")[0].upper().replace(
@@ -56,9 +58,9 @@ async def test_a_mail_arrives_whole(cast: Cast) -> None:
     assert talk.content.isascii()
 
 
-async def test_marketing_mail_can_be_ended_in_one_click(cast: Cast) -> None:
+async def test_marketing_mail_has_one_click_unsubscribe(message_factory: MessageFactory) -> None:
     async with RelayServer() as relay:
-        await sent(cast, relay.url, category="marketing")
+        await sent(message_factory, relay.url, category="marketing")
 
     message = read(relay.mails[0])
     link = str(message["list-unsubscribe"]).strip()  # folded: it is longer than a line
@@ -68,7 +70,7 @@ async def test_marketing_mail_can_be_ended_in_one_click(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize("user_id", ["alice", "用户/1", "a:b", "x" * 200])
-def test_a_token_names_its_customer_and_nobody_else_can_make_one(user_id: str) -> None:
+def test_token_names_customer_and_cannot_be_forged(user_id: str) -> None:
     token = make_token(user_id)
 
     assert read_token(token) == user_id
@@ -101,9 +103,9 @@ def test_token_of_an_earlier_key_is_read(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
-async def test_no_text_adds_a_header(cast: Cast, breaker: str) -> None:
+async def test_subject_cannot_add_a_header(message_factory: MessageFactory, breaker: str) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(cast, relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
+        outcome = await sent(message_factory, relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
 
     assert isinstance(outcome, Delivered)
     message = read(relay.mails[0])
@@ -116,17 +118,17 @@ async def test_no_text_adds_a_header(cast: Cast, breaker: str) -> None:
     ["", "alice", "alice@", "a@b@c", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
      "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "<alice@example.org>"],
 )  # fmt: skip
-async def test_what_is_not_one_address_is_refused(cast: Cast, address: str) -> None:
+async def test_address_not_single_is_refused(message_factory: MessageFactory, address: str) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(cast, relay.url, target={"address": address})
+        outcome = await sent(message_factory, relay.url, target={"address": address})
 
         assert outcome == Permanent("bad_target", "address: must be one mail address")
         assert relay.talks == []
 
 
-async def test_a_chinese_domain_travels_as_punycode(cast: Cast) -> None:
+async def test_chinese_domain_is_sent_as_punycode(message_factory: MessageFactory) -> None:
     async with RelayServer() as relay:
-        await sent(cast, relay.url, target={"address": "alice@例子.公司"})
+        await sent(message_factory, relay.url, target={"address": "alice@例子.公司"})
 
     assert any("rcpt to:<alice@xn--fsqu00a.xn--55qx5d>" in line.lower() for line in relay.mails[0].said)
 
@@ -150,9 +152,11 @@ async def test_a_chinese_domain_travels_as_punycode(cast: Cast) -> None:
         ("END", "HTTP/1.1 400", Unknown("garbled", "")),
     ],
 )
-async def test_what_a_reply_means(cast: Cast, verb: str, line: str, expected: Outcome) -> None:
+async def test_smtp_reply_determines_outcome(
+    message_factory: MessageFactory, verb: str, line: str, expected: Outcome
+) -> None:
     async with RelayServer({verb: line}) as relay:
-        outcome = await sent(cast, relay.url)
+        outcome = await sent(message_factory, relay.url)
 
     if verb == "EHLO":  # the greeting after a refused EHLO is tried again as HELO
         assert isinstance(outcome, (Transient, Delivered))
@@ -168,8 +172,8 @@ MANY_LINES, LONG_LINE = b"250-more of the same\r\n" * 2_000, b"250 " + b"x" * 64
     ("verb", "expected"),
     [("GREETING", Transient), ("EHLO", Transient), ("MAIL", Transient), ("DATA", Transient), ("END", Unknown)],
 )
-async def test_relay_endless_reply_is_cut_off_in_bounded_memory(
-    cast: Cast, verb: str, expected: type[Outcome], flood: bytes
+async def test_endless_relay_reply_uses_bounded_memory(
+    message_factory: MessageFactory, verb: str, expected: type[Outcome], flood: bytes
 ) -> None:
     """Without a bound the reply took all that the relay sent within the timeout: 400 MB in 6 s."""
     taken = 0
@@ -185,7 +189,7 @@ async def test_relay_endless_reply_is_cut_off_in_bounded_memory(
     async with RelayServer({verb: endless}) as relay:
         tracemalloc.start()
         try:
-            outcome = await sent(cast, relay.url, timedelta(seconds=15))
+            outcome = await sent(message_factory, relay.url, timedelta(seconds=15))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -198,25 +202,27 @@ async def test_relay_endless_reply_is_cut_off_in_bounded_memory(
 
 @pytest.mark.parametrize("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("silent", [True, False])
-async def test_before_the_message_a_broken_talk_is_transient(cast: Cast, verb: str, silent: bool) -> None:
+async def test_break_before_message_is_transient(message_factory: MessageFactory, verb: str, silent: bool) -> None:
     async with RelayServer({verb: hang if silent else slam}) as relay:
-        outcome = await sent(cast, relay.url, timedelta(milliseconds=200) if silent else timedelta(seconds=10))
+        outcome = await sent(
+            message_factory, relay.url, timedelta(milliseconds=200) if silent else timedelta(seconds=10)
+        )
 
         assert isinstance(outcome, Transient), outcome
         await relay.hung_up()
         assert relay.mails == []
 
 
-async def test_after_the_message_a_broken_talk_is_unknown(cast: Cast) -> None:
+async def test_break_after_message_is_unknown(message_factory: MessageFactory) -> None:
     async with RelayServer({"END": slam}) as relay:
-        outcome = await sent(cast, relay.url)
+        outcome = await sent(message_factory, relay.url)
 
     assert isinstance(outcome, Unknown)
     assert outcome.reason == "disconnected"
 
 
 @pytest.mark.parametrize(("verb", "kind"), [("GREETING", Transient), ("RCPT", Transient), ("END", Unknown)])
-async def test_who_gives_up_learns_whether_the_message_may_have_been_taken(verb: str, kind: type) -> None:
+async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> None:
     reached = asyncio.Event()
 
     async def drip(talk: Talk) -> str | None:
@@ -242,7 +248,7 @@ async def test_who_gives_up_learns_whether_the_message_may_have_been_taken(verb:
         assert relay.mails == []
 
 
-async def test_a_dripping_relay_ends_with_the_deadline(cast: Cast) -> None:
+async def test_dripping_relay_ends_at_the_deadline(message_factory: MessageFactory) -> None:
     async def drip(talk: Talk) -> str | None:
         while True:
             talk.writer.write(b"2")
@@ -250,15 +256,15 @@ async def test_a_dripping_relay_ends_with_the_deadline(cast: Cast) -> None:
             await asyncio.sleep(0.01)
 
     async with RelayServer({"RCPT": drip}) as relay:
-        outcome = await sent(cast, relay.url, timedelta(milliseconds=200))
+        outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200))
         await relay.hung_up()
 
     assert outcome == Transient("connect_timeout", "")
 
 
-async def test_a_slow_goodbye_does_not_delay_the_verdict(cast: Cast) -> None:
+async def test_slow_quit_does_not_delay_the_outcome(message_factory: MessageFactory) -> None:
     async with RelayServer({"QUIT": hang}) as relay:
-        assert isinstance(await sent(cast, relay.url), Delivered)
+        assert isinstance(await sent(message_factory, relay.url), Delivered)
 
 
 async def test_without_time_left_nothing_is_sent() -> None:
@@ -269,72 +275,78 @@ async def test_without_time_left_nothing_is_sent() -> None:
         assert relay.talks == []
 
 
-async def test_a_dead_relay_is_transient(cast: Cast) -> None:
-    outcome = await sent(cast, f"smtp://127.0.0.1:{select_port()}")
+async def test_unreachable_relay_is_transient(message_factory: MessageFactory) -> None:
+    outcome = await sent(message_factory, f"smtp://127.0.0.1:{select_port()}")
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "connect"
 
 
-async def test_login_and_tls(cast: Cast, certificate: tuple[ssl.SSLContext, ssl.SSLContext], trusting: None) -> None:
+async def test_mail_uses_login_and_tls(
+    message_factory: MessageFactory, certificate: tuple[ssl.SSLContext, ssl.SSLContext], trusting: None
+) -> None:
     server, _ = certificate
     async with RelayServer(starttls=server) as relay:
-        outcome = await sent(cast, relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
+        outcome = await sent(message_factory, relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
     assert isinstance(outcome, Delivered), outcome
     said = relay.mails[0].said
     assert [line.split(" ")[0].upper() for line in said][:4] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
 
     async with RelayServer(context=server) as relay:
-        assert isinstance(await sent(cast, relay.url), Delivered)
+        assert isinstance(await sent(message_factory, relay.url), Delivered)
 
 
-async def test_starttls_is_demanded(cast: Cast) -> None:
+async def test_relay_without_starttls_is_not_used(message_factory: MessageFactory) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(cast, relay.url + "?tls=1")
+        outcome = await sent(message_factory, relay.url + "?tls=1")
 
         assert isinstance(outcome, Transient)
         assert outcome.reason == "smtp_unsupported"
         assert relay.mails == []
 
 
-async def test_a_bad_certificate_is_transient(cast: Cast, certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_bad_certificate_is_transient(
+    message_factory: MessageFactory, certificate: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
     async with RelayServer(context=certificate[0]) as relay:
-        outcome = await sent(cast, relay.url)
+        outcome = await sent(message_factory, relay.url)
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "tls"
 
 
-async def test_a_wrong_password_can_be_mended(cast: Cast) -> None:
+async def test_wrong_password_is_transient(message_factory: MessageFactory) -> None:
     async with RelayServer({"AUTH": "535 5.7.8 no"}) as relay:
-        outcome = await sent(cast, relay.url.replace("://", "://me:pw@"))
+        outcome = await sent(message_factory, relay.url.replace("://", "://me:pw@"))
 
     assert outcome == Transient("smtp_535", "5.7.8 no", status=535)
 
 
-async def test_a_refused_greeting_concerns_no_recipient(cast: Cast) -> None:
+async def test_a_refused_greeting_concerns_no_recipient(message_factory: MessageFactory) -> None:
     async with RelayServer({"EHLO": "550 no", "HELO": "550 no"}) as relay:
-        outcome = await sent(cast, relay.url)
+        outcome = await sent(message_factory, relay.url)
 
     assert outcome == Transient("smtp_550", "no", status=550)
 
 
-async def test_without_a_relay_django_s_backend_takes_it(cast: Cast, mailoutbox: list[mail.EmailMessage]) -> None:
-    outcome = await Email({}, TIMEOUT).send(cast.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+async def test_mail_without_relay_uses_django_backend(
+    message_factory: MessageFactory, mailoutbox: list[mail.EmailMessage]
+) -> None:
+    outcome = await Email({}, TIMEOUT).send(message_factory.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Delivered)
     (message,) = mailoutbox
     assert message.to == ["alice@example.org"]
-    assert message.body == cast.message().body
+    assert message.body == message_factory.message().body
 
 
-async def test_a_deadline_that_has_passed_sends_nothing(cast: Cast) -> None:
-    outcome = await Email({}, TIMEOUT).send(cast.message(target=TO_ALICE), datetime.now(UTC))
+async def test_mail_after_deadline_is_not_sent(message_factory: MessageFactory) -> None:
+    outcome = await Email({}, TIMEOUT).send(message_factory.message(target=TO_ALICE), datetime.now(UTC))
 
     assert isinstance(outcome, Transient)
 
 
-async def test_many_slow_mails_run_side_by_side(cast: Cast) -> None:
+async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> None:
     waiting: list[Talk] = []
     together = asyncio.Event()
 
@@ -346,7 +358,7 @@ async def test_many_slow_mails_run_side_by_side(cast: Cast) -> None:
         return "250 2.0.0 ok"
 
     async with RelayServer({"RCPT": wait_for_all}) as relay:
-        outcomes = await asyncio.gather(*(sent(cast, relay.url, timedelta(seconds=15)) for _ in range(20)))
+        outcomes = await asyncio.gather(*(sent(message_factory, relay.url, timedelta(seconds=15)) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
 
@@ -359,7 +371,7 @@ async def test_many_slow_mails_run_side_by_side(cast: Cast) -> None:
         ("smtps://u@mail.example.com", Relay("mail.example.com", 465, True, False, "u", "")),
     ],
 )
-def test_relays(url: str, relay: Relay) -> None:
+def test_parse_relay_reads_valid_urls(url: str, relay: Relay) -> None:
     assert parse_relay(url) == relay
 
 
@@ -375,7 +387,7 @@ def test_relays(url: str, relay: Relay) -> None:
         "smtp://h/x",
     ],
 )
-def test_what_is_no_relay(url: str) -> None:
+def test_parse_relay_refuses_invalid_urls(url: str) -> None:
     with pytest.raises(ValueError):
         parse_relay(url)
 
@@ -390,7 +402,7 @@ def test_what_is_no_relay(url: str) -> None:
         ({"sender": "a@example.org"}, "sender: is not known here"),
     ],
 )
-def test_a_config_that_cannot_work_says_where(config: dict[str, Any], error: str) -> None:
+def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError) as raised:
         Email(config, TIMEOUT)
 
@@ -398,16 +410,16 @@ def test_a_config_that_cannot_work_says_where(config: dict[str, Any], error: str
     assert "secretpw" not in str(raised.value)
 
 
-def test_without_a_public_address_there_is_no_unsubscribe_link(cast: Cast, settings: Settings) -> None:
+def test_mail_without_base_url_has_no_unsubscribe(message_factory: MessageFactory, settings: Settings) -> None:
     settings.AFTERTOUCH_BASE_URL = ""
 
-    composed = Email({}, TIMEOUT).compose(cast.message(target=TO_ALICE, category="marketing"))
+    composed = Email({}, TIMEOUT).compose(message_factory.message(target=TO_ALICE, category="marketing"))
 
     assert "List-Unsubscribe" not in composed.extra_headers
     assert composed.extra_headers["Message-ID"].endswith("@shop.example.com>")
 
 
-def test_one_line_is_short() -> None:
+def test_one_line_is_limited_to_200_characters() -> None:
     assert len(one_line("长" * 1000)) == 200
 
 
@@ -429,19 +441,19 @@ def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: py
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_relay_that_an_editor_named_cannot_lead_into_our_own_network(
-    cast: Cast, settings: Settings, host: str
+async def test_configured_relay_cannot_be_private_address(
+    message_factory: MessageFactory, settings: Settings, host: str
 ) -> None:
     """Its greeting would be read out in the attempt: whoever edits a channel could scan what stands behind us."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
     async with RelayServer() as relay:
         url = relay.url.replace("127.0.0.1", host)
-        outcome = await sent(cast, url)
+        outcome = await sent(message_factory, url)
         assert isinstance(outcome, Permanent)
         assert outcome.reason == "private_address"
         assert relay.talks == []
 
         settings.AFTERTOUCH_EMAIL_URL = relay.url  # the administrator's own may stand next door
         channel = Email({}, TIMEOUT)
-        outcome = await channel.send(cast.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+        outcome = await channel.send(message_factory.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
         assert isinstance(outcome, Delivered)

@@ -18,7 +18,7 @@ from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
 from scheduling.channels.webhook import Webhook
 from scheduling.channels.wecom import WeCom
-from tests.scheduling.channels.receivers import Cast
+from tests.scheduling.channels.receivers import MessageFactory
 
 MINIMAL: dict[type[Any], dict[str, Any]] = {
     Webhook: {"url": "https://example.com/"}, WeCom: {}, DingTalk: {}, Feishu: {}, Email: {}, Log: {},
@@ -27,12 +27,12 @@ every = pytest.mark.parametrize("kind", list(MINIMAL))
 
 
 @every
-def test_it_is_registered_under_its_own_name(kind: type[Channel]) -> None:
+def test_kind_is_registered_under_its_name(kind: type[Channel]) -> None:
     assert channel_kinds()[kind.kind] is kind
 
 
 @every
-def test_it_says_what_the_contract_asks_for(kind: type[Channel], cast: Cast) -> None:
+def test_kind_provides_the_contract_members(kind: type[Channel], message_factory: MessageFactory) -> None:
     channel = kind(MINIMAL[kind], timedelta(seconds=5))
 
     assert isinstance(channel.needs_target, bool)
@@ -40,11 +40,11 @@ def test_it_says_what_the_contract_asks_for(kind: type[Channel], cast: Cast) -> 
     assert isinstance(channel.quotas, tuple)
     assert isinstance(channel.secret_fields, frozenset)
     assert isinstance(channel.default_idempotent, bool)
-    assert channel.target_key(cast.message())
+    assert channel.target_key(message_factory.message())
 
 
 @every
-def test_unknown_settings_are_refused(kind: type[Channel]) -> None:
+def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
     with pytest.raises(ValueError, match=r"^colour: is not known here"):
         kind(MINIMAL[kind] | {"colour": "red"}, timedelta(seconds=5))
     with pytest.raises(ValueError, match=r"^colour: is not known here"):
@@ -53,25 +53,27 @@ def test_unknown_settings_are_refused(kind: type[Channel]) -> None:
         kind(MINIMAL[kind], timedelta(0))
 
 
-async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(
-    cast: Cast, soon: datetime, monkeypatch: pytest.MonkeyPatch
+async def test_log_channel_shows_body_at_debug_only(
+    message_factory: MessageFactory, deadline: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger("debug"))
     monkeypatch.setattr("scheduling.channels.log.logger", everything)
     with structlog.testing.capture_logs() as lines:
-        outcome = await Log({}, timedelta(seconds=1)).send(cast.message(), soon)
+        outcome = await Log({}, timedelta(seconds=1)).send(message_factory.message(), deadline)
 
     assert isinstance(outcome, Delivered)
     assert isinstance(Log({}, timedelta(seconds=1)), ImmediateChannel)
     info, debug = lines
     assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
     assert "body" not in info
-    assert (debug["log_level"], debug["body"]) == ("debug", cast.message().body)
+    assert (debug["log_level"], debug["body"]) == ("debug", message_factory.message().body)
 
 
-def test_the_log_channel_writes_a_line_as_everything_else_does(cast: Cast, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_channel_writes_standard_log_line(
+    message_factory: MessageFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It goes past `logging`, which the others go through."""
-    message = cast.message()
+    message = message_factory.message()
     Log({}, timedelta(seconds=1)).send_now(message)
 
     line = json.loads(capsys.readouterr().err)
@@ -80,8 +82,10 @@ def test_the_log_channel_writes_a_line_as_everything_else_does(cast: Cast, capsy
     assert line["timestamp"].endswith("Z")
 
 
-def test_a_log_that_nobody_reads_any_more_stops_no_touch(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_channel_delivers_with_closed_stderr(
+    message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
-    assert Log({}, timedelta(seconds=1)).send_now(cast.message()) == Delivered("logged")
+    assert Log({}, timedelta(seconds=1)).send_now(message_factory.message()) == Delivered("logged")

@@ -36,7 +36,7 @@ def gate(server: Redis, valkey_url: str) -> Iterator[QuotaGate]:
     made.close()
 
 
-def test_grants_up_to_the_limit_and_says_when_the_next_slot_is_free(gate: QuotaGate) -> None:
+def test_quota_grants_limit_and_next_free_time(gate: QuotaGate) -> None:
     assert gate.acquire(TWENTY, {KEY: 15}) == {KEY: Grant(15, ZERO)}
 
     grant = gate.acquire(TWENTY, {KEY: 15})[KEY]
@@ -47,7 +47,7 @@ def test_grants_up_to_the_limit_and_says_when_the_next_slot_is_free(gate: QuotaG
     assert gate.acquire(TWENTY, {"another": 1})["another"].granted == 1
 
 
-def test_32_racing_workers_are_granted_exactly_the_limit(server: Redis, valkey_url: str) -> None:
+def test_quota_32_racing_workers_get_exactly_the_limit(server: Redis, valkey_url: str) -> None:
     gates = [QuotaGate.connect(valkey_url) for _ in range(32)]
     start = threading.Barrier(32)
 
@@ -63,7 +63,7 @@ def test_32_racing_workers_are_granted_exactly_the_limit(server: Redis, valkey_u
     assert granted == 20
 
 
-def test_no_window_ever_holds_more_than_the_limit(gate: QuotaGate, server: Redis) -> None:
+def test_quota_window_never_exceeds_the_limit(gate: QuotaGate, server: Redis) -> None:
     """Ask as fast as possible for two seconds' worth of windows, and check every grant by the server's own clock."""
     quota = (Quota(5, timedelta(milliseconds=50)), Quota(12, timedelta(milliseconds=200)))
     granted_at: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ def test_no_window_ever_holds_more_than_the_limit(gate: QuotaGate, server: Redis
             assert one_too_many[1] - first[0] >= window, (limit, window)
 
 
-def test_the_tighter_of_two_quotas_decides(gate: QuotaGate) -> None:
+def test_quota_tighter_limit_decides(gate: QuotaGate) -> None:
     feishu = (Quota(100, MINUTE), Quota(5, timedelta(seconds=1)))
 
     grant = gate.acquire(feishu, {KEY: 50})[KEY]
@@ -86,7 +86,7 @@ def test_the_tighter_of_two_quotas_decides(gate: QuotaGate) -> None:
     assert ZERO < grant.next_in <= timedelta(seconds=1)
 
 
-def test_the_slot_is_free_when_it_was_said_to_be(gate: QuotaGate, server: Redis) -> None:
+def test_quota_slot_is_free_at_the_stated_time(gate: QuotaGate, server: Redis) -> None:
     quota = (Quota(1, timedelta(milliseconds=30)),)
     gate.acquire(quota, {KEY: 1})
     wait = gate.acquire(quota, {KEY: 1})[KEY].next_in / timedelta(microseconds=1)
@@ -98,7 +98,7 @@ def test_the_slot_is_free_when_it_was_said_to_be(gate: QuotaGate, server: Redis)
     assert gate.acquire(quota, {KEY: 1})[KEY].granted == 1
 
 
-def test_many_targets_take_one_round_trip(gate: QuotaGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_many_targets_take_one_round_trip(gate: QuotaGate, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.acquire(TWENTY, {KEY: 1})
     trips: list[object] = []
     send = Connection.send_packed_command
@@ -115,13 +115,13 @@ def test_many_targets_take_one_round_trip(gate: QuotaGate, monkeypatch: pytest.M
     assert len(trips) == 1
 
 
-def test_asking_for_nothing_takes_nothing(gate: QuotaGate, server: Redis) -> None:
+def test_quota_request_for_nothing_stores_nothing(gate: QuotaGate, server: Redis) -> None:
     assert gate.acquire(TWENTY, {KEY: 0}) == {KEY: Grant(0, ZERO)}
     assert gate.acquire(TWENTY, {}) == {}
     assert server.keys() == []
 
 
-def test_keys_shard_hide_the_url_and_go_away_by_themselves(gate: QuotaGate, server: Redis) -> None:
+def test_quota_keys_share_slot_hide_url_and_expire(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 3})
     gate.throttle(KEY, MINUTE)
 
@@ -132,7 +132,7 @@ def test_keys_shard_hide_the_url_and_go_away_by_themselves(gate: QuotaGate, serv
     assert all(0 < server.pttl(key) <= 61_000 for key in keys)
 
 
-def test_a_muted_target_gets_nothing_until_its_rest_is_over(gate: QuotaGate) -> None:
+def test_quota_muted_target_gets_no_grant(gate: QuotaGate) -> None:
     assert gate.throttle(KEY, timedelta(minutes=10))
 
     grant = gate.acquire(TWENTY, {KEY: 1})[KEY]
@@ -141,14 +141,14 @@ def test_a_muted_target_gets_nothing_until_its_rest_is_over(gate: QuotaGate) -> 
     assert timedelta(minutes=9) < grant.next_in <= timedelta(minutes=10)
 
 
-def test_a_flushed_server_learns_the_script_again(gate: QuotaGate, server: Redis) -> None:
+def test_quota_script_is_reloaded_after_flush(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 1})
     server.script_flush()
 
     assert gate.acquire(TWENTY, {KEY: 1, "b": 2}) == {KEY: Grant(1, ZERO), "b": Grant(2, ZERO)}
 
 
-def test_a_clock_that_was_set_back_shortens_no_window(gate: QuotaGate, server: Redis) -> None:
+def test_quota_clock_set_back_shortens_no_window(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 20})
     (name,) = server.keys()
     ahead = [int(instant) + 600_000_000 for instant in server.lrange(name, 0, -1)]
@@ -158,7 +158,7 @@ def test_a_clock_that_was_set_back_shortens_no_window(gate: QuotaGate, server: R
     assert gate.acquire(TWENTY, {KEY: 1})[KEY].granted == 0
 
 
-def test_something_else_under_the_key_grants_nothing(gate: QuotaGate, server: Redis) -> None:
+def test_quota_wrong_key_type_grants_nothing(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 1})
     (name,) = server.keys()
     server.set(name, "x")
@@ -166,14 +166,14 @@ def test_something_else_under_the_key_grants_nothing(gate: QuotaGate, server: Re
     assert gate.acquire(TWENTY, {KEY: 1, "b": 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY), "b": Grant(1, ZERO)}
 
 
-def test_without_quotas_redis_is_not_asked() -> None:
+def test_quota_empty_list_needs_no_redis() -> None:
     gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
 
     assert gate.acquire((), {KEY: 1000}) == {KEY: Grant(1000, ZERO)}
     gate.close()
 
 
-def test_without_redis_nothing_is_granted() -> None:
+def test_quota_without_redis_grants_nothing() -> None:
     gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
 
     assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY)}
@@ -181,7 +181,7 @@ def test_without_redis_nothing_is_granted() -> None:
     gate.close()
 
 
-def test_a_silent_redis_is_waited_for_no_longer_than_it_may_be(settings: Any) -> None:
+def test_quota_silent_redis_times_out(settings: Any) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, redis_quota=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         gate = QuotaGate.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
@@ -196,7 +196,7 @@ def test_a_silent_redis_is_waited_for_no_longer_than_it_may_be(settings: Any) ->
         gate.close()
 
 
-def test_the_margin_widens_each_window(server: Redis, valkey_url: str) -> None:
+def test_quota_margin_widens_each_window(server: Redis, valkey_url: str) -> None:
     """By the slots that are reserved and the server's clock around the question."""
     gate = QuotaGate.connect(valkey_url, margin=timedelta(seconds=2))
     gate.acquire(TWENTY, {KEY: 20})

@@ -14,14 +14,14 @@ from scheduling.channels.http_client import LONGEST_RETRY_AFTER, Response, excer
 @example("Fri, 31 Dec 9999 23:59:59 -2359")
 @example("٣")
 @example("0" * 5000 + "7")
-def test_no_retry_after_is_an_error_or_longer_than_a_day(value: str) -> None:
+def test_retry_after_is_at_most_a_day(value: str) -> None:
     wait = parse_retry_after(Response(503, {"retry-after": value}))
 
     assert wait is None or timedelta(0) <= wait <= LONGEST_RETRY_AFTER
 
 
 @given(st.integers(min_value=200, max_value=999), st.booleans())
-def test_every_status_means_something(status: int, repeatable: bool) -> None:
+def test_judge_status_handles_every_status(status: int, repeatable: bool) -> None:
     outcome = judge_status(Response(status), repeatable=repeatable)
 
     assert isinstance(outcome, Delivered) is (status < 300)
@@ -29,7 +29,7 @@ def test_every_status_means_something(status: int, repeatable: bool) -> None:
         assert isinstance(outcome, Unknown) is (status in (502, 504))
 
 
-def test_what_is_kept_can_be_stored() -> None:
+def test_excerpt_can_be_stored() -> None:
     assert excerpt("a\x00b\ud800c") == "ab?c"
     assert excerpt(b"a\x00b\xed\xa0\x80") == "ab" + "\N{REPLACEMENT CHARACTER}" * 3
     assert len(excerpt("x" * 5000)) == len(excerpt(b"x" * 5000)) == 1000

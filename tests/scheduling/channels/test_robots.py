@@ -12,7 +12,7 @@ from scheduling.channels.dingtalk import DingTalk, sign_url
 from scheduling.channels.feishu import Feishu, signature_fields
 from scheduling.channels.group_robots import Robot, encode_json
 from scheduling.channels.wecom import WeCom
-from tests.scheduling.channels.receivers import Answer, Cast, Receiver, always, never, reply
+from tests.scheduling.channels.receivers import Answer, MessageFactory, Receiver, always, never, reply
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
 
 TIMEOUT = timedelta(seconds=5)
@@ -29,30 +29,36 @@ both = pytest.mark.parametrize("format", ["text", "markdown"])
 
 
 async def sent(
-    cast: Cast, robot: type[Robot], answer: Answer, path: str = "", secret: str = "", form: str = "text", **changes: Any
+    message_factory: MessageFactory,
+    robot: type[Robot],
+    answer: Answer,
+    path: str = "",
+    secret: str = "",
+    form: str = "text",
+    **changes: Any,
 ) -> Outcome:
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook") + (path or PATHS[robot])
-        message = cast.message(target={"url": url, "secret": secret}, **changes)
+        message = message_factory.message(target={"url": url, "secret": secret}, **changes)
         return await robot({"format": form}, TIMEOUT).send(message, datetime.now(UTC) + timedelta(seconds=30))
 
 
 @every
 @both
-async def test_a_message_arrives_signed(cast: Cast, robot: type[Robot], format: str) -> None:
+async def test_robot_message_arrives_signed(message_factory: MessageFactory, robot: type[Robot], format: str) -> None:
     vendor = SERVERS[robot](secret=SECRET)
 
-    outcome = await sent(cast, robot, vendor, secret=SECRET, form=format)
+    outcome = await sent(message_factory, robot, vendor, secret=SECRET, form=format)
 
     assert isinstance(outcome, Delivered)
     assert "您好 Alice，指南在此 👩‍👩‍👧" in json.dumps(vendor.posted, ensure_ascii=False)
 
 
 @every
-async def test_a_wrong_secret_is_a_refusal_although_http_says_200(cast: Cast, robot: type[Robot]) -> None:
+async def test_robot_wrong_secret_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
     if robot is WeCom:
         return  # its robots do not sign
-    outcome = await sent(cast, robot, SERVERS[robot](secret="another"), secret=SECRET)
+    outcome = await sent(message_factory, robot, SERVERS[robot](secret="another"), secret=SECRET)
 
     assert isinstance(outcome, Permanent)
     assert outcome.reason in {"vendor_310000", "vendor_19021"}
@@ -60,16 +66,16 @@ async def test_a_wrong_secret_is_a_refusal_although_http_says_200(cast: Cast, ro
 
 
 @every
-async def test_an_unknown_robot_disables_the_target(cast: Cast, robot: type[Robot]) -> None:
-    outcome = await sent(cast, robot, SERVERS[robot](), path="/elsewhere?key=x&access_token=x")
+async def test_unknown_robot_disables_the_target(message_factory: MessageFactory, robot: type[Robot]) -> None:
+    outcome = await sent(message_factory, robot, SERVERS[robot](), path="/elsewhere?key=x&access_token=x")
 
     assert isinstance(outcome, Permanent)
     assert outcome.disable_target
 
 
 @every
-async def test_a_used_up_quota_is_transient_and_says_when_and_why_in_chinese(cast: Cast, robot: type[Robot]) -> None:
-    outcome = await sent(cast, robot, SERVERS[robot](quota=0))
+async def test_robot_quota_reply_is_transient_with_delay(message_factory: MessageFactory, robot: type[Robot]) -> None:
+    outcome = await sent(message_factory, robot, SERVERS[robot](quota=0))
 
     assert isinstance(outcome, Transient)
     assert outcome.retry_after == timedelta(minutes=10 if robot is DingTalk else 1)
@@ -79,12 +85,12 @@ async def test_a_used_up_quota_is_transient_and_says_when_and_why_in_chinese(cas
 @every
 @both
 @pytest.mark.parametrize("letter", ["a", "您", "👩‍👩‍👧", '"', "\n", "\\", "\x01"])
-async def test_a_long_message_is_cut_to_what_the_vendor_takes(
-    cast: Cast, robot: type[Robot], format: str, letter: str
+async def test_robot_long_message_is_cut_to_vendor_limit(
+    message_factory: MessageFactory, robot: type[Robot], format: str, letter: str
 ) -> None:
     vendor = SERVERS[robot](secret=SECRET)
 
-    outcome = await sent(cast, robot, vendor, secret=SECRET, form=format, body=letter * 30_000)
+    outcome = await sent(message_factory, robot, vendor, secret=SECRET, form=format, body=letter * 30_000)
 
     assert isinstance(outcome, Delivered), outcome
     text = json.dumps(vendor.posted[0], ensure_ascii=False)
@@ -115,14 +121,14 @@ async def test_a_long_message_is_cut_to_what_the_vendor_takes(
         (reply(504, b"<html>"), Unknown("http_504", "<html>")),
     ],
 )
-async def test_what_is_not_the_vendor_s_verdict(
-    cast: Cast, robot: type[Robot], answer: bytes, expected: Outcome | None
+async def test_robot_reply_without_verdict_is_judged_by_status(
+    message_factory: MessageFactory, robot: type[Robot], answer: bytes, expected: Outcome | None
 ) -> None:
     async def once(request: Any, writer: Any) -> None:
         writer.write(answer)
         writer.close()
 
-    outcome = await sent(cast, robot, once)
+    outcome = await sent(message_factory, robot, once)
 
     if expected is None:
         assert isinstance(outcome, Unknown)
@@ -148,10 +154,10 @@ async def test_what_is_not_the_vendor_s_verdict(
     ],
 )
 @pytest.mark.parametrize("status", [200, 400])
-async def test_codes_of_the_vendors(
-    cast: Cast, robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, status: int
+async def test_robot_vendor_codes_determine_outcome(
+    message_factory: MessageFactory, robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, status: int
 ) -> None:
-    outcome = await sent(cast, robot, always(reply(status, json.dumps(verdict).encode())))
+    outcome = await sent(message_factory, robot, always(reply(status, json.dumps(verdict).encode())))
 
     assert isinstance(outcome, kind)
     assert getattr(outcome, "reason", "") == reason
@@ -160,10 +166,10 @@ async def test_codes_of_the_vendors(
 
 
 @every
-async def test_what_a_vendor_says_can_be_stored(cast: Cast, robot: type[Robot]) -> None:
+async def test_robot_error_detail_can_be_stored(message_factory: MessageFactory, robot: type[Robot]) -> None:
     body = b'{"errcode":31,"code":31,"errmsg":"\\u0000\\ud800' + b"x" * 5000 + b'","msg":"\\ud800"}'
 
-    outcome = await sent(cast, robot, always(reply(200, body)))
+    outcome = await sent(message_factory, robot, always(reply(200, body)))
 
     assert isinstance(outcome, Transient)
     assert len(outcome.detail) <= 1000
@@ -172,9 +178,9 @@ async def test_what_a_vendor_says_can_be_stored(cast: Cast, robot: type[Robot]) 
 
 
 @every
-async def test_silence_is_unknown_and_nothing_is_sent_twice(cast: Cast, robot: type[Robot]) -> None:
+async def test_robot_timeout_is_unknown_and_sent_once(message_factory: MessageFactory, robot: type[Robot]) -> None:
     async with Receiver(lambda request, writer: never()) as receiver:
-        message = cast.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
+        message = message_factory.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
         outcome = await robot({}, timedelta(seconds=1)).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Unknown)
@@ -183,7 +189,7 @@ async def test_silence_is_unknown_and_nothing_is_sent_twice(cast: Cast, robot: t
 
 
 @every
-def test_only_the_vendor_s_own_addresses_are_targets(robot: type[Robot]) -> None:
+def test_robot_target_must_be_a_vendor_address(robot: type[Robot]) -> None:
     robot.validate_target({"url": f"https://{HOMES[robot]}{PATHS[robot]}", "secret": "s"})
     for url in (
         f"http://{HOMES[robot]}{PATHS[robot]}",
@@ -198,14 +204,14 @@ def test_only_the_vendor_s_own_addresses_are_targets(robot: type[Robot]) -> None
 
 
 @every
-async def test_without_a_target_it_fails_for_good(cast: Cast, robot: type[Robot]) -> None:
-    outcome = await robot({}, TIMEOUT).send(cast.message(), datetime.now(UTC) + TIMEOUT)
+async def test_robot_without_target_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
+    outcome = await robot({}, TIMEOUT).send(message_factory.message(), datetime.now(UTC) + TIMEOUT)
 
     assert outcome == Permanent("bad_target", "url: is missing")
 
 
 @every
-def test_settings_that_cannot_work_say_where(robot: type[Robot]) -> None:
+def test_robot_config_errors_name_the_field(robot: type[Robot]) -> None:
     with pytest.raises(ValueError, match="format: must be one of text, markdown"):
         robot({"format": "html"}, TIMEOUT)
     with pytest.raises(ValueError, match="url: is not known here"):
@@ -215,8 +221,8 @@ def test_settings_that_cannot_work_say_where(robot: type[Robot]) -> None:
 
 
 @every
-def test_the_key_of_a_target_hides_its_url(cast: Cast, robot: type[Robot]) -> None:
-    message = cast.message(target={"url": "https://example.com/key-of-the-robot"})
+def test_robot_target_key_hides_the_url(message_factory: MessageFactory, robot: type[Robot]) -> None:
+    message = message_factory.message(target={"url": "https://example.com/key-of-the-robot"})
 
     key = robot({}, TIMEOUT).target_key(message)
 
@@ -224,7 +230,7 @@ def test_the_key_of_a_target_hides_its_url(cast: Cast, robot: type[Robot]) -> No
     assert "key-of-the-robot" not in key
 
 
-def test_dingtalk_s_sign_is_quoted_once() -> None:
+def test_dingtalk_signature_is_quoted_once() -> None:
     """printf '1767225600000\\nSECtest/+=' | openssl dgst -sha256 -hmac 'SECtest/+=' -binary | base64"""
     url = sign_url("https://oapi.dingtalk.com/robot/send?access_token=t", SECRET, datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -232,7 +238,7 @@ def test_dingtalk_s_sign_is_quoted_once() -> None:
     assert "%25" not in url
 
 
-def test_feishu_s_sign_has_the_secret_in_its_key() -> None:
+def test_feishu_signature_uses_secret_as_key() -> None:
     """printf '' | openssl dgst -sha256 -mac HMAC -macopt hexkey:<hex of '1767225600\\nSECtest/+='> -binary | base64"""
     assert signature_fields(SECRET, datetime(2026, 1, 1, tzinfo=UTC)) == {
         "timestamp": "1767225600",
@@ -240,10 +246,10 @@ def test_feishu_s_sign_has_the_secret_in_its_key() -> None:
     }
 
 
-async def test_dingtalk_s_slash_travels_as_2f(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dingtalk_slash_is_sent_as_2f(message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduling.channels.dingtalk.base64.b64encode", lambda digest: b"a/b+c=")
     async with Receiver() as receiver:
-        message = cast.message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
+        message = message_factory.message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
         await DingTalk({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert receiver.requests[0].target.endswith("&sign=a%2Fb%2Bc%3D")

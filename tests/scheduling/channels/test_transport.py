@@ -47,7 +47,7 @@ async def post(
     return await through.post(url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable)
 
 
-async def test_an_answer_comes_back_with_what_was_sent() -> None:
+async def test_post_returns_response_and_sends_request() -> None:
     async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport() as out:
         response = await post(out, receiver.url + "?sign=%2F")
 
@@ -59,7 +59,7 @@ async def test_an_answer_comes_back_with_what_was_sent() -> None:
     assert request.headers["accept-encoding"] == "identity"
 
 
-async def test_a_redirect_to_the_metadata_address_is_an_answer_and_nothing_more() -> None:
+async def test_post_does_not_follow_redirects() -> None:
     moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
     async with Receiver(always(moved)) as receiver, transport() as out:
         response = await post(out, receiver.url)
@@ -68,7 +68,7 @@ async def test_a_redirect_to_the_metadata_address_is_an_answer_and_nothing_more(
     assert len(receiver.requests) == 1
 
 
-async def test_a_receiver_that_never_answers_is_no_answer() -> None:
+async def test_post_without_reply_is_no_answer() -> None:
     async with Receiver(lambda request, writer: never()) as receiver, transport() as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url, SHORT)
@@ -76,7 +76,7 @@ async def test_a_receiver_that_never_answers_is_no_answer() -> None:
     assert failure.value.reason == "timeout"
 
 
-async def test_dripping_headers_end_with_the_deadline() -> None:
+async def test_post_dripping_headers_end_at_the_deadline() -> None:
     async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
         while True:
@@ -92,7 +92,7 @@ async def test_dripping_headers_end_with_the_deadline() -> None:
     assert failure.value.reason == "timeout"
 
 
-async def test_a_dripping_body_is_an_answer_cut_short() -> None:
+async def test_post_dripping_body_is_incomplete() -> None:
     async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
         while True:
@@ -107,7 +107,7 @@ async def test_a_dripping_body_is_an_answer_cut_short() -> None:
     assert 0 < len(response.body) < 1000
 
 
-async def test_a_reply_of_a_gigabyte_is_read_to_64_kilobytes() -> None:
+async def test_post_reads_at_most_64_kilobytes() -> None:
     written = 0
 
     async def flood(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -126,14 +126,14 @@ async def test_a_reply_of_a_gigabyte_is_read_to_64_kilobytes() -> None:
     assert written < 32 * 1024 * 1024
 
 
-async def test_a_reply_of_exactly_64_kilobytes_is_whole() -> None:
+async def test_post_reply_of_64_kilobytes_is_whole() -> None:
     async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport() as out:
         response = await post(out, receiver.url)
 
     assert len(response.body) == BODY_CAP
 
 
-async def test_a_compressed_bomb_is_not_unpacked() -> None:
+async def test_post_does_not_decompress_reply() -> None:
     async with (
         Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))) as receiver,
         transport() as out,
@@ -143,7 +143,7 @@ async def test_a_compressed_bomb_is_not_unpacked() -> None:
     assert response.body == b"\x1f\x8bxx"
 
 
-async def test_a_reset_after_the_request_is_no_answer() -> None:
+async def test_post_reset_after_request_is_no_answer() -> None:
     async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
@@ -155,7 +155,7 @@ async def test_a_reset_after_the_request_is_no_answer() -> None:
     assert "127.0.0.1" not in str(failure.value)
 
 
-async def test_a_reset_after_the_reply_s_headers_is_an_answer() -> None:
+async def test_post_reset_after_headers_is_a_response() -> None:
     async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\ncontent-length: 1000\r\n\r\npart")
         await writer.drain()
@@ -176,7 +176,7 @@ async def test_a_reset_after_the_reply_s_headers_is_an_answer() -> None:
     assert (response.status, response.complete) == (400, False)
 
 
-async def test_a_close_before_reading_is_never_called_not_sent_once_bytes_went_out() -> None:
+async def test_post_reset_after_first_byte_is_no_answer() -> None:
     async def shut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
         reset(writer)
@@ -187,7 +187,7 @@ async def test_a_close_before_reading_is_never_called_not_sent_once_bytes_went_o
 
 
 @pytest.mark.parametrize("close", [False, True])
-async def test_an_early_refusal_without_reading_the_body_is_an_answer(close: bool) -> None:
+async def test_post_early_refusal_is_a_response(close: bool) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply(413, b"too large", {"connection": "close"}))
@@ -201,7 +201,7 @@ async def test_an_early_refusal_without_reading_the_body_is_an_answer(close: boo
     assert (response.status, response.body) == (413, b"too large")
 
 
-async def test_garbage_is_no_answer() -> None:
+async def test_post_garbled_reply_is_no_answer() -> None:
     async with Receiver(always(b"220 smtp.example.com ESMTP\r\n\r\n")) as receiver, transport() as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
@@ -209,14 +209,14 @@ async def test_garbage_is_no_answer() -> None:
     assert failure.value.reason == "garbled"
 
 
-async def test_a_flood_of_headers_is_no_answer() -> None:
+async def test_post_header_flood_is_no_answer() -> None:
     flood = b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 100_000
     async with Receiver(always(flood)) as receiver, transport() as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url)
 
 
-async def test_an_endless_row_of_100_continue_ends_with_the_deadline() -> None:
+async def test_post_endless_100_continue_is_no_answer() -> None:
     async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -228,7 +228,7 @@ async def test_an_endless_row_of_100_continue_ends_with_the_deadline() -> None:
             await post(out, receiver.url, SHORT)
 
 
-async def test_a_refused_connection_is_not_sent() -> None:
+async def test_post_refused_connection_is_not_sent() -> None:
     async with transport() as out:
         with pytest.raises(NotSent) as failure:
             await post(out, f"http://127.0.0.1:{select_port()}/")
@@ -236,7 +236,7 @@ async def test_a_refused_connection_is_not_sent() -> None:
     assert failure.value.reason == "connect"
 
 
-async def test_a_name_that_does_not_exist_is_not_sent() -> None:
+async def test_post_unknown_host_is_not_sent() -> None:
     def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -248,7 +248,7 @@ async def test_a_name_that_does_not_exist_is_not_sent() -> None:
     assert "secret-path" not in str(failure.value)
 
 
-async def test_a_certificate_nobody_signed_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_post_untrusted_certificate_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, _ = certificate
     async with Receiver(context=server) as receiver, transport() as out:
         with pytest.raises(NotSent) as failure:
@@ -258,7 +258,7 @@ async def test_a_certificate_nobody_signed_is_not_sent(certificate: tuple[ssl.SS
     assert receiver.requests == []
 
 
-async def test_a_plain_server_behind_https_is_not_sent() -> None:
+async def test_post_plain_server_on_https_is_not_sent() -> None:
     async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
@@ -270,7 +270,7 @@ async def test_a_plain_server_behind_https_is_not_sent() -> None:
     assert failure.value.reason == "tls"
 
 
-async def test_a_handshake_that_hangs_is_not_sent() -> None:
+async def test_post_hanging_handshake_is_not_sent() -> None:
     # The kernel accepts into the backlog; nobody ever speaks TLS.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with transport() as out:
@@ -280,7 +280,7 @@ async def test_a_handshake_that_hangs_is_not_sent() -> None:
     assert failure.value.reason == "connect_timeout"
 
 
-async def test_the_connection_goes_to_the_address_that_was_judged(
+async def test_post_connects_to_the_checked_address(
     certificate: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     server, client = certificate
@@ -302,7 +302,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged(
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"]
 )
-async def test_a_public_name_with_a_private_address_never_leaves(address: str) -> None:
+async def test_post_public_name_with_private_address_is_refused(address: str) -> None:
     async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(address)]) as out:
         with pytest.raises(DestinationRefused) as failure:
             await post(out, f"https://rebind.example.com:{receiver.port}/")
@@ -311,7 +311,7 @@ async def test_a_public_name_with_a_private_address_never_leaves(address: str) -
     assert failure.value.reason == "private_address"
 
 
-async def test_a_name_that_changes_its_address_between_check_and_use_gains_nothing() -> None:
+async def test_post_rebinding_name_is_refused() -> None:
     answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
     async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
@@ -321,7 +321,7 @@ async def test_a_name_that_changes_its_address_between_check_and_use_gains_nothi
         assert receiver.connections == 0
 
 
-async def test_names_may_resolve_into_an_opened_network_over_https_only(
+async def test_post_opened_network_needs_https_for_names(
     certificate: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     server, client = certificate
@@ -337,14 +337,14 @@ async def test_names_may_resolve_into_an_opened_network_over_https_only(
     assert failure.value.reason == "scheme"
 
 
-async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_post_ignores_environment_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{select_port()}")
     async with Receiver() as receiver, transport() as out:
         assert (await post(out, receiver.url)).status == 200
 
 
-async def test_repeatable_messages_share_a_connection_and_others_never_do() -> None:
+async def test_post_shares_connections_if_repeatable_only() -> None:
     async with Receiver() as receiver, transport() as out:
         for _ in range(3):
             await post(out, receiver.url, repeatable=True)
@@ -356,7 +356,7 @@ async def test_repeatable_messages_share_a_connection_and_others_never_do() -> N
     assert receiver.requests[-1].headers["connection"] == "close"
 
 
-async def test_a_shared_connection_that_died_while_idle_costs_nothing() -> None:
+async def test_post_retries_on_dead_idle_connection() -> None:
     """The server closes each connection after one reply, and takes a second request on it without an answer."""
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -374,7 +374,7 @@ async def test_a_shared_connection_that_died_while_idle_costs_nothing() -> None:
         assert receiver.connections == 2
 
 
-async def test_a_repeat_that_cannot_connect_is_still_no_answer() -> None:
+async def test_post_retry_without_connection_is_no_answer() -> None:
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(reply())
@@ -388,7 +388,7 @@ async def test_a_repeat_that_cannot_connect_is_still_no_answer() -> None:
             await post(out, receiver.url, repeatable=True)
 
 
-async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
+async def test_post_broken_new_connection_is_not_retried() -> None:
     async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
@@ -399,7 +399,7 @@ async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
         assert receiver.connections == 1
 
 
-async def test_who_waits_for_a_connection_of_a_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduling.channels.http_client.PER_HOST", 1)
     arrived = asyncio.Event()
 
@@ -419,7 +419,7 @@ async def test_who_waits_for_a_connection_of_a_busy_host_is_not_sent(monkeypatch
     assert failure.value.reason == "busy"
 
 
-async def test_a_name_that_hangs_does_not_hold_up_another() -> None:
+async def test_post_slow_lookup_does_not_block_others() -> None:
     release = threading.Event()
 
     def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
@@ -438,7 +438,7 @@ async def test_a_name_that_hangs_does_not_hold_up_another() -> None:
     assert failure.value.reason == "connect_timeout"
 
 
-async def test_a_loop_shares_one_transport_until_it_is_closed() -> None:
+async def test_shared_transport_is_reused_until_closed() -> None:
     first = shared_transport()
     assert shared_transport() is first
 
@@ -447,7 +447,7 @@ async def test_a_loop_shares_one_transport_until_it_is_closed() -> None:
     assert shared_transport() is not first
 
 
-async def test_cookies_are_not_kept() -> None:
+async def test_post_keeps_no_cookies() -> None:
     async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport() as out:
         await post(out, receiver.url, repeatable=True)
         await post(out, receiver.url, repeatable=True)
@@ -455,7 +455,7 @@ async def test_cookies_are_not_kept() -> None:
     assert "cookie" not in receiver.requests[1].headers
 
 
-async def test_a_cancelled_request_closes_its_connection() -> None:
+async def test_post_cancelled_closes_its_connection() -> None:
     arrived = asyncio.Event()
 
     async def hang(request: Request, writer: asyncio.StreamWriter) -> None:

@@ -13,7 +13,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, signed_headers
-from tests.scheduling.channels.receivers import Cast, Receiver, Request, always, never, reply, reset
+from tests.scheduling.channels.receivers import MessageFactory, Receiver, Request, always, never, reply, reset
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -24,11 +24,15 @@ def far() -> datetime:
     return datetime.now(UTC) + timedelta(seconds=30)
 
 
-async def sent(cast: Cast, receiver: Receiver, *, repeatable: bool = True, **config: Any) -> Outcome:
-    return await Webhook({"url": receiver.url} | config, TIMEOUT).send(cast.message(repeatable=repeatable), far())
+async def sent(
+    message_factory: MessageFactory, receiver: Receiver, *, repeatable: bool = True, **config: Any
+) -> Outcome:
+    return await Webhook({"url": receiver.url} | config, TIMEOUT).send(
+        message_factory.message(repeatable=repeatable), far()
+    )
 
 
-def test_the_public_vector_of_standard_webhooks() -> None:
+def test_signature_matches_the_public_vector() -> None:
     """github.com/standard-webhooks, the libraries' shared example."""
 
     class _Vector:
@@ -42,30 +46,34 @@ def test_the_public_vector_of_standard_webhooks() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_the_trace_is_handed_on_with_the_same_span_on_each_attempt(cast: Cast) -> None:
+async def test_webhook_sends_traceparent_on_each_attempt(message_factory: MessageFactory) -> None:
     trace_id = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
     async with Receiver() as receiver:
         channel = Webhook({"url": receiver.url}, TIMEOUT)
-        for message in (cast.message(), cast.message(trace_id=trace_id), cast.message(trace_id=trace_id)):
+        for message in (
+            message_factory.message(),
+            message_factory.message(trace_id=trace_id),
+            message_factory.message(trace_id=trace_id),
+        ):
             await channel.send(message, far())
 
     without, first, second = receiver.requests
     assert "traceparent" not in without.headers
-    assert first.headers["traceparent"] == f"00-{trace_id.hex}-{cast.task_id.hex[16:]}-01"
+    assert first.headers["traceparent"] == f"00-{trace_id.hex}-{message_factory.task_id.hex[16:]}-01"
     assert second.headers["traceparent"] == first.headers["traceparent"]
 
 
-async def test_the_receiver_gets_the_touch_signed(cast: Cast) -> None:
+async def test_webhook_sends_signed_touch(message_factory: MessageFactory) -> None:
     async with Receiver() as receiver:
-        outcome = await sent(cast, receiver, secret=SECRET)
+        outcome = await sent(message_factory, receiver, secret=SECRET)
 
     assert outcome == Delivered("ok", 200)
     (request,) = receiver.requests
     Verifier(SECRET).verify(request.body, request.headers)
-    assert request.headers["webhook-id"] == str(cast.delivery_key)
+    assert request.headers["webhook-id"] == str(message_factory.delivery_key)
     assert request.headers["content-type"].startswith("application/json")
     assert request.json["data"] == {
-        "task_id": str(cast.task_id),
+        "task_id": str(message_factory.task_id),
         "user_id": "alice",
         "chat_id": "c1",
         "node": "presale-download",
@@ -83,37 +91,37 @@ async def test_the_receiver_gets_the_touch_signed(cast: Cast) -> None:
 
 
 @pytest.mark.parametrize("secret", [f"{SECRET} {OTHER}", [SECRET, OTHER]])
-async def test_while_secrets_rotate_either_verifies(cast: Cast, secret: Any) -> None:
+async def test_webhook_rotated_secrets_both_verify(message_factory: MessageFactory, secret: Any) -> None:
     async with Receiver() as receiver:
-        await sent(cast, receiver, secret=secret)
+        await sent(message_factory, receiver, secret=secret)
 
     (request,) = receiver.requests
     for each in (SECRET, OTHER):
         Verifier(each).verify(request.body, request.headers)
 
 
-async def test_without_a_secret_it_is_unsigned_but_has_its_id_and_time(cast: Cast) -> None:
+async def test_webhook_without_secret_has_id_and_time(message_factory: MessageFactory) -> None:
     async with Receiver() as receiver:
-        await sent(cast, receiver)
+        await sent(message_factory, receiver)
 
     headers = receiver.requests[0].headers
     assert "webhook-signature" not in headers
-    assert headers["webhook-id"] == str(cast.delivery_key)
+    assert headers["webhook-id"] == str(message_factory.delivery_key)
     assert abs(int(headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
 
 
-async def test_a_community_s_target_overrides_the_channel_s(cast: Cast) -> None:
+async def test_community_target_overrides_the_channel(message_factory: MessageFactory) -> None:
     channel = Webhook({"url": "https://example.com/hook", "secret": SECRET}, TIMEOUT)
     async with Receiver() as receiver:
-        plain = cast.message(target={"url": receiver.url})
-        own = cast.message(target={"url": receiver.url, "secret": OTHER})
+        plain = message_factory.message(target={"url": receiver.url})
+        own = message_factory.message(target={"url": receiver.url, "secret": OTHER})
         assert isinstance(await channel.send(plain, far()), Delivered)
         assert isinstance(await channel.send(own, far()), Delivered)
 
     first, second = receiver.requests
     Verifier(SECRET).verify(first.body, first.headers)
     Verifier(OTHER).verify(second.body, second.headers)
-    assert channel.target_key(plain) == channel.target_key(own) != channel.target_key(cast.message())
+    assert channel.target_key(plain) == channel.target_key(own) != channel.target_key(message_factory.message())
     assert receiver.url not in channel.target_key(plain)
 
 
@@ -152,89 +160,91 @@ RETRY = {"retry-after": "120"}
         (799, {}, Permanent("http_other", "said", 799)),
     ],
 )
-async def test_what_a_status_means(cast: Cast, status: int, headers: dict[str, str], expected: Outcome) -> None:
+async def test_webhook_status_determines_outcome(
+    message_factory: MessageFactory, status: int, headers: dict[str, str], expected: Outcome
+) -> None:
     body = b"" if status == 304 else b"said"
     async with Receiver(always(reply(status, body, headers))) as receiver:
-        assert await sent(cast, receiver) == expected
+        assert await sent(message_factory, receiver) == expected
 
     assert len(receiver.requests) == 1
 
 
-async def test_an_http_date_counts_from_now(cast: Cast) -> None:
+async def test_retry_after_date_counts_from_now(message_factory: MessageFactory) -> None:
     date = {"retry-after": "Fri, 20 Nov 2026 08:02:00 GMT"}
     with time_machine.travel(datetime(2026, 11, 20, 8, 0, tzinfo=UTC), tick=False):
         async with Receiver(always(reply(503, b"", date))) as receiver:
-            assert await sent(cast, receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
+            assert await sent(message_factory, receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422])
-async def test_client_error_on_a_channel_that_is_not_repeatable_is_permanent(cast: Cast, status: int) -> None:
+async def test_client_error_not_repeatable_is_permanent(message_factory: MessageFactory, status: int) -> None:
     async with Receiver(always(reply(status))) as receiver:
-        assert isinstance(await sent(cast, receiver, repeatable=False), Permanent)
+        assert isinstance(await sent(message_factory, receiver, repeatable=False), Permanent)
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-async def test_an_error_that_may_hide_an_effect_is_unknown_where_a_repeat_has_a_second_one(
-    cast: Cast, status: int
-) -> None:
+async def test_server_error_not_repeatable_is_unknown(message_factory: MessageFactory, status: int) -> None:
     async with Receiver(always(reply(status))) as receiver:
-        assert await sent(cast, receiver, repeatable=False) == Unknown(f"http_{status}", "ok")
+        assert await sent(message_factory, receiver, repeatable=False) == Unknown(f"http_{status}", "ok")
 
 
-async def test_a_reply_is_kept_to_1000_characters_that_postgresql_takes(cast: Cast) -> None:
+async def test_webhook_reply_is_cut_and_storable(message_factory: MessageFactory) -> None:
     async with Receiver(always(reply(200, b"\x00\xff" + "您".encode() * 5000))) as receiver:
-        outcome = await sent(cast, receiver)
+        outcome = await sent(message_factory, receiver)
 
     assert isinstance(outcome, Delivered)
     assert outcome.reply == "\N{REPLACEMENT CHARACTER}" + "您" * 999
 
 
-async def test_connection_refused_is_transient(cast: Cast) -> None:
+async def test_connection_refused_is_transient(message_factory: MessageFactory) -> None:
     channel = Webhook({"url": f"http://127.0.0.1:{select_port()}/"}, TIMEOUT)
 
-    outcome = await channel.send(cast.message(), far())
+    outcome = await channel.send(message_factory.message(), far())
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "connect"
 
 
-async def test_silence_is_unknown_by_the_sooner_of_deadline_and_timeout(cast: Cast) -> None:
+async def test_webhook_timeout_or_deadline_is_unknown(message_factory: MessageFactory) -> None:
     async with Receiver(lambda request, writer: never()) as receiver:
         by_timeout = Webhook({"url": receiver.url}, timedelta(seconds=1))
-        assert await by_timeout.send(cast.message(), far()) == Unknown("timeout", "no answer within the time limit")
+        assert await by_timeout.send(message_factory.message(), far()) == Unknown(
+            "timeout", "no answer within the time limit"
+        )
         by_deadline = Webhook({"url": receiver.url}, TIMEOUT)
         deadline = datetime.now(UTC) + timedelta(seconds=1)
-        assert isinstance(await by_deadline.send(cast.message(), deadline), Unknown)
+        assert isinstance(await by_deadline.send(message_factory.message(), deadline), Unknown)
 
 
-async def test_a_deadline_that_has_passed_sends_nothing(cast: Cast) -> None:
+async def test_webhook_after_deadline_is_not_sent(message_factory: MessageFactory) -> None:
     async with Receiver() as receiver:
         channel = Webhook({"url": receiver.url}, TIMEOUT)
-        outcome = await channel.send(cast.message(), datetime.now(UTC))
+        outcome = await channel.send(message_factory.message(), datetime.now(UTC))
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "no_time"
     assert receiver.connections == 0
 
 
-async def test_a_reset_is_unknown(cast: Cast) -> None:
+async def test_webhook_reset_is_unknown(message_factory: MessageFactory) -> None:
     async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
     async with Receiver(slam) as receiver:
-        assert isinstance(await sent(cast, receiver), Unknown)
+        assert isinstance(await sent(message_factory, receiver), Unknown)
 
 
-async def test_a_bad_target_is_permanent_and_leaves_no_trace_of_the_url(cast: Cast) -> None:
+async def test_bad_target_is_permanent_without_url(message_factory: MessageFactory) -> None:
     channel = Webhook({"url": "https://example.com/"}, TIMEOUT)
 
-    outcome = await channel.send(cast.message(target={"url": "https://10.0.0.1/secret-path"}), far())
+    outcome = await channel.send(message_factory.message(target={"url": "https://10.0.0.1/secret-path"}), far())
 
     assert outcome == Permanent("bad_target", "url: the address is not public")
 
 
-async def test_surrogates_and_odd_values_do_not_stop_a_touch(cast: Cast) -> None:
-    message = cast.message(body="\ud800 lone", event={"time": datetime(2026, 1, 1, tzinfo=UTC)})
+async def test_webhook_sends_surrogates_and_odd_values(message_factory: MessageFactory) -> None:
+    message = message_factory.message(body="\ud800 lone", event={"time": datetime(2026, 1, 1, tzinfo=UTC)})
     async with Receiver() as receiver:
         outcome = await Webhook({"url": receiver.url, "secret": SECRET}, TIMEOUT).send(message, far())
 
@@ -257,24 +267,24 @@ async def test_surrogates_and_odd_values_do_not_stop_a_touch(cast: Cast) -> None
         ({"url": "https://example.com/", "secret": [1]}, "secret: must be text"),
     ],
 )
-def test_a_config_that_cannot_work_says_where(config: dict[str, Any], error: str) -> None:
+def test_webhook_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError) as raised:
         Webhook(config, TIMEOUT)
 
     assert str(raised.value).startswith(error)
 
 
-def test_a_timeout_must_be_positive() -> None:
+def test_webhook_timeout_must_be_positive() -> None:
     with pytest.raises(ValueError, match="timeout: "):
         Webhook({"url": "https://example.com/"}, timedelta(0))
 
 
-def test_targets_are_checked_like_configs() -> None:
+def test_webhook_target_is_validated() -> None:
     Webhook.validate_target({})
     Webhook.validate_target({"url": "https://example.com/"})
     with pytest.raises(ValueError, match="url: is missing"):
         Webhook.validate_target({"secret": SECRET})
 
 
-def test_padding_of_secrets_is_optional() -> None:
+def test_webhook_secret_padding_is_optional() -> None:
     assert read_secrets({"secret": "whsec_" + "A" * 35}) == ("whsec_" + "A" * 35,)

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 
 from scheduling.models import Configuration
 
-HOUSE = """
+BASE_CONFIG = """
 version: 1
 channels: [{key: log, kind: log}]
 templates: [{key: guide, content_type: guide, category: service, body: "您好 {{ user.name }}"}]
@@ -76,6 +76,6 @@ def export(db: None) -> Apply:
 
 
 @pytest.fixture
-def house() -> str:
+def base_config() -> str:
     """One channel, one template, one stage, one node."""
-    return HOUSE
+    return BASE_CONFIG

@@ -39,7 +39,7 @@ def out(*lines: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def test_a_new_house_is_stored_with_every_key_of_the_format(apply: Apply) -> None:
+def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
     EventType.objects.bulk_create(EventType(key=key) for key in ("material.downloaded", "order.paid"))
     said = apply(
         f"""
@@ -111,17 +111,17 @@ def test_a_new_house_is_stored_with_every_key_of_the_format(apply: Apply) -> Non
     assert quiet.enabled is False
 
 
-def test_defaults_are_those_of_the_channel_kind_and_the_model(apply: Apply, house: str) -> None:
-    apply(house + "communities: [{chat_id: c1}]\n")
+def test_apply_uses_defaults_of_kind_and_model(apply: Apply, base_config: str) -> None:
+    apply(base_config + "communities: [{chat_id: c1}]\n")
     assert ChannelConfig.objects.get().idempotent is channel_kinds()["log"].default_idempotent
     node = Node.objects.get()
     assert (node.enabled, node.expires_after, node.rollout_percent) == (True, timedelta(days=3), 100)
     assert (node.goal_within, node.canary_template, node.delay_rules) == (None, None, None)
 
 
-def test_the_difference_is_printed_field_by_field(apply: Apply, house: str) -> None:
-    apply(house)
-    changed = house.replace("delay: 15m", "delay: 20m, guards: {cap: ignore}").replace("您好", "早上好")
+def test_apply_prints_changed_fields(apply: Apply, base_config: str) -> None:
+    apply(base_config)
+    changed = base_config.replace("delay: 15m", "delay: 20m, guards: {cap: ignore}").replace("您好", "早上好")
     said = apply(changed.replace("name: 售前", "name: 客户旅程"))
     assert said == out(
         "templates",
@@ -142,19 +142,19 @@ def test_the_difference_is_printed_field_by_field(apply: Apply, house: str) -> N
     assert Template.objects.get().version == 2
 
 
-def test_applying_again_changes_nothing_and_counts_no_version_up(apply: Apply, house: str) -> None:
+def test_apply_again_changes_nothing(apply: Apply, base_config: str) -> None:
     EventType.objects.create(key="material.downloaded")
-    apply(house)
+    apply(base_config)
     before = Configuration.objects.get().version
-    assert apply(house) == "no changes\n"
+    assert apply(base_config) == "no changes\n"
     assert Configuration.objects.get().version == before
     assert Node.objects.get().version == 1
     assert Node.history.count() == 1
 
 
-def test_only_what_changes_gets_a_version_and_a_history_with_its_reason(apply: Apply, house: str) -> None:
-    apply(house)
-    apply(house.replace("delay: 15m", "delay: 20m"))
+def test_apply_versions_changed_rows_only(apply: Apply, base_config: str) -> None:
+    apply(base_config)
+    apply(base_config.replace("delay: 15m", "delay: 20m"))
     assert (Node.objects.get().version, Template.objects.get().version, ChannelConfig.objects.get().version) == (
         2,
         1,
@@ -163,28 +163,28 @@ def test_only_what_changes_gets_a_version_and_a_history_with_its_reason(apply: A
     assert list(Node.history.values_list("history_change_reason", flat=True)) == ["apply_config house.yaml"] * 2
 
 
-def test_a_text_that_comes_or_goes_is_a_new_version_of_its_template(apply: Apply, house: str) -> None:
-    apply(house)
+def test_apply_text_change_is_a_template_version(apply: Apply, base_config: str) -> None:
+    apply(base_config)
     text = "{key: guide, content_type: guide, category: service, body: Hi, locale: en}"
-    english = house.replace("templates: [", f"templates: [{text}, ")
+    english = base_config.replace("templates: [", f"templates: [{text}, ")
     said = apply(english)
     assert "      body[en]: (none) → Hi\n" in said
     assert Template.objects.get().version == 2
-    apply(house)
+    apply(base_config)
     assert Template.objects.get().version == 3
     assert TemplateText.objects.get().locale == "zh-hans"
 
 
-def test_a_dry_run_prints_the_same_and_writes_nothing(apply: Apply, house: str) -> None:
-    dry = apply(house, "--dry-run")
+def test_apply_dry_run_prints_same_and_writes_nothing(apply: Apply, base_config: str) -> None:
+    dry = apply(base_config, "--dry-run")
     assert not Node.objects.exists()
-    wet = apply(house)
+    wet = apply(base_config)
     assert dry.removesuffix("dry run: nothing was stored\n") == wet.removesuffix("applied\n")
     assert Node.objects.exists()
 
 
-def test_what_a_section_leaves_out_is_retired_and_comes_back_when_it_is_listed_again(apply: Apply, house: str) -> None:
-    apply(house)
+def test_apply_retires_unlisted_and_restores_listed(apply: Apply, base_config: str) -> None:
+    apply(base_config)
     first = Node.objects.get()
     said = apply("nodes: []")
     assert said == out(
@@ -196,22 +196,22 @@ def test_what_a_section_leaves_out_is_retired_and_comes_back_when_it_is_listed_a
     assert Node.objects.get().retired_at is not None
     assert apply("nodes: []") == "no changes\n"
     assert apply("stages: []\ntemplates: []\nchannels: []").count("(retired)") == 3
-    said = apply(house)
+    said = apply(base_config)
     assert said.count("(was retired)") == 4
     node = Node.objects.get()
     assert (node.pk, node.retired_at, node.version) == (first.pk, None, 3)
     assert not Stage.objects.exclude(retired_at=None).exists()
 
 
-def test_a_section_that_is_absent_is_untouched(apply: Apply, house: str) -> None:
-    apply(house)
+def test_apply_absent_section_is_unchanged(apply: Apply, base_config: str) -> None:
+    apply(base_config)
     assert apply("version: 1") == "no changes\n"
     apply("templates: [{key: guide, content_type: guide, category: service, body: 您好}]")
     assert Node.objects.get().retired_at is None
     assert Stage.objects.get().retired_at is None
 
 
-def test_chats_that_wrote_themselves_down_are_nobodys_configuration(apply: Apply, export: Apply) -> None:
+def test_apply_ignores_recorded_communities(apply: Apply, export: Apply) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('c9', '', '')")
     assert apply("communities: [{chat_id: c1, name: 一群}]") == out("communities", "  + c1", "applied")
@@ -219,7 +219,7 @@ def test_chats_that_wrote_themselves_down_are_nobodys_configuration(apply: Apply
     assert "c9" not in export()
 
 
-def test_rules_are_matched_by_kind_and_scope_in_their_order(apply: Apply) -> None:
+def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
     apply(
         """
         harassment_rules: [{kind: cap, limit: 3, window: 24h}, {kind: cap, limit: 9, window: 7d}, {kind: conversation}]
@@ -242,18 +242,18 @@ def test_rules_are_matched_by_kind_and_scope_in_their_order(apply: Apply) -> Non
     assert HarassmentRule.objects.count() == 3
 
 
-def test_secrets_are_kept_by_their_marker_and_never_printed(apply: Apply, export: Apply) -> None:
-    house = f"""
+def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply) -> None:
+    base_config = f"""
     channels: [{{key: hook, kind: webhook, url: "{HOOK}", secret: {SECRET}}}]
     communities: [{{chat_id: c1, targets: {{wecom: {{url: "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=s3"}}}}}}]
     """
-    assert SECRET not in apply(house)
+    assert SECRET not in apply(base_config)
     shown = export()
     assert (SECRET in shown, HOOK in shown, "s3" in shown) == (False, False, False)
     assert "secret: (kept)" in shown
     assert apply(shown) == "no changes\n"
     assert ChannelConfig.objects.get().config == {"url": HOOK, "secret": SECRET}
-    said = apply(house.replace(SECRET, "whsec_" + "B" * 32).replace("key=s3", "key=s4"))
+    said = apply(base_config.replace(SECRET, "whsec_" + "B" * 32).replace("key=s3", "key=s4"))
     assert said == out(
         "channels", "  ~ hook", "      secret: (secret) → (secret)",
         "communities", "  ~ c1", "      targets.wecom.url: (secret) → (secret)", "applied",
@@ -263,16 +263,16 @@ def test_secrets_are_kept_by_their_marker_and_never_printed(apply: Apply, export
     assert apply(whole) == "no changes\n"
 
 
-def test_a_kept_secret_of_another_kind_is_not_there(apply: Apply, refused: Callable[..., list[str]]) -> None:
+def test_apply_kept_secret_of_other_kind_is_refused(apply: Apply, refused: Callable[..., list[str]]) -> None:
     apply(f"channels: [{{key: hook, kind: webhook, url: '{HOOK}'}}]")
     assert refused("channels: [{key: hook, kind: email, url: (kept)}]")[0] == (
         "channels[0].url: there is nothing stored to keep"
     )
 
 
-def test_a_plan_is_not_stored_over_somebody_elses_edit(apply: Apply, house: str) -> None:
-    apply(house)
-    given = document.parse_document(house.replace("delay: 15m", "delay: 20m").encode())
+def test_store_plan_refuses_concurrent_edit(apply: Apply, base_config: str) -> None:
+    apply(base_config)
+    given = document.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
     planned = plan.plan_changes(given)
     Node.objects.update(delay=timedelta(minutes=5))
     with pytest.raises(Conflict, match="another user changed the configuration at the same time"):
@@ -281,10 +281,10 @@ def test_a_plan_is_not_stored_over_somebody_elses_edit(apply: Apply, house: str)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_file_waits_for_an_edit_that_is_under_way_and_then_refuses(house: str) -> None:
-    given = document.parse_document(house.encode())
+def test_store_plan_waits_for_open_edit_and_refuses(base_config: str) -> None:
+    given = document.parse_document(base_config.encode())
     plan.store_plan(given, plan.plan_changes(given), Stamp("first"))
-    later = document.parse_document(house.replace("delay: 15m", "delay: 20m").encode())
+    later = document.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
     outcome: list[Any] = []
 
     def apply_later() -> None:
@@ -308,8 +308,8 @@ def test_a_file_waits_for_an_edit_that_is_under_way_and_then_refuses(house: str)
     assert Node.objects.get().delay == timedelta(minutes=1)
 
 
-def test_export_writes_a_file_and_keeps_secrets_from_others(apply: Apply, house: str, tmp_path: Any) -> None:
-    apply(house)
+def test_export_with_secrets_is_private_file(apply: Apply, base_config: str, tmp_path: Any) -> None:
+    apply(base_config)
     call_command("export_config", str(tmp_path / "open.yaml"))
     call_command("export_config", str(tmp_path / "closed.yaml"), "--with-secrets")
     assert (tmp_path / "open.yaml").stat().st_mode & 0o777 == 0o644

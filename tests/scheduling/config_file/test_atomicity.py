@@ -10,8 +10,8 @@ from django.db import IntegrityError, connection
 
 from config.local.processes import wait_until
 from scheduling.models import ChannelConfig, Node, Stage, Template
-from tests.scheduling.config_file.conftest import HOUSE
-from tests.scheduling.core.conftest import held_elsewhere
+from tests.scheduling.config_file.conftest import BASE_CONFIG
+from tests.scheduling.core.conftest import held_by_second_connection
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
 NAME = "apply-config-to-kill"
@@ -37,23 +37,23 @@ def execute(statement: str) -> None:
 
 
 @pytest.mark.django_db
-def test_apply_config_whose_last_section_fails_stores_nothing(apply: Callable[..., str]) -> None:
+def test_apply_config_failing_late_stores_nothing(apply: Callable[..., str]) -> None:
     execute("ALTER TABLE scheduling_historicalnode ADD CONSTRAINT refused CHECK (key <> 'presale-download')")
 
     with pytest.raises(IntegrityError, match="refused"):
-        apply(HOUSE)
+        apply(BASE_CONFIG)
 
     assert count_rows() == [0, 0, 0, 0]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_apply_config_killed_in_its_last_section_stores_nothing(apply: Callable[..., str], tmp_path: Path) -> None:
+def test_apply_config_killed_late_stores_nothing(apply: Callable[..., str], tmp_path: Path) -> None:
     """The sections before are written; the node's history waits for the lock when the process is killed."""
     file = tmp_path / "killed.yaml"
-    file.write_text(HOUSE, encoding="utf-8")
+    file.write_text(BASE_CONFIG, encoding="utf-8")
 
     with (
-        held_elsewhere(lambda: execute("LOCK TABLE scheduling_historicalnode IN SHARE MODE"), commit=False),
+        held_by_second_connection(lambda: execute("LOCK TABLE scheduling_historicalnode IN SHARE MODE"), commit=False),
         program(APPLY, str(file)) as process,
     ):
         assert wait_until(lambda: waits_for_a_lock(NAME), 60)
@@ -62,5 +62,5 @@ def test_apply_config_killed_in_its_last_section_stores_nothing(apply: Callable[
     assert wait_until(lambda: not is_connected(NAME), 60)
 
     assert count_rows() == [0, 0, 0, 0]
-    assert "applied" in apply(HOUSE)
+    assert "applied" in apply(BASE_CONFIG)
     assert count_rows() == [1, 1, 1, 1]

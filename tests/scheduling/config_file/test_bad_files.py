@@ -13,9 +13,9 @@ Refused = Callable[..., list[str]]
 NODE = "{key: n, stage: presale, trigger: order.paid, template: guide, channel: log"
 
 
-def with_node(house: str, rest: str) -> str:
+def with_node(base_config: str, rest: str) -> str:
     """The house with another node whose remaining keys are `rest`."""
-    return house.replace("nodes:\n", f"nodes:\n  - {NODE}, {rest}}}\n")
+    return base_config.replace("nodes:\n", f"nodes:\n  - {NODE}, {rest}}}\n")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def with_node(house: str, rest: str) -> str:
         ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
     ],
 )  # fmt: skip
-def test_a_bad_section_is_refused(refused: Refused, section: str, message: str) -> None:
+def test_bad_section_is_refused(refused: Refused, section: str, message: str) -> None:
     assert refused(section) == [message, "nothing was stored"]
 
 
@@ -148,13 +148,13 @@ def test_a_bad_section_is_refused(refused: Refused, section: str, message: str) 
          "duration; write it like 15m, 2h, 7d or 1h30m"),
     ],
 )  # fmt: skip
-def test_a_bad_node_is_refused(refused: Refused, house: str, rest: str, message: str) -> None:
-    lines = refused(with_node(house, rest))
+def test_bad_node_is_refused(refused: Refused, base_config: str, rest: str, message: str) -> None:
+    lines = refused(with_node(base_config, rest))
     assert [line.rpartition("house.yaml: ")[2] for line in lines] == [message, "nothing was stored"]
 
 
-def test_references_are_to_what_stands_in_the_file(refused: Refused, apply: Callable[..., str], house: str) -> None:
-    apply(house)
+def test_apply_references_must_be_in_the_file(refused: Refused, apply: Callable[..., str], base_config: str) -> None:
+    apply(base_config)
     assert refused(
         """
         templates: [{key: other, content_type: guide, body: x}]
@@ -168,8 +168,8 @@ def test_references_are_to_what_stands_in_the_file(refused: Refused, apply: Call
     ]
 
 
-def test_what_is_still_used_is_not_retired(refused: Refused, apply: Callable[..., str], house: str) -> None:
-    apply(house)
+def test_apply_retiring_a_used_row_is_refused(refused: Refused, apply: Callable[..., str], base_config: str) -> None:
+    apply(base_config)
     assert refused("templates: []\nchannels: []") == [
         "templates: template “guide” is not listed, but node “presale-download” still uses it",
         "channels: channel “log” is not listed, but node “presale-download” still uses it",
@@ -177,7 +177,7 @@ def test_what_is_still_used_is_not_retired(refused: Refused, apply: Callable[...
     ]
 
 
-def test_all_that_is_wrong_is_said_at_once_and_nothing_is_stored(refused: Refused) -> None:
+def test_apply_reports_all_errors_and_stores_nothing(refused: Refused) -> None:
     before = Configuration.objects.get().version
     assert refused(
         """
@@ -206,7 +206,7 @@ def test_all_that_is_wrong_is_said_at_once_and_nothing_is_stored(refused: Refuse
     assert Configuration.objects.get().version == before
 
 
-def test_a_file_that_is_not_there_is_named(db: None) -> None:
+def test_apply_missing_file_is_reported(db: None) -> None:
     from django.core.management import call_command
     from django.core.management.base import CommandError
 

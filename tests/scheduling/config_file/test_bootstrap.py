@@ -32,7 +32,7 @@ def bootstrap() -> str:
     return out.getvalue()
 
 
-def test_the_articles_matrix_is_shipped() -> None:
+def test_bootstrap_stores_the_shipped_matrix() -> None:
     assert bootstrap().startswith("Shipped matrix: 5 nodes\n")
     assert [
         (node.stage.name, node.trigger, node.delay.total_seconds(), node.template.content_type, node.channel.kind)
@@ -53,7 +53,7 @@ def test_the_articles_matrix_is_shipped() -> None:
     ]  # fmt: skip
 
 
-def test_every_shipped_text_exists_in_both_languages_and_can_be_rendered(matrix_event: EventSpec) -> None:
+def test_shipped_texts_render_in_both_languages(matrix_event: EventSpec) -> None:
     bootstrap()
     for template in Template.objects.all():
         texts = tuple(TextSpec(each.locale, each.subject, each.body) for each in template.texts.all())
@@ -73,7 +73,7 @@ def matrix_event() -> EventSpec:
     return EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
 
 
-def test_starting_again_changes_nothing() -> None:
+def test_bootstrap_again_changes_nothing() -> None:
     bootstrap()
     before = Configuration.objects.get().version
     said = bootstrap()
@@ -81,7 +81,7 @@ def test_starting_again_changes_nothing() -> None:
     assert Configuration.objects.get().version == before
 
 
-def test_what_ops_have_made_is_left_alone() -> None:
+def test_bootstrap_keeps_existing_configuration() -> None:
     ChannelConfig.objects.create(key="mine", kind="log")
     HarassmentRule.objects.create(kind="conversation", enabled=False)
     TemplateText.objects.create(template=Template.objects.create(key="usage-guide", content_type="own"), body="mine")
@@ -94,7 +94,7 @@ def test_what_ops_have_made_is_left_alone() -> None:
     assert Node.objects.count() == 4
 
 
-def test_event_types_get_their_names_even_where_they_were_seen_before() -> None:
+def test_bootstrap_names_event_types() -> None:
     EventType.objects.create(key="customer.inactive")
     EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     bootstrap()
@@ -104,7 +104,7 @@ def test_event_types_get_their_names_even_where_they_were_seen_before() -> None:
     assert EventType.objects.count() == 9
 
 
-def test_groups_may_look_act_and_edit() -> None:
+def test_bootstrap_groups_have_nested_permissions() -> None:
     bootstrap()
     may = {group.name: set(group.permissions.values_list("codename", flat=True)) for group in Group.objects.all()}
     assert may["viewer"] < may["operator"] < may["editor"]
@@ -117,7 +117,7 @@ def test_groups_may_look_act_and_edit() -> None:
     assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
 
 
-def test_a_permission_that_was_added_by_hand_stays() -> None:
+def test_bootstrap_keeps_added_permissions() -> None:
     bootstrap()
     extra = Permission.objects.get(codename="add_apikey")
     Group.objects.get(name="viewer").permissions.add(extra)
@@ -125,7 +125,7 @@ def test_a_permission_that_was_added_by_hand_stays() -> None:
     assert extra in Group.objects.get(name="viewer").permissions.all()
 
 
-def test_the_demo_gets_a_login_that_only_its_owner_can_read(state_dir: Path) -> None:
+def test_bootstrap_writes_private_demo_password(state_dir: Path) -> None:
     said = bootstrap()
     file = state_dir / "demo-password"
     password = file.read_text().strip()
@@ -136,7 +136,7 @@ def test_the_demo_gets_a_login_that_only_its_owner_can_read(state_dir: Path) -> 
     assert bootstrap() == f"Demo login: demo / {password}\n"
 
 
-def test_a_lost_password_file_is_written_anew(state_dir: Path) -> None:
+def test_bootstrap_replaces_lost_password_file(state_dir: Path) -> None:
     bootstrap()
     (state_dir / "demo-password").unlink()
     said = bootstrap()
@@ -145,7 +145,7 @@ def test_a_lost_password_file_is_written_anew(state_dir: Path) -> None:
     assert get_user_model().objects.get(username="demo").check_password(password)
 
 
-def test_a_password_that_somebody_changed_is_not_printed_wrongly() -> None:
+def test_bootstrap_does_not_print_changed_password() -> None:
     bootstrap()
     user = get_user_model().objects.get(username="demo")
     user.set_password("something else")
@@ -153,7 +153,7 @@ def test_a_password_that_somebody_changed_is_not_printed_wrongly() -> None:
     assert bootstrap() == "Demo login: demo / (the password was changed)\n"
 
 
-def test_production_gets_no_login(settings: Settings, state_dir: Path) -> None:
+def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: Path) -> None:
     settings.AFTERTOUCH_DEMO = False
     assert bootstrap() == "Shipped matrix: 5 nodes\n"
     del settings.AFTERTOUCH_DEMO
@@ -163,7 +163,7 @@ def test_production_gets_no_login(settings: Settings, state_dir: Path) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_starts_at_once_ship_once() -> None:
+def test_concurrent_bootstraps_ship_once() -> None:
     said: list[str] = []
     failed: list[BaseException] = []
 

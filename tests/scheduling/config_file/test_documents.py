@@ -20,12 +20,12 @@ PLAIN = st.recursive(
 )
 
 
-def test_words_and_times_stay_texts() -> None:
+def test_document_keeps_words_and_times_as_text() -> None:
     given = parse_document(b"a: no\nb: 22:00\nc: 2024-01-01\nd: 010\ne: on\nf: 1_000\n")
     assert given == {"a": "no", "b": "22:00", "c": "2024-01-01", "d": "010", "e": "on", "f": "1_000"}
 
 
-def test_the_core_of_yaml_is_read() -> None:
+def test_document_reads_core_yaml() -> None:
     assert parse_document(b"a: 1\nb: 2.5\nc: true\nd: null\ne: [x, {y: z}]\nf:\n") == {
         "a": 1, "b": 2.5, "c": True, "d": None, "e": ["x", {"y": "z"}], "f": None,
     }  # fmt: skip
@@ -56,22 +56,22 @@ def test_the_core_of_yaml_is_read() -> None:
         (b"#" * (MAX_SIZE + 1), f"the file must not be larger than {MAX_SIZE} bytes"),
     ],
 )  # fmt: skip
-def test_what_could_surprise_is_refused(text: bytes, message: str) -> None:
+def test_document_ambiguous_yaml_is_refused(text: bytes, message: str) -> None:
     with pytest.raises(InvalidDocument) as error:
         parse_document(text)
     assert str(error.value) == message
 
 
-def test_an_empty_file_says_nothing() -> None:
+def test_empty_document_has_no_sections() -> None:
     assert parse_document(b"") == {}
     assert parse_document(b"\xef\xbb\xbfa: 1") == {"a": 1}
 
 
 @given(st.dictionaries(TEXTS, PLAIN, max_size=4))
-def test_what_is_written_is_read_as_the_same(document: dict[str, object]) -> None:
+def test_document_round_trips(document: dict[str, object]) -> None:
     assert parse_document(format_document(document).encode()) == document
 
 
-def test_chinese_is_written_as_chinese() -> None:
+def test_document_writes_chinese_unescaped() -> None:
     assert format_document({"name": "旗舰店"}) == "name: 旗舰店\n"
     assert format_document({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"

@@ -26,7 +26,7 @@ from scheduling.durations import YEAR, format_duration, from_seconds, parse_dura
         ("365d", YEAR),
     ],
 )
-def test_a_duration_is_read(text: str, span: timedelta) -> None:
+def test_parse_duration_reads_valid_text(text: str, span: timedelta) -> None:
     assert parse_duration(text) == span
 
 
@@ -47,19 +47,19 @@ def test_a_duration_is_read(text: str, span: timedelta) -> None:
         ("999999999999999999d", "must not be longer than a year (365d)"),
     ],
 )
-def test_what_is_no_duration_is_refused(text: str, message: str) -> None:
+def test_parse_duration_refuses_invalid_text(text: str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_duration(text)
     assert str(error.value) == message
 
 
 @given(st.timedeltas(min_value=timedelta(0), max_value=YEAR))
-def test_what_is_written_is_read_as_the_same_span(span: timedelta) -> None:
+def test_duration_round_trips(span: timedelta) -> None:
     assert parse_duration(format_duration(span)) == span
     assert from_seconds(to_seconds(span)) == span
 
 
-def test_spans_are_written_as_people_say_them() -> None:
+def test_format_duration_is_short() -> None:
     assert format_duration(timedelta(days=7)) == "7d"
     assert format_duration(timedelta(minutes=90)) == "1h30m"
     assert format_duration(timedelta(0)) == "0"

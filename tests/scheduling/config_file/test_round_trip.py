@@ -164,8 +164,8 @@ harassment_rules = st.lists(
 
 
 @st.composite
-def houses(draw: st.DrawFn) -> dict[str, Any]:
-    house: dict[str, Any] = {
+def draw_configs(draw: st.DrawFn) -> dict[str, Any]:
+    base_config: dict[str, Any] = {
         "version": 1,
         "channels": draw(channels),
         "templates": draw(templates()),
@@ -174,14 +174,14 @@ def houses(draw: st.DrawFn) -> dict[str, Any]:
         "delay_rules": draw(delay_rules),
         "harassment_rules": draw(harassment_rules),
     }
-    named = [sorted({entry["key"] for entry in house[name]}) for name in ("stages", "templates", "channels")]
-    house["nodes"] = draw(listed(node(*named))) if all(named) else []
-    return house
+    named = [sorted({entry["key"] for entry in base_config[name]}) for name in ("stages", "templates", "channels")]
+    base_config["nodes"] = draw(listed(node(*named))) if all(named) else []
+    return base_config
 
 
-def apply_house(house: dict[str, Any]) -> plan.ChangePlan:
+def apply_document(base_config: dict[str, Any]) -> plan.ChangePlan:
     """Through the text, as a file goes."""
-    given = document.parse_document(document.format_document(house).encode())
+    given = document.parse_document(document.format_document(base_config).encode())
     planned = plan.plan_changes(given)
     plan.store_plan(given, planned, Stamp("test"))
     return planned
@@ -189,22 +189,24 @@ def apply_house(house: dict[str, Any]) -> plan.ChangePlan:
 
 @pytest.mark.django_db
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(first=houses(), second=houses(), with_secrets=flags)
-def test_an_export_changes_nothing(first: dict[str, Any], second: dict[str, Any], with_secrets: bool) -> None:
+@given(first=draw_configs(), second=draw_configs(), with_secrets=flags)
+def test_exported_config_applies_without_change(
+    first: dict[str, Any], second: dict[str, Any], with_secrets: bool
+) -> None:
     with transaction.atomic():
-        for house in (first, second):
-            apply_house(house)
-            assert apply_house(house).changes == []
-            assert apply_house(exported(with_secrets=with_secrets)).changes == []
+        for base_config in (first, second):
+            apply_document(base_config)
+            assert apply_document(base_config).changes == []
+            assert apply_document(exported(with_secrets=with_secrets)).changes == []
         whole = exported(with_secrets=True)
         transaction.set_rollback(True)
     with transaction.atomic():
-        apply_house(whole)
+        apply_document(whole)
         assert exported(with_secrets=True) == whole
         transaction.set_rollback(True)
 
 
-def test_the_shipped_matrix_goes_round(apply: Apply, export: Apply) -> None:
+def test_shipped_matrix_round_trips(apply: Apply, export: Apply) -> None:
     apply(SHIPPED.read_text(encoding="utf-8"))
     before = export()
     assert "{{ user.name }}，您好！" in before
@@ -212,8 +214,8 @@ def test_the_shipped_matrix_goes_round(apply: Apply, export: Apply) -> None:
     assert export() == before
 
 
-def test_what_only_the_admin_can_make_goes_round_too(apply: Apply, export: Apply, house: str) -> None:
-    apply(house)
+def test_admin_only_values_round_trip(apply: Apply, export: Apply, base_config: str) -> None:
+    apply(base_config)
     row = Node.objects.get()
     row.delay_rules = {"default": 60}
     row.save()

@@ -30,7 +30,7 @@ def installed(settings: Settings) -> None:
     settings.CONFIG_SECTIONS = ["another_app.Platforms"]
 
 
-def test_a_section_of_another_app_is_applied_and_exported(
+def test_other_app_section_is_applied_and_exported(
     apply: Callable[..., str], export: Callable[..., str], refused: Callable[..., list[str]]
 ) -> None:
     assert apply("platforms: [{key: pdd, name: 拼多多}]") == "platforms\n  + pdd\napplied\n"
@@ -41,11 +41,11 @@ def test_a_section_of_another_app_is_applied_and_exported(
     )
 
 
-def test_what_is_not_installed_is_still_named(refused: Callable[..., list[str]]) -> None:
+def test_section_of_missing_app_names_the_app(refused: Callable[..., list[str]]) -> None:
     assert refused("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
 
 
-def test_its_own_check_is_asked(apply: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_app_section_check_is_called(apply: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduling.errors import InvalidInput
 
     def check(self: Any, values: Any, draft: Any) -> None:

@@ -22,7 +22,7 @@ from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
 from scheduling.models import Touch
-from tests.scheduling.core.puppets import Puppet, Theatre
+from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 
 Answer = TypeVar("Answer")
@@ -50,10 +50,10 @@ def race() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def elsewhere() -> Callable[[Callable[[], Answer]], Answer]:
+def second_connection() -> Callable[[Callable[[], Answer]], Answer]:
     """Do something over a second connection and wait for it, like another process that is quicker."""
 
-    def elsewhere(act: Callable[[], Answer]) -> Answer:
+    def second_connection(act: Callable[[], Answer]) -> Answer:
         def run() -> Answer:
             try:
                 return act()
@@ -63,11 +63,11 @@ def elsewhere() -> Callable[[Callable[[], Answer]], Answer]:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(run).result(PATIENCE)
 
-    return elsewhere
+    return second_connection
 
 
 @contextmanager
-def held_elsewhere(act: Callable[[], Any], *, commit: bool) -> Iterator[threading.Event]:
+def held_by_second_connection(act: Callable[[], Any], *, commit: bool) -> Iterator[threading.Event]:
     """`act` in a transaction of another connection that stays open until the event is set."""
     acted, finish = threading.Event(), threading.Event()
 
@@ -125,7 +125,7 @@ def fall_due(*task_ids: UUID) -> None:
         )
 
 
-def lapse(*task_ids: UUID) -> None:
+def expire_lease(*task_ids: UUID) -> None:
     """Let the leases of these touches run out, as if their worker had been gone for that long."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -151,7 +151,7 @@ def deliver(task_ids: Iterable[UUID]) -> None:
     assert sender().drain(PATIENCE), "the sender did not settle in time"
 
 
-def deliver_at_last(*task_ids: UUID) -> list[Touch]:
+def deliver_when_due(*task_ids: UUID) -> list[Touch]:
     """Let them fall due and deliver them; returns their rows in the same order."""
     fall_due(*task_ids)
     deliver(task_ids)
@@ -167,7 +167,7 @@ def rows(task_ids: Sequence[UUID]) -> list[Touch]:
 def _sending(settings: Settings) -> Iterator[None]:
     """A sender that may call this machine, and holds nothing when the test ends."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
-    settings.CHANNELS = settings.CHANNELS | {"puppet": "tests.scheduling.core.puppets.Puppet"}
+    settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
     _in_sending_thread(close_shared_transport)
     yield
@@ -183,11 +183,11 @@ def _in_sending_thread(act: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def theatre(_sending: None) -> Iterator[Theatre]:
+def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
     """What the puppet channel plays, and what it heard."""
-    Puppet.theatre = Theatre()
-    yield Puppet.theatre
-    Puppet.theatre.let_go.set()
+    FakeChannel.fake_channel = FakeChannelState()
+    yield FakeChannel.fake_channel
+    FakeChannel.fake_channel.let_go.set()
 
 
 @pytest.fixture
@@ -200,15 +200,15 @@ def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
 
 
 @pytest.fixture
-def puppet(matrix: Any, theatre: Theatre) -> Callable[..., Any]:
+def create_fake_channel(matrix: Any, fake_channel: FakeChannelState) -> Callable[..., Any]:
     """A row for a puppet channel."""
     from scheduling.models import ChannelConfig
 
-    def puppet(key: str = "puppet", **changes: Any) -> Any:
-        usual: dict[str, Any] = {"kind": "puppet", "idempotent": True, "config": {"name": key}}
+    def create_fake_channel(key: str = "fake", **changes: Any) -> Any:
+        usual: dict[str, Any] = {"kind": "fake", "idempotent": True, "config": {"name": key}}
         return ChannelConfig.objects.create(key=key, **usual | changes)
 
-    return puppet
+    return create_fake_channel
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ HOT = [
 
 
 @pytest.mark.parametrize("table", HOT)
-def test_hot_table_has_an_autovacuum_of_its_own(table: str) -> None:
+def test_hot_table_has_own_autovacuum_settings(table: str) -> None:
     ((given,),) = sql.rows("SELECT reloptions FROM pg_class WHERE oid = %(table)s::text::regclass", {"table": table})
     options = dict(each.split("=") for each in given)
     assert float(options["autovacuum_vacuum_scale_factor"]) <= 0.05

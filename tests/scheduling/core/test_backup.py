@@ -19,28 +19,28 @@ from config.local.postgres import binaries
 from config.local.processes import wait_until
 from scheduling.models import Touch
 from tests.faults.workers import celery, worker
-from tests.scheduling.core.conftest import deliver_at_last
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
 WITHIN = 120  #: seconds; a lost hint is trusted for 10 s
 CORE = "ticks,touch.high,touch.normal,touch.low"
 
 
-def test_what_waited_when_the_dump_was_made_is_delivered_once_from_the_restored_database(
-    matrix: Any, hook: Any, happen: Any, receiver: Any, valkey: Any, tmp_path: Path
+def test_restored_dump_delivers_waiting_touches_once(
+    matrix: Any, hook: Any, record_event: Any, receiver: Any, valkey: Any, tmp_path: Path
 ) -> None:
     free = dict.fromkeys(("guard_cap", "guard_dedupe", "guard_conversation"), "ignore")
     matrix.node("now", channel=hook, delay=timedelta(0), **free)
     matrix.node("soon", trigger="order.paid", channel=hook, delay=timedelta(seconds=5), **free)
     matrix.node("next-week", trigger="signup.succeeded", channel=hook, delay=timedelta(days=7), **free)
-    (before,) = deliver_at_last(*happen().task_ids)
-    handed_over = [happen("order.paid", user=f"user-{number}").task_ids[0] for number in range(20)]
-    waiting = happen("signup.succeeded").task_ids[0]
-    (after,) = happen(user="bob").task_ids
+    (before,) = deliver_when_due(*record_event().task_ids)
+    handed_over = [record_event("order.paid", user=f"user-{number}").task_ids[0] for number in range(20)]
+    waiting = record_event("signup.succeeded").task_ids[0]
+    (after,) = record_event(user="bob").task_ids
     assert set(Touch.objects.filter(pk__in=handed_over).values_list("state", flat=True)) == {"queued"}
 
     _run("pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", _url())
-    deliver_at_last(after)  # the one database that nobody has any more knows that
+    deliver_when_due(after)  # the one database that nobody has any more knows that
     assert receiver.keys == [str(before.pk), str(after)]
     receiver.calls.clear()
 

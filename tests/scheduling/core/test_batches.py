@@ -44,11 +44,11 @@ def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
 
 
 @pytest.mark.parametrize("text", ["compressible", "random"])
-def test_lock_due_more_bytes_than_allowed_leaves_the_rest(matrix: Any, happen: Any, text: str) -> None:
+def test_lock_due_stops_at_the_byte_limit(matrix: Any, record_event: Any, text: str) -> None:
     """The data of what is left does not reach this process, also where PostgreSQL keeps it compressed."""
     matrix.node(guard_dedupe="ignore")
     data = {"text": "x" * 100_000 if text == "compressible" else bytes(range(32, 122)).decode() * 1_100}
-    ids = [happen(user=f"user-{number}", data=data).task_ids[0] for number in range(20)]
+    ids = [record_event(user=f"user-{number}", data=data).task_ids[0] for number in range(20)]
     fall_due()
 
     tracemalloc.start()
@@ -63,12 +63,12 @@ def test_lock_due_more_bytes_than_allowed_leaves_the_rest(matrix: Any, happen: A
     assert peak < 5_000_000
 
 
-def test_lock_due_data_that_is_left_is_not_read(matrix: Any, happen: Any) -> None:
+def test_lock_due_does_not_read_left_data(matrix: Any, record_event: Any) -> None:
     """Where PostgreSQL keeps it compressed, its size is estimated from what is stored."""
     matrix.node(guard_dedupe="ignore")
     dice = random.Random(3)
     text = " ".join(dice.choice(["order", "paid", "late", "shop"]) + str(dice.randrange(99)) for _ in range(20_000))
-    ids = [happen(user=f"user-{number}", data={"text": text}).task_ids[0] for number in range(20)]
+    ids = [record_event(user=f"user-{number}", data={"text": text}).task_ids[0] for number in range(20)]
     fall_due()
     with connection.cursor() as cursor:
         cursor.execute("SELECT min(pg_column_compression(data)), min(pg_column_size(data)) FROM scheduling_event")
@@ -83,32 +83,32 @@ def test_lock_due_data_that_is_left_is_not_read(matrix: Any, happen: Any) -> Non
     assert blocks < 20 * 5
 
 
-def test_lock_due_one_event_larger_than_allowed_is_delivered_alone(matrix: Any, happen: Any) -> None:
+def test_lock_due_takes_one_oversized_event(matrix: Any, record_event: Any) -> None:
     matrix.node()
-    ids = [happen(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
+    ids = [record_event(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
     fall_due()
     with transaction.atomic():
         due, rest, _ = touches.lock_due(ids, most_bytes=1)
     assert (len(due), len(rest)) == (1, 2)
 
 
-def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
+def test_lock_due_leaves_lower_priority(matrix: Any, record_event: Any) -> None:
     matrix.node("low", trigger="a", priority=2)
     matrix.node("high", trigger="b", priority=0)
-    low = [happen("a", f"user-{number}").task_ids[0] for number in range(3)]
-    (high,) = happen("b", "user-9").task_ids
+    low = [record_event("a", f"user-{number}").task_ids[0] for number in range(3)]
+    (high,) = record_event("b", "user-9").task_ids
     fall_due()
     with transaction.atomic():
         due, _, _ = touches.lock_due([*low, high], most_bytes=1)
     assert [row.claim.task_id for row in due] == [high]
 
 
-def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
-    matrix: Any, happen: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
+def test_deliver_splits_at_the_byte_limit(
+    matrix: Any, record_event: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
     matrix.node()
-    ids = [happen(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
+    ids = [record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
 
     assert deliver_all(ids, published) == [6, 2, 0]
@@ -116,8 +116,8 @@ def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
     assert {row.state for row in rows(ids)} == {"delivered"}
 
 
-def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
-    matrix: Any, happen: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
+def test_deliver_stops_at_the_judging_time_limit(
+    matrix: Any, record_event: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
     monkeypatch.setattr(judging, "LONGEST_JUDGING", 0.3)
@@ -129,7 +129,7 @@ def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
 
     monkeypatch.setattr(judging, "render_message", slow)
     matrix.node()
-    ids = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()
 
     pipeline.deliver_touches(ids)
@@ -143,12 +143,12 @@ def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
     assert {row.state for row in rows(ids)} == {"delivered"}
 
 
-def test_deliver_kept_waiting_is_halved(
-    matrix: Any, happen: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_deliver_halves_batch_after_idle_timeout(
+    matrix: Any, record_event: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """25P03: what was done between two statements took too long for so many; it is no outage."""
     matrix.node()
-    ids = [happen(user=f"user-{number}").task_ids[0] for number in range(4)]
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(4)]
     fall_due()
     record, sizes = settlement.record_verdicts, []
 
@@ -163,7 +163,7 @@ def test_deliver_kept_waiting_is_halved(
             pid = connection.connection.info.backend_pid
             with connection.cursor() as cursor:
                 cursor.execute("SET idle_in_transaction_session_timeout = 1")
-            assert wait_until(lambda: elsewhere(lambda: gone(pid)), 20)
+            assert wait_until(lambda: second_connection(lambda: gone(pid)), 20)
         record(verdicts, at)
 
     monkeypatch.setattr(settlement, "record_verdicts", too_slow_for_many)
@@ -179,24 +179,24 @@ def test_deliver_kept_waiting_is_halved(
 
 
 @pytest.fixture
-def edits(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> list[Any]:
+def edits(monkeypatch: pytest.MonkeyPatch, second_connection: Any) -> list[Any]:
     """Each is committed by another connection between a batch's judgement and its write."""
     waiting: list[Any] = []
     write = touches.settle_batch
 
     def edited_first(*settlements: Any, **conditions: Any) -> None:
         if waiting:
-            elsewhere(waiting.pop(0))
+            second_connection(waiting.pop(0))
         write(*settlements, **conditions)
 
     monkeypatch.setattr(touches, "settle_batch", edited_first)
     return waiting
 
 
-def test_deliver_paused_while_it_is_judged_is_judged_again(matrix: Any, happen: Any, edits: list[Any]) -> None:
+def test_deliver_judges_again_after_pause(matrix: Any, record_event: Any, edits: list[Any]) -> None:
     """A channel that calls nobody delivers by the write itself, so that write has to see the pause."""
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     fall_due()
     edits.append(lambda: Pause.objects.create(scope="all"))
 
@@ -206,9 +206,9 @@ def test_deliver_paused_while_it_is_judged_is_judged_again(matrix: Any, happen: 
     assert (row.state, row.parked, [each.rule for each in row.verdicts.all()]) == ("scheduled", "all", ["paused"])
 
 
-def test_deliver_edited_at_each_try_raises_and_changes_nothing(matrix: Any, happen: Any, edits: list[Any]) -> None:
+def test_deliver_with_edit_at_each_try_changes_nothing(matrix: Any, record_event: Any, edits: list[Any]) -> None:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     fall_due()
     cap = HarassmentRule.objects.get(kind="cap")
     edits += [cap.save] * pipeline.MAX_JUDGEMENTS

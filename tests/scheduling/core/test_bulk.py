@@ -41,12 +41,12 @@ def _time_to_count(settings: Any) -> None:
 
 
 @pytest.fixture
-def fail(matrix: Any, happen: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
+def fail(matrix: Any, record_event: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
     """So many touches that failed because their text wants data that the event did not bring."""
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
 
     def fail(count: int) -> list[FailedTask]:
-        task_ids = [happen(user=f"user-{number}").task_ids[0] for number in range(count)]
+        task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
         deliver(task_ids)
         return list(FailedTask.objects.filter(task_id__in=task_ids).order_by("pk"))
 
@@ -68,7 +68,7 @@ def again() -> list[Touch]:
 # --- what is done -------------------------------------------------------------------------------------------------
 
 
-def test_all_that_match_are_done_with_the_author_and_the_reason(fail: Any) -> None:
+def test_bulk_action_covers_all_with_author_and_reason(fail: Any) -> None:
     rows = fail(5)
     user = get_user_model().objects.create(username="ann")
 
@@ -81,7 +81,7 @@ def test_all_that_match_are_done_with_the_author_and_the_reason(fail: Any) -> No
     assert list(told) == [("ignored", user.pk, "ann", "noise")]
 
 
-def test_what_fails_after_the_beginning_is_left_alone(fail: Any) -> None:
+def test_bulk_action_skips_later_failures(fail: Any) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     fail(1)
@@ -90,7 +90,7 @@ def test_what_fails_after_the_beginning_is_left_alone(fail: Any) -> None:
     assert FailedTask.objects.filter(state="open").count() == 1
 
 
-def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
+def test_bulk_action_starts_by_database_clock(fail: Any) -> None:
     """On a web node whose clock is ahead it would begin ten minutes later, and do what fails until then as well."""
     fail(2)
     with time_machine.travel(datetime.now(UTC) + timedelta(minutes=10), tick=True):
@@ -101,7 +101,7 @@ def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
     assert finish(row).done == 2
 
 
-def test_begin_as_of_a_future_instant_means_what_is_there_now(fail: Any) -> None:
+def test_bulk_action_future_as_of_means_now(fail: Any) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
     fail(1)
@@ -110,14 +110,14 @@ def test_begin_as_of_a_future_instant_means_what_is_there_now(fail: Any) -> None
 
 
 @pytest.mark.parametrize("action", ["delivered", "not_delivered"])
-def test_begin_to_answer_what_is_not_in_question_reaches_no_row(fail: Any, action: str) -> None:
+def test_bulk_resolve_skips_certain_failures(fail: Any, action: str) -> None:
     """These tasks failed for certain: there is nothing that a person could find out."""
     fail(2)
     row = bulk_actions.start_bulk_action(action, {}, ANN)
     assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
-def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> None:
+def test_bulk_action_skips_rows_handled_by_others(fail: Any) -> None:
     rows = fail(3)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     failed_tasks.archive_failed_task(rows[1].pk, Actor("bob"))
@@ -127,14 +127,14 @@ def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> 
     assert (rows[1].state, rows[1].actor_name) == ("archived", "bob")
 
 
-def test_what_cannot_be_published_again_is_passed_over(fail: Any) -> None:
+def test_bulk_retry_skips_unreadable_messages(fail: Any) -> None:
     fail(1)
     dead_letters.record_unreadable_message("not_json", b"x", queue="ticks")
 
     assert (finish(row := bulk_actions.start_bulk_action("retry", {}, ANN)).done, row.skipped) == (1, 1)
 
 
-def test_a_row_that_breaks_does_not_undo_the_others_and_is_named(fail: Any) -> None:
+def test_bulk_action_failing_row_is_recorded_alone(fail: Any) -> None:
     rows = fail(3)
     sql.execute("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
     sql.execute("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
@@ -147,10 +147,10 @@ def test_a_row_that_breaks_does_not_undo_the_others_and_is_named(fail: Any) -> N
     assert rows[1].state == "open"
 
 
-def test_waiting_touches_are_called_off_and_no_others(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event: Callable[..., Any]) -> None:
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
     for user in ("ann", "bob"):
-        happen(user=user)
+        record_event(user=user)
     sent = Touch.objects.filter(node=node).order_by("pk")[0]
     fall_due(sent.pk)
     deliver([sent.pk])
@@ -164,12 +164,10 @@ def test_waiting_touches_are_called_off_and_no_others(matrix: Any, happen: Calla
 
 
 @pytest.mark.parametrize("stands", ["overdue", "paused"])
-def test_what_becomes_overdue_or_paused_after_the_beginning_is_left_alone(
-    matrix: Any, happen: Callable[..., Any], stands: str
-) -> None:
+def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callable[..., Any], stands: str) -> None:
     """Nobody saw it among what was to be called off, and that cannot be undone."""
     matrix.node(delay=timedelta(hours=1))
-    seen, later = sorted(happen(user=user).task_ids[0] for user in ("ann", "bob"))
+    seen, later = sorted(record_event(user=user).task_ids[0] for user in ("ann", "bob"))
     parked = "all" if stands == "paused" else ""
     at = datetime.now(UTC)
     Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
@@ -182,12 +180,10 @@ def test_what_becomes_overdue_or_paused_after_the_beginning_is_left_alone(
     assert Touch.objects.get(pk=later).state == "scheduled"
 
 
-def test_call_off_of_a_running_touch_that_another_locks_waits_for_no_lock(
-    matrix: Any, happen: Callable[..., Any]
-) -> None:
+def test_cancel_running_locked_touch_does_not_wait(matrix: Any, record_event: Callable[..., Any]) -> None:
     """The batch holds locks of other touches, and settling locks many in any order."""
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     Touch.objects.filter(pk=task_id).update(state="running", lease_no=1, lease_until=datetime.now(UTC))
     with psycopg.connect(database_url()) as settling:
         settling.execute("SELECT FROM scheduling_touch FOR UPDATE")
@@ -202,7 +198,7 @@ def test_call_off_of_a_running_touch_that_another_locks_waits_for_no_lock(
 # --- pace ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_as_much_as_the_pace_allows_and_the_next_has_to_wait(fail: Any) -> None:
+def test_bulk_batch_size_and_wait_follow_the_pace(fail: Any) -> None:
     fail(12)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=5)
 
@@ -223,7 +219,7 @@ def test_a_batch_is_as_much_as_the_pace_allows_and_the_next_has_to_wait(fail: An
     assert (row.state, row.done) == ("done", 12)
 
 
-def test_no_worker_waits_for_the_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_next_batch_is_scheduled_with_countdown(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], float]] = []
     monkeypatch.setattr(
         tasks.run_bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown))
@@ -240,9 +236,7 @@ def test_no_worker_waits_for_the_next_batch(fail: Any, monkeypatch: pytest.Monke
     assert row.done == 1
 
 
-def test_a_node_whose_clock_is_wrong_comes_at_the_time_of_the_database(
-    fail: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_wait_uses_database_time(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
     monkeypatch.setattr(bulk_actions, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
@@ -250,7 +244,7 @@ def test_a_node_whose_clock_is_wrong_comes_at_the_time_of_the_database(
     assert bulk_actions.run_batch(row.pk) == timedelta(seconds=10)
 
 
-def test_a_broker_that_is_away_costs_time_only(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_action_resumes_after_broker_outage(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*args: Any, **how: Any) -> None:
         raise ConnectionError
 
@@ -263,7 +257,7 @@ def test_a_broker_that_is_away_costs_time_only(fail: Any, monkeypatch: pytest.Mo
     assert bulk_actions.due_actions() == [row.pk]
 
 
-def test_a_pace_beyond_reason_is_refused(fail: Any) -> None:
+def test_bulk_pace_out_of_range_is_refused(fail: Any) -> None:
     for pace in (0, -1, 1_000, float("nan")):
         with pytest.raises(InvalidInput, match="per_second"):
             bulk_actions.start_bulk_action("retry", {}, ANN, per_second=pace)
@@ -272,7 +266,7 @@ def test_a_pace_beyond_reason_is_refused(fail: Any) -> None:
 # --- stopped ------------------------------------------------------------------------------------------------------
 
 
-def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -> None:
+def test_bulk_action_cancelled_stops_before_next_batch(fail: Any) -> None:
     fail(3)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
     bulk_actions.run_batch(row.pk)
@@ -288,7 +282,7 @@ def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -
         bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
 
-def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(fail: Any, elsewhere: Any, settings: Any) -> None:
+def test_cancel_bulk_action_does_not_wait_for_batch(fail: Any, second_connection: Any, settings: Any) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -301,12 +295,12 @@ def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(fail: Any, elsew
     with transaction.atomic():
         BulkAction.objects.select_for_update().get(pk=row.pk)
         with pytest.raises(Conflict, match="try again in a moment"):
-            elsewhere(stop)
+            second_connection(stop)
     row.refresh_from_db()
     assert row.state == "running"
 
 
-def test_the_same_is_not_begun_twice(fail: Any) -> None:
+def test_same_bulk_action_is_not_started_twice(fail: Any) -> None:
     fail(1)
     row = bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
     with pytest.raises(Conflict, match="already running"):
@@ -315,13 +309,13 @@ def test_the_same_is_not_begun_twice(fail: Any) -> None:
     assert bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
 
 
-def test_of_those_who_begin_the_same_at_once_one_does(fail: Any, race: Any) -> None:
+def test_concurrent_same_bulk_actions_start_once(fail: Any, race: Any) -> None:
     """A double click, or a client that asks again."""
     fail(1)
     assert sum(race(6, lambda number: _begun({"state": "open"}))) == 1
 
 
-def test_no_more_begin_at_once_than_may_be_under_way(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_bulk_actions_respect_the_maximum(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_actions, "MOST_RUNNING", 2)
     fail(1)
     assert sum(race(6, lambda number: _begun({"reason": f"{number}"}))) == 2
@@ -353,7 +347,7 @@ def _begun(chosen: dict[str, str]) -> bool:
         ("explode", {}, "action"),
     ],
 )
-def test_a_filter_without_a_meaning_is_refused_by_its_name(fail: Any, action: str, chosen: Any, field: str) -> None:
+def test_bulk_filter_errors_name_the_field(fail: Any, action: str, chosen: Any, field: str) -> None:
     fail(1)
     with pytest.raises(InvalidInput) as refused:
         bulk_actions.start_bulk_action(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
@@ -361,7 +355,7 @@ def test_a_filter_without_a_meaning_is_refused_by_its_name(fail: Any, action: st
     assert not BulkAction.objects.exists()
 
 
-def test_begin_with_a_span_takes_its_first_instant_and_not_its_last(fail: Any) -> None:
+def test_bulk_time_span_excludes_its_end(fail: Any) -> None:
     """So that two spans that follow each other share no row."""
     zone = get_current_timezone()
     for row, hour in zip(fail(3), (10, 11, 12), strict=True):
@@ -373,7 +367,7 @@ def test_begin_with_a_span_takes_its_first_instant_and_not_its_last(fail: Any) -
     assert bulk_actions.start_bulk_action("ignore", span, ANN).total == 2
 
 
-def test_a_batch_asks_the_filter_again(fail: Any) -> None:
+def test_bulk_batch_checks_the_stored_filter(fail: Any) -> None:
     """What was stored and means nothing any more reaches no row."""
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
@@ -386,7 +380,7 @@ def test_a_batch_asks_the_filter_again(fail: Any) -> None:
 # --- races and deaths ---------------------------------------------------------------------------------------------
 
 
-def test_workers_that_race_do_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_racing_workers_process_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 3)
     rows = fail(20)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=200)
@@ -403,7 +397,7 @@ def test_workers_that_race_do_each_row_once(fail: Any, race: Any, monkeypatch: p
     assert sorted(str(touch.retry_of) for touch in again()) == sorted(str(each.task_id) for each in rows)
 
 
-def test_two_that_people_began_do_each_row_once(fail: Any, race: Any) -> None:
+def test_bulk_overlapping_actions_process_rows_once(fail: Any, race: Any) -> None:
     fail(20)
     both = [
         bulk_actions.start_bulk_action("retry", {}, ANN),
@@ -417,9 +411,7 @@ def test_two_that_people_began_do_each_row_once(fail: Any, race: Any) -> None:
     assert (sum(row.done for row in both), len(again())) == (20, 20)
 
 
-def test_a_worker_that_comes_back_after_another_began_its_batch_does_nothing(
-    fail: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_worker_after_lost_reservation_does_nothing(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped between taking the batch and doing it, for longer than it may hold one."""
     fail(3)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -438,9 +430,7 @@ def test_a_worker_that_comes_back_after_another_began_its_batch_does_nothing(
     assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
 
 
-def test_a_worker_that_comes_back_between_two_batches_does_not_begin_the_next(
-    fail: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_returning_worker_does_not_start_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next has its time, by the pace."""
     fail(5)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
@@ -460,8 +450,8 @@ def test_a_worker_that_comes_back_between_two_batches_does_not_begin_the_next(
 
 
 @pytest.mark.faults
-def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
-    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_bulk_worker_killed_in_batch_stores_nothing(
+    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(6)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -469,10 +459,10 @@ def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
         with _worker(row) as worker:
-            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("bulk")), 120)
-            assert elsewhere(lambda: bulk_actions.run_batch(row.pk)) is None  # nobody else is at it meanwhile
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
+            assert second_connection(lambda: bulk_actions.run_batch(row.pk)) is None  # nobody else is at it meanwhile
             worker.kill()
-    assert wait_until(lambda: not elsewhere(lambda: is_connected("bulk")), 20)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 20)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
@@ -482,7 +472,7 @@ def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
 
 
 @pytest.mark.faults
-def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: Any, elsewhere: Any) -> None:
+def test_bulk_worker_killed_between_batches_keeps_rows(fail: Any, second_connection: Any) -> None:
     rows = fail(5)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
 
@@ -498,7 +488,7 @@ def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: 
     assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
 
 
-def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_action_fails_after_max_tries(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
@@ -517,9 +507,7 @@ def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pyt
     assert "could not be finished" in row.note
 
 
-def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(
-    fail: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_batch_timeout_counts_as_a_try(fail: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -535,9 +523,7 @@ def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(
     assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.MAX_TRIES, 0, None)
 
 
-def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
-    fail: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_batch_with_lost_database_is_repeated(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fail(3)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     ignore = ROW_ACTIONS["ignore"].function
@@ -578,7 +564,7 @@ def _worker(row: BulkAction) -> AbstractContextManager[subprocess.Popen[bytes]]:
 # --- kept and forgotten -------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_over_is_forgotten_after_the_days_of_retention_and_one_that_runs_is_not(fail: Any) -> None:
+def test_retention_deletes_ended_bulk_actions_only(fail: Any) -> None:
     def old() -> UUID:
         return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=100)).int + uuid4().int % 2**60)
 
@@ -598,8 +584,8 @@ def test_one_that_is_over_is_forgotten_after_the_days_of_retention_and_one_that_
 # --- between two transactions of a batch ----------------------------------------------------------------------------
 
 
-def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
-    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_bulk_batch_of_cancelled_action_does_nothing(
+    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
@@ -607,7 +593,7 @@ def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
 
     @contextmanager
     def cancel_first(limit: float) -> Iterator[None]:
-        elsewhere(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
+        second_connection(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
         with within(limit):
             yield
 
@@ -620,7 +606,7 @@ def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
     assert bulk_actions.run_batch(row.pk) is None
 
 
-def test_advance_by_one_row_a_batch_tries_a_failing_row_once(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_failing_row_is_tried_once_per_action(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 1)
     rows = fail(3)
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found

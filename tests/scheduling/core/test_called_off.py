@@ -11,63 +11,63 @@ import pytest
 from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_when_due, fall_due
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def send_in_vain(task_id: UUID, theatre: Theatre, meanwhile: Callable[[], Any]) -> Any:
+def fail_during_send(task_id: UUID, fake_channel: FakeChannelState, meanwhile: Callable[[], Any]) -> Any:
     """A worker has it while that happens, and then it waits to be sent again."""
-    theatre.blocks = True
-    theatre.play = lambda message: Transient("http_503")
+    fake_channel.blocks = True
+    fake_channel.play = lambda message: Transient("http_503")
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert theatre.on_stage.wait(PATIENCE)
+    assert fake_channel.on_stage.wait(PATIENCE)
     happened = meanwhile()
-    theatre.let_go.set()
+    fake_channel.let_go.set()
     deliver([])
     assert Touch.objects.get(pk=task_id).state == "scheduled"
     return happened
 
 
-def test_an_event_that_calls_a_touch_off_while_it_is_being_sent_is_not_forgotten(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cancel_event_during_send_stops_the_retry(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
-    matrix.node(channel=puppet(), cancel_on=["order.paid"])
-    (task_id,) = happen().task_ids
-    send_in_vain(task_id, theatre, lambda: happen(type="order.paid"))
+    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
+    (task_id,) = record_event().task_ids
+    fail_during_send(task_id, fake_channel, lambda: record_event(type="order.paid"))
 
-    theatre.play = lambda message: Delivered("too late")
-    (row,) = deliver_at_last(task_id)
+    fake_channel.play = lambda message: Delivered("too late")
+    (row,) = deliver_when_due(task_id)
     assert (row.state, row.reason) == ("cancelled", "event:order.paid")
-    assert len(theatre.heard) == 1
+    assert len(fake_channel.heard) == 1
     assert row.reserved_at is None
 
 
-def test_an_event_that_begins_anew_while_a_touch_is_being_sent_is_not_forgotten(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_restart_event_during_send_stops_the_retry(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
-    matrix.node(channel=puppet(), on_repeat="restart", guard_dedupe="ignore")
-    (first,) = happen().task_ids
-    (second,) = send_in_vain(first, theatre, happen).task_ids
+    matrix.node(channel=create_fake_channel(), on_repeat="restart", guard_dedupe="ignore")
+    (first,) = record_event().task_ids
+    (second,) = fail_during_send(first, fake_channel, record_event).task_ids
 
-    theatre.play = lambda message: Delivered("heard")
-    old, new = deliver_at_last(first, second)
+    fake_channel.play = lambda message: Delivered("heard")
+    old, new = deliver_when_due(first, second)
     assert (old.state, old.reason) == ("cancelled", "restarted:material.downloaded")
-    assert (new.state, len(theatre.heard)) == ("delivered", 2)
+    assert (new.state, len(fake_channel.heard)) == ("delivered", 2)
 
 
-def test_what_happened_before_a_touch_was_planned_or_to_others_does_not_call_its_retry_off(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_earlier_or_other_event_does_not_stop_retry(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
-    matrix.node(channel=puppet(), cancel_on=["order.paid"])
-    happen(type="order.paid")
-    theatre.play = lambda message: Transient("http_503")
-    (task_id,) = happen().task_ids
-    happen(type="order.paid", user="somebody-else")
-    deliver_at_last(task_id)
-    theatre.play = lambda message: Delivered("heard")
-    assert deliver_at_last(task_id)[0].state == "delivered"
+    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
+    record_event(type="order.paid")
+    fake_channel.play = lambda message: Transient("http_503")
+    (task_id,) = record_event().task_ids
+    record_event(type="order.paid", user="somebody-else")
+    deliver_when_due(task_id)
+    fake_channel.play = lambda message: Delivered("heard")
+    assert deliver_when_due(task_id)[0].state == "delivered"

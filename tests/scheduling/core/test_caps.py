@@ -16,27 +16,27 @@ from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
 from scheduling.operations import commands, failed_tasks
-from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time, rows
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY = 64
 
 
 @pytest.fixture
-def waiting(matrix: Any, happen: Any) -> Any:
+def waiting(matrix: Any, record_event: Any) -> Any:
     """Touches of Ann that differ in nothing but their event, all due."""
     matrix.node(guard_dedupe="ignore")
 
     def waiting(count: int, **changes: Any) -> list[UUID]:
-        task_ids = [happen(**changes).task_ids[0] for _ in range(count)]
+        task_ids = [record_event(**changes).task_ids[0] for _ in range(count)]
         fall_due()
         return task_ids
 
     return waiting
 
 
-def counted() -> dict[str, int]:
+def count_by_state() -> dict[str, int]:
     states = list(Touch.objects.values_list("state", flat=True))
     return {state: states.count(state) for state in set(states)}
 
@@ -46,7 +46,7 @@ def cap(limit: int, scope: str = "user") -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, MANY])
-def test_of_64_that_race_three_are_delivered_and_the_others_end_suppressed(waiting: Any, race: Any, batch: int) -> None:
+def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Any, batch: int) -> None:
     """I6: alone, split over batches, and all in one batch."""
     task_ids = waiting(MANY)
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
@@ -54,41 +54,41 @@ def test_of_64_that_race_three_are_delivered_and_the_others_end_suppressed(waiti
     race(len(batches), lambda number: pipeline.deliver_touches(batches[number]))
 
     assert Touch.objects.exclude(reserved_at=None).count() == 3
-    assert counted()["delivered"] == 3
-    assert set(counted()) <= {"delivered", "scheduled", "suppressed"}
+    assert count_by_state()["delivered"] == 3
+    assert set(count_by_state()) <= {"delivered", "scheduled", "suppressed"}
     held = [row.pk for row in Touch.objects.filter(state="scheduled")]
     assert {row.reason for row in Touch.objects.filter(pk__in=held)} <= {"cap"}
 
-    deliver_at_last(*task_ids)
+    deliver_when_due(*task_ids)
 
-    assert counted() == {"delivered": 3, "suppressed": MANY - 3}
+    assert count_by_state() == {"delivered": 3, "suppressed": MANY - 3}
     assert set(Touch.objects.filter(state="suppressed").values_list("reason", flat=True)) == {"cap"}
     assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists(), "they hold no slots"
 
 
-def test_a_community_has_its_own_cap_whoever_its_members_are(matrix: Any, happen: Any, race: Any) -> None:
+def test_community_cap_holds_across_members(matrix: Any, record_event: Any, race: Any) -> None:
     """I6: customers first, then communities, and the count in a statement after both locks."""
     matrix.node(guard_dedupe="ignore")
     cap(3, "community")
-    task_ids = [happen(user=f"user-{number}", chat_id="c1").task_ids[0] for number in range(32)]
-    others = [happen(user=f"user-{number}", chat_id="").task_ids[0] for number in range(5)]
+    task_ids = [record_event(user=f"user-{number}", chat_id="c1").task_ids[0] for number in range(32)]
+    others = [record_event(user=f"user-{number}", chat_id="").task_ids[0] for number in range(5)]
     fall_due()
 
     race(32, lambda number: pipeline.deliver_touches([task_ids[number]]))
-    deliver_at_last(*task_ids, *others)
+    deliver_when_due(*task_ids, *others)
 
     assert Touch.objects.filter(chat_id="c1", state="delivered").count() == 3
     assert Touch.objects.filter(chat_id="c1", state="suppressed", reason="community_cap").count() == 29
     assert Touch.objects.filter(chat_id="", state="delivered").count() == 5
 
 
-def test_while_the_first_three_are_on_their_way_the_others_are_held_and_not_given_up(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cap_defers_while_slots_are_unsettled(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
-    matrix.node(channel=puppet(), guard_dedupe="ignore")
-    task_ids = [happen().task_ids[0] for _ in range(6)]
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
+    task_ids = [record_event().task_ids[0] for _ in range(6)]
     fall_due()
-    theatre.blocks = True
+    fake_channel.blocks = True
 
     pipeline.deliver_touches(task_ids)
 
@@ -99,96 +99,96 @@ def test_while_the_first_three_are_on_their_way_the_others_are_held_and_not_give
     for verdict in Verdict.objects.filter(decision="hold"):
         assert abs(verdict.next_eligible_at - min(leases)) < timedelta(seconds=1), "until the first lease"
 
-    theatre.let_go.set()
+    fake_channel.let_go.set()
     deliver(task_ids)
-    deliver_at_last(*task_ids)
-    assert counted() == {"delivered": 3, "suppressed": 3}
+    deliver_when_due(*task_ids)
+    assert count_by_state() == {"delivered": 3, "suppressed": 3}
 
 
-def test_a_slot_comes_back_only_by_a_definite_refusal(matrix: Any, puppet: Any, happen: Any, theatre: Theatre) -> None:
+def test_cap_slot_is_freed_by_definite_refusal_only(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+) -> None:
     cap(1)
-    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore")
+    matrix.node(channel=create_fake_channel(idempotent=False), guard_dedupe="ignore")
     answers = [Permanent("http_400"), Unknown("timeout"), Delivered()]
-    theatre.play = lambda message: answers.pop(0)
+    fake_channel.play = lambda message: answers.pop(0)
 
-    refused, unknown, last = (happen().task_ids[0] for _ in range(3))
+    refused, unknown, last = (record_event().task_ids[0] for _ in range(3))
     for task_id in (refused, unknown, last):
-        deliver_at_last(task_id)
+        deliver_when_due(task_id)
 
     ends = [(row.state, row.reason, row.reserved_at is None) for row in rows([refused, unknown, last])]
     assert ends == [("failed", "http_400", True), ("unknown", "timeout", False), ("suppressed", "cap", True)]
 
 
-def test_a_retry_keeps_its_slot_and_spends_no_second_one(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cap_retry_keeps_its_slot(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     cap(1)
-    matrix.node(channel=puppet(), guard_dedupe="ignore")
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
     answers = [Transient("http_503"), Transient("http_503"), Delivered()]
-    theatre.play = lambda message: answers.pop(0)
-    first, second = happen().task_ids[0], happen().task_ids[0]
+    fake_channel.play = lambda message: answers.pop(0)
+    first, second = record_event().task_ids[0], record_event().task_ids[0]
 
-    (row,) = deliver_at_last(first)
+    (row,) = deliver_when_due(first)
     taken_at = row.reserved_at
-    (other,) = deliver_at_last(second)
+    (other,) = deliver_when_due(second)
     verdict = Verdict.objects.latest("pk")
     assert (other.state, other.reason, verdict.next_eligible_at) == ("scheduled", "cap", row.due_at)
 
-    deliver_at_last(first)
-    (row,) = deliver_at_last(first)
+    deliver_when_due(first)
+    (row,) = deliver_when_due(first)
     assert (row.state, row.attempt, row.reserved_at) == ("delivered", 3, taken_at)
-    assert deliver_at_last(second)[0].state == "suppressed"
+    assert deliver_when_due(second)[0].state == "suppressed"
 
 
-def test_the_last_slot_waits_for_the_more_important_touch(matrix: Any, happen: Any) -> None:
+def test_cap_last_slot_waits_for_higher_priority(matrix: Any, record_event: Any) -> None:
     cap(1)
     matrix.node("offer", trigger="a", priority=2)
     matrix.node("parcel", trigger="b", priority=0, delay=timedelta(seconds=40))
-    (low,), (high,) = happen("a").task_ids, happen("b").task_ids
+    (low,), (high,) = record_event("a").task_ids, record_event("b").task_ids
 
     deliver([low])
     (held,) = rows([low])
     (important,) = rows([high])
     assert (held.state, held.reason, held.due_at) == ("scheduled", "slot_hold", important.due_at + timedelta(seconds=2))
 
-    assert deliver_at_last(high)[0].state == "delivered"
-    (row,) = deliver_at_last(low)
+    assert deliver_when_due(high)[0].state == "delivered"
+    (row,) = deliver_when_due(low)
     assert (row.state, row.reason) == ("suppressed", "cap")
 
 
-def test_the_more_important_touch_of_a_batch_gets_the_last_slot_though_it_is_due_later(
-    matrix: Any, happen: Any
-) -> None:
+def test_cap_slot_in_batch_goes_to_higher_priority(matrix: Any, record_event: Any) -> None:
     cap(1)
     matrix.node("low", priority=2)
     matrix.node("high", trigger="other", priority=0)
-    (low,), (high,) = happen().task_ids, happen("other").task_ids
+    (low,), (high,) = record_event().task_ids, record_event("other").task_ids
     Touch.objects.filter(pk=low).update(due_at=now() - timedelta(minutes=1))
 
-    found = deliver_at_last(low, high)
+    found = deliver_when_due(low, high)
 
     assert [(row.state, row.reason) for row in found] == [("suppressed", "cap"), ("delivered", "")]
 
 
-def test_a_more_important_touch_of_the_same_batch_is_not_waited_for(matrix: Any, happen: Any) -> None:
+def test_cap_same_batch_priority_is_not_waited_for(matrix: Any, record_event: Any) -> None:
     """It is judged before and has its slot: of two slots one is left."""
     cap(2)
     matrix.node("offer", trigger="a", priority=2)
     matrix.node("parcel", trigger="b", priority=0)
 
-    found = deliver_at_last(*happen("a").task_ids, *happen("b").task_ids)
+    found = deliver_when_due(*record_event("a").task_ids, *record_event("b").task_ids)
 
     assert [row.state for row in found] == ["delivered", "delivered"]
 
 
 @pytest.mark.parametrize("hindrance", ["far away", "another customer", "parked", "ignores the cap", "less important"])
-def test_nothing_else_is_waited_for(matrix: Any, happen: Any, hindrance: str) -> None:
+def test_cap_waits_for_no_irrelevant_touch(matrix: Any, record_event: Any, hindrance: str) -> None:
     cap(1)
     matrix.node("offer", trigger="a", priority=1)
     switch = "ignore" if hindrance == "ignores the cap" else "apply"
     matrix.node("parcel", trigger="b", priority=2 if hindrance == "less important" else 0, guard_cap=switch)
-    (low,) = happen("a").task_ids
-    (high,) = happen("b", user="bob" if hindrance == "another customer" else "ann").task_ids
+    (low,) = record_event("a").task_ids
+    (high,) = record_event("b", user="bob" if hindrance == "another customer" else "ann").task_ids
     Touch.objects.filter(pk=high).update(
         due_at=now() + timedelta(seconds=90 if hindrance == "far away" else 40),
         parked="all" if hindrance == "parked" else "",
@@ -197,42 +197,42 @@ def test_nothing_else_is_waited_for(matrix: Any, happen: Any, hindrance: str) ->
     assert rows([low])[0].state == "delivered"
 
 
-def test_slot_hold_important_retry_that_has_its_slot_is_not_waited_for(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cap_priority_retry_with_slot_is_not_waited_for(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     """Its slot is counted already. To leave room for it as well would keep a free slot empty."""
     cap(2)
     matrix.node("offer", trigger="a", priority=2)
-    matrix.node("parcel", trigger="b", priority=0, channel=puppet())
-    theatre.play = lambda message: Transient("http_503")
-    (high,) = deliver_at_last(*happen("b").task_ids)
+    matrix.node("parcel", trigger="b", priority=0, channel=create_fake_channel())
+    fake_channel.play = lambda message: Transient("http_503")
+    (high,) = deliver_when_due(*record_event("b").task_ids)
     assert (high.state, high.reserved_at is None) == ("scheduled", False)
     assert high.due_at < now() + timedelta(seconds=60)
 
-    (low,) = deliver_at_last(*happen("a").task_ids)
+    (low,) = deliver_when_due(*record_event("a").task_ids)
 
     assert (low.state, low.reason) == ("delivered", "")
 
 
-def test_a_window_rolls(matrix: Any, happen: Any) -> None:
+def test_cap_window_rolls(matrix: Any, record_event: Any) -> None:
     matrix.node(guard_dedupe="ignore")
     for expected in ("delivered", "delivered", "delivered", "suppressed"):
-        (row,) = deliver_at_last(*happen().task_ids)
+        (row,) = deliver_when_due(*record_event().task_ids)
         assert row.state == expected
         pass_time(hours=1)
     pass_time(hours=20)
-    (row,) = deliver_at_last(*happen().task_ids)
+    (row,) = deliver_when_due(*record_event().task_ids)
     assert row.state == "delivered", "the first is a day old"
-    (row,) = deliver_at_last(*happen().task_ids)
+    (row,) = deliver_when_due(*record_event().task_ids)
     assert row.state == "suppressed", "the second is not"
 
 
-def test_what_only_counts_is_sent_beyond_the_cap_and_takes_room_from_the_others(matrix: Any, happen: Any) -> None:
+def test_cap_count_only_touch_uses_a_slot(matrix: Any, record_event: Any) -> None:
     cap(1)
     matrix.node("silent", trigger="s", guard_cap="count_only", guard_dedupe="ignore")
     matrix.node("free", trigger="f", guard_cap="ignore", guard_dedupe="ignore")
     matrix.node("guide", trigger="g")
-    free, silent, more, guide, again = (deliver_at_last(*happen(type).task_ids)[0] for type in "fssgf")
+    free, silent, more, guide, again = (deliver_when_due(*record_event(type).task_ids)[0] for type in "fssgf")
     assert [row.state for row in (free, silent, more, guide, again)] == [*["delivered"] * 3, "suppressed", "delivered"]
     assert [row.counts_toward_cap for row in (free, silent)] == [False, True]
 
@@ -240,73 +240,78 @@ def test_what_only_counts_is_sent_beyond_the_cap_and_takes_room_from_the_others(
 # --- slots of what was called off, and of what may have been delivered -----------------------------------------------
 
 
-def test_a_retry_that_is_called_off_gives_its_slot_back(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cap_cancelled_retry_frees_its_slot(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     cap(1)
-    matrix.node(channel=puppet(), guard_dedupe="ignore", cancel_on=["order.paid"])
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore", cancel_on=["order.paid"])
     answers = [Transient("http_503"), Delivered()]
-    theatre.play = lambda message: answers.pop(0)
-    (first,) = happen().task_ids
-    deliver_at_last(first)
+    fake_channel.play = lambda message: answers.pop(0)
+    (first,) = record_event().task_ids
+    deliver_when_due(first)
 
-    happen("order.paid")
-    (second,) = happen().task_ids
+    record_event("order.paid")
+    (second,) = record_event().task_ids
 
-    assert deliver_at_last(second)[0].state == "delivered"
+    assert deliver_when_due(second)[0].state == "delivered"
     assert rows([first])[0].state == "cancelled"
 
 
-def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_off(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_cap_cancelled_unknown_retry_keeps_its_slot(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     cap(1)
-    matrix.node(channel=puppet(), guard_dedupe="ignore", cancel_on=["order.paid"])
-    theatre.play = lambda message: Unknown("timeout")
-    (first,) = happen().task_ids
-    deliver_at_last(first)
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore", cancel_on=["order.paid"])
+    fake_channel.play = lambda message: Unknown("timeout")
+    (first,) = record_event().task_ids
+    deliver_when_due(first)
 
     commands.cancel_one_touch(first, actor="ann")
-    (second,) = happen().task_ids
+    (second,) = record_event().task_ids
 
-    (row,) = deliver_at_last(second)
+    (row,) = deliver_when_due(second)
     assert (row.state, row.reason) == ("suppressed", "cap"), "three may have been heard already"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "broke"])
-def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch, how: str
+def test_cap_unsent_retry_of_unknown_keeps_its_slot(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     """The slot moved to it from the one that may have been heard, and so did the question."""
     cap(1)
-    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore", cancel_on=["order.paid"])
-    theatre.play = lambda message: Unknown("timeout")
-    (first,) = happen().task_ids
-    deliver_at_last(first)
+    matrix.node(channel=create_fake_channel(idempotent=False), guard_dedupe="ignore", cancel_on=["order.paid"])
+    fake_channel.play = lambda message: Unknown("timeout")
+    (first,) = record_event().task_ids
+    deliver_when_due(first)
     again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, failed_tasks.Actor("ann"))
 
     if how == "cancelled":
-        happen("order.paid")
+        record_event("order.paid")
     else:
         with monkeypatch.context() as breaking:
             breaking.setattr(judging.guards, "judge_touch", lambda *_: 1 / 0)
             fall_due(again)
             pipeline.deliver_touches([again])
-    (second,) = happen().task_ids
+    (second,) = record_event().task_ids
 
     assert rows([again])[0].state == ("cancelled" if how == "cancelled" else "unknown")
-    assert (deliver_at_last(second)[0].reason, len(theatre.heard)) == ("cap", 1)
+    assert (deliver_when_due(second)[0].reason, len(fake_channel.heard)) == ("cap", 1)
 
 
 @pytest.mark.parametrize("as_new", [False, True])
-def test_in_doubt_retry_of_an_unknown_touch_inherits_the_question_with_the_key(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, as_new: bool
+def test_unknown_outcome_follows_the_delivery_key(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, as_new: bool
 ) -> None:
     """Under a key of its own it is another message."""
     cap(1)
-    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore")
-    theatre.play = lambda message: Unknown("timeout")
-    deliver_at_last(*happen().task_ids)
+    matrix.node(channel=create_fake_channel(idempotent=False), guard_dedupe="ignore")
+    fake_channel.play = lambda message: Unknown("timeout")
+    deliver_when_due(*record_event().task_ids)
 
     again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, failed_tasks.Actor("ann"), as_new=as_new)
 
@@ -314,36 +319,36 @@ def test_in_doubt_retry_of_an_unknown_touch_inherits_the_question_with_the_key(
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
-def test_what_may_have_been_delivered_and_is_not_tried_again_stays_unknown_and_keeps_its_slot(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str
+def test_suppressed_retry_of_unknown_stays_unknown(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str
 ) -> None:
     """I8: a guard that stops the retry says nothing about the first attempt."""
     cap(1)
-    matrix.node(channel=puppet(), guard_dedupe="ignore")
-    (first,) = happen(occurred_at=now() - timedelta(hours=1)).task_ids
-    be_in_doubt(first, theatre, how)
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
+    (first,) = record_event(occurred_at=now() - timedelta(hours=1)).task_ids
+    make_outcome_unknown(first, fake_channel, how)
 
-    happen("conversation.started")
-    (row,) = deliver_at_last(first)
+    record_event("conversation.started")
+    (row,) = deliver_when_due(first)
 
     assert (row.state, row.reason) == ("unknown", "conversation")
     assert FailedTask.objects.get().failure == "unknown"
-    (other,) = deliver_at_last(*happen(occurred_at=now() + timedelta(minutes=1)).task_ids)
+    (other,) = deliver_when_due(*record_event(occurred_at=now() + timedelta(minutes=1)).task_ids)
     assert (other.state, other.reason) == ("suppressed", "cap")
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
 @pytest.mark.parametrize("refusal", [Permanent("http_400"), Transient("http_503")])
-def test_a_refusal_of_the_repeat_says_nothing_about_the_first_attempt(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str, refusal: Any
+def test_refused_retry_of_unknown_stays_unknown(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str, refusal: Any
 ) -> None:
     """I8: it may have been delivered, so a person decides."""
-    matrix.node(channel=puppet(retry_delays=[1]))
-    (task_id,) = happen().task_ids
-    be_in_doubt(task_id, theatre, how)
-    theatre.play = lambda message: refusal
+    matrix.node(channel=create_fake_channel(retry_delays=[1]))
+    (task_id,) = record_event().task_ids
+    make_outcome_unknown(task_id, fake_channel, how)
+    fake_channel.play = lambda message: refusal
 
-    (row,) = deliver_at_last(task_id)
+    (row,) = deliver_when_due(task_id)
 
     assert (row.state, row.reason) == ("unknown", refusal.reason)
     assert row.reserved_at is not None
@@ -351,32 +356,34 @@ def test_a_refusal_of_the_repeat_says_nothing_about_the_first_attempt(
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
-def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str) -> None:
+def test_unknown_slot_survives_a_pause(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str
+) -> None:
     cap(1)
-    matrix.node(channel=puppet(), guard_dedupe="ignore")
-    (task_id,) = happen().task_ids
-    be_in_doubt(task_id, theatre, how)
+    matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
+    (task_id,) = record_event().task_ids
+    make_outcome_unknown(task_id, fake_channel, how)
     commands.pause_scope("all")
-    deliver_at_last(task_id)
+    deliver_when_due(task_id)
     commands.resume_scope("all")
     dispatcher.rescue_lost_work()
 
-    (other,) = deliver_at_last(*happen().task_ids)
+    (other,) = deliver_when_due(*record_event().task_ids)
     assert (other.state, other.reason) == ("scheduled", "cap"), "its slot is taken"
-    theatre.play = lambda message: Delivered()
-    assert deliver_at_last(task_id)[0].state == "delivered"
-    assert deliver_at_last(other.pk)[0].state == "suppressed"
+    fake_channel.play = lambda message: Delivered()
+    assert deliver_when_due(task_id)[0].state == "delivered"
+    assert deliver_when_due(other.pk)[0].state == "suppressed"
 
 
-def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
+def make_outcome_unknown(task_id: UUID, fake_channel: FakeChannelState, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
     from scheduling.delivery.outgoing import LEASE
     from scheduling.ledger.transitions import Content, Settlement
-    from tests.scheduling.core.conftest import lapse, sendings
+    from tests.scheduling.core.conftest import expire_lease, sendings
 
     fall_due(task_id)
     if how == "timeout":
-        theatre.play = lambda message: Unknown("timeout")
+        fake_channel.play = lambda message: Unknown("timeout")
         deliver([task_id])
     else:
         node = Touch.objects.get(pk=task_id).node
@@ -386,7 +393,7 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
             assert locked_at
             touches.settle_batch({Settlement("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(due.claim))
-        lapse(task_id)
+        expire_lease(task_id)
         dispatcher.rescue_lost_work()
     (row,) = rows([task_id])
     assert (row.state, row.attempt, row.reserved_at is None) == ("scheduled", 1, False)

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import deliver_at_last
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = pytest.mark.django_db
 
@@ -24,13 +24,13 @@ def check(*words: str) -> tuple[int, list[str]]:
     return 0, out.getvalue().splitlines()
 
 
-def test_check_templates_without_a_fault_ends_with_status_0(matrix: Any, happen: Any) -> None:
+def test_check_templates_without_fault_exits_0(matrix: Any, record_event: Any) -> None:
     matrix.node(template=matrix.template("guide", body="hi {{ user.name }}"))
-    deliver_at_last(*happen().task_ids)
+    deliver_when_due(*record_event().task_ids)
     assert check() == (0, ["1 templates are in order"])
 
 
-def test_check_templates_lists_what_does_not_compile(matrix: Any) -> None:
+def test_check_templates_lists_compile_errors(matrix: Any) -> None:
     matrix.template("loops", body="{% for a in event.data.x %}{% for b in a %}{{ b }}{% endfor %}{% endfor %}")
     matrix.template("sound", body="{{ event.data.x }}")
     matrix.template("upper", body="hi\n{{ user.name.upper() }}")
@@ -49,12 +49,10 @@ def test_check_templates_lists_what_does_not_compile(matrix: Any) -> None:
         ("{{ event.data.note }}", "does not render any more (“event.data.note” is null)"),
     ],
 )
-def test_check_templates_lists_what_delivered_touches_would_now_read(
-    matrix: Any, happen: Any, body: str, said: str
-) -> None:
+def test_check_templates_lists_changed_renderings(matrix: Any, record_event: Any, body: str, said: str) -> None:
     template = matrix.template("guide", body="hi")
     matrix.node(template=template)
-    (row,) = deliver_at_last(*happen(data={"paid": True, "lines": [1], "note": None}).task_ids)
+    (row,) = deliver_when_due(*record_event(data={"paid": True, "lines": [1], "note": None}).task_ids)
     template.texts.update(body=body)  # as an earlier version stored and sent it
     status, lines = check()
     assert (status, len(lines)) == (1, 1)
@@ -63,10 +61,10 @@ def test_check_templates_lists_what_delivered_touches_would_now_read(
     assert check("--samples", "0") == (0, ["1 templates are in order"])
 
 
-def test_check_templates_passes_over_touches_of_an_earlier_version(matrix: Any, happen: Any) -> None:
+def test_check_templates_skips_earlier_versions(matrix: Any, record_event: Any) -> None:
     template = matrix.template("guide", body="{{ event.data.paid }}")
     matrix.node(template=template)
-    deliver_at_last(*happen(data={"paid": True}).task_ids)
+    deliver_when_due(*record_event(data={"paid": True}).task_ids)
     assert check()[0] == 1
     Touch.objects.update(template_version=0)
     assert check()[0] == 0

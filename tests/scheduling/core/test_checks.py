@@ -24,7 +24,7 @@ def found() -> list[str]:
     return [str(each.id) for each in run_checks() if str(each.id).startswith("aftertouch.E")]
 
 
-def test_the_house_as_it_is_has_none() -> None:
+def test_checks_pass_with_default_settings() -> None:
     assert found() == []
 
 
@@ -32,7 +32,7 @@ def test_the_house_as_it_is_has_none() -> None:
     ("name", "most"),
     [("BATCH_DEADLINE", LEASE - MAX_TIMEOUT - 3 * SECOND), ("MAX_TIMEOUT", LEASE - BATCH_DEADLINE - 3 * SECOND)],
 )
-def test_a_batch_or_a_call_that_outlasts_the_lease(monkeypatch: pytest.MonkeyPatch, name: str, most: timedelta) -> None:
+def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch: pytest.MonkeyPatch, name: str, most: timedelta) -> None:
     monkeypatch.setattr(checks, name, most)
     assert found() == []
     monkeypatch.setattr(checks, name, most + SECOND)
@@ -41,12 +41,12 @@ def test_a_batch_or_a_call_that_outlasts_the_lease(monkeypatch: pytest.MonkeyPat
         call_command("check")
 
 
-def test_a_lease_that_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_short_lease_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "LEASE", BATCH_DEADLINE + MAX_TIMEOUT)
     assert found() == ["aftertouch.E001"]
 
 
-def test_a_broker_that_gives_hints_out_again_while_they_wait(settings: Any) -> None:
+def test_check_short_visibility_timeout_fails(settings: Any) -> None:
     needed = 2 * (settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE)
     for seconds, errors in (
         (needed.total_seconds(), ["aftertouch.E002"]), (needed.total_seconds() + 1, []), (None, []),
@@ -58,7 +58,7 @@ def test_a_broker_that_gives_hints_out_again_while_they_wait(settings: Any) -> N
     assert found() == []
 
 
-def test_a_horizon_that_outlasts_what_the_broker_keeps(settings: Any) -> None:
+def test_check_horizon_beyond_visibility_timeout_fails(settings: Any) -> None:
     seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
     settings.AFTERTOUCH_HORIZON = timedelta(seconds=seconds / 2)
     assert "aftertouch.E002" in found()
@@ -73,7 +73,7 @@ def test_a_horizon_that_outlasts_what_the_broker_keeps(settings: Any) -> None:
         ("ALERTS", ["no.such.module.alerts"]),
     ],
 )
-def test_a_registry_that_names_what_is_not_there(
+def test_check_unknown_registry_path_fails(
     monkeypatch: pytest.MonkeyPatch, settings: Any, registry: str, value: Any
 ) -> None:
     setattr(settings, registry, value)
@@ -82,7 +82,7 @@ def test_a_registry_that_names_what_is_not_there(
     assert error.msg.startswith(f"{registry} names ")
 
 
-def test_a_process_without_the_application_of_the_house() -> None:
+def test_check_foreign_celery_app_fails() -> None:
     """What `shared_task` would then publish to: amqp on this machine."""
     ours = current_app._get_current_object()
     other = Celery("somebody", set_as_current=False)

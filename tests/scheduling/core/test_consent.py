@@ -31,8 +31,8 @@ from sessions.policy import Policy, PolicySet
 from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
-from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_elsewhere, rows, sendings
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_by_second_connection, rows, sendings
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,38 +43,42 @@ class Queue:
 
     first: UUID
     second: UUID
-    theatre: Theatre
+    fake_channel: FakeChannelState
 
     def go_on(self) -> Touch:
         """The first is answered and the second's turn comes. Returns the second when it is settled."""
-        self.theatre.blocks = False
-        self.theatre.let_go.set()
+        self.fake_channel.blocks = False
+        self.fake_channel.let_go.set()
         deliver([])
         return rows([self.second])[0]
 
     @property
     def heard(self) -> list[UUID]:
-        return [message.task_id for message in self.theatre.heard]
+        return [message.task_id for message in self.fake_channel.heard]
 
 
 @pytest.fixture
-def queue(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+def start_queue(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
-    def queue(**changes: Any) -> Queue:
+    def start_queue(**changes: Any) -> Queue:
         monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
         template = matrix.template("guide", category=changes.pop("category", "marketing"))
-        matrix.node(channel=puppet(), template=template, **changes)
-        found = Queue(happen(user="first").task_ids[0], happen(user="second").task_ids[0], theatre)
-        theatre.blocks = True
+        matrix.node(channel=create_fake_channel(), template=template, **changes)
+        found = Queue(record_event(user="first").task_ids[0], record_event(user="second").task_ids[0], fake_channel)
+        fake_channel.blocks = True
         fall_due()
         pipeline.deliver_touches([found.first])
-        assert theatre.on_stage.wait(PATIENCE)
+        assert fake_channel.on_stage.wait(PATIENCE)
         pipeline.deliver_touches([found.second])
         assert rows([found.second])[0].state == "running"
         return found
 
-    return queue
+    return start_queue
 
 
 def edit(model: Any, **changes: Any) -> None:
@@ -90,28 +94,31 @@ def edit_node(key: str, **changes: Any) -> None:
 
 STOPS: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
     "opt-out": (
-        lambda happen: commands.update_customer("second", {"opted_out": True}),
+        lambda record_event: commands.update_customer("second", {"opted_out": True}),
         ("suppressed", "opted_out", ""),
     ),
-    "complaint": (lambda happen: happen("complaint.received", "second"), ("suppressed", "opted_out", "")),
-    "conversation": (lambda happen: happen("conversation.started", "second"), ("suppressed", "conversation", "")),
-    "all paused": (lambda happen: commands.pause_scope("all"), ("scheduled", "paused", "all")),
-    "channel paused": (
-        lambda happen: commands.pause_scope("channel:puppet"),
-        ("scheduled", "paused", "channel:puppet"),
+    "complaint": (lambda record_event: record_event("complaint.received", "second"), ("suppressed", "opted_out", "")),
+    "conversation": (
+        lambda record_event: record_event("conversation.started", "second"),
+        ("suppressed", "conversation", ""),
     ),
-    "node paused": (lambda happen: commands.pause_scope("node:guide"), ("scheduled", "paused", "node:guide")),
-    "node disabled": (lambda happen: edit(Node, enabled=False), ("suppressed", "node_disabled", "")),
-    "node retired": (lambda happen: edit(Node, retired_at=now()), ("suppressed", "node_disabled", "")),
+    "all paused": (lambda record_event: commands.pause_scope("all"), ("scheduled", "paused", "all")),
+    "channel paused": (
+        lambda record_event: commands.pause_scope("channel:fake"),
+        ("scheduled", "paused", "channel:fake"),
+    ),
+    "node paused": (lambda record_event: commands.pause_scope("node:guide"), ("scheduled", "paused", "node:guide")),
+    "node disabled": (lambda record_event: edit(Node, enabled=False), ("suppressed", "node_disabled", "")),
+    "node retired": (lambda record_event: edit(Node, retired_at=now()), ("suppressed", "node_disabled", "")),
 }
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_mark_sending_stopped_after_verdict_settles_with_reason(queue: Any, happen: Any, stop: str) -> None:
-    two = queue()
+def test_mark_sending_after_stop_settles_with_reason(start_queue: Any, record_event: Any, stop: str) -> None:
+    two = start_queue()
     act, (state, reason, parked) = STOPS[stop]
 
-    act(happen)
+    act(record_event)
     row = two.go_on()
 
     assert two.heard == [two.first]
@@ -123,8 +130,8 @@ def test_mark_sending_stopped_after_verdict_settles_with_reason(queue: Any, happ
     assert not FailedTask.objects.exists()
 
 
-def test_mark_sending_channel_retired_fails_as_before_the_lane(queue: Any, matrix: Any) -> None:
-    two = queue()
+def test_mark_sending_retired_channel_fails(start_queue: Any, matrix: Any) -> None:
+    two = start_queue()
     channel = Node.objects.get().channel
     channel.retired_at = now()
     channel.save()
@@ -136,8 +143,8 @@ def test_mark_sending_channel_retired_fails_as_before_the_lane(queue: Any, matri
     assert FailedTask.objects.get().task_id == row.pk
 
 
-def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
-    two = queue()
+def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Any) -> None:
+    two = start_queue()
     commands.pause_scope("all")
     assert two.go_on().parked == "all"
 
@@ -149,20 +156,20 @@ def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
     assert rows([two.second])[0].state == "delivered"
 
 
-def test_mark_sending_opt_out_lets_service_content_pass(queue: Any) -> None:
-    two = queue(category="service")
+def test_mark_sending_opt_out_allows_service_content(start_queue: Any) -> None:
+    two = start_queue(category="service")
     commands.update_customer("second", {"opted_out": True})
     assert (two.go_on().state, two.heard) == ("delivered", [two.first, two.second])
 
 
-def test_mark_sending_conversation_lets_node_pass_that_ignores_it(queue: Any, happen: Any) -> None:
-    two = queue(guard_conversation="ignore")
-    happen("conversation.started", "second")
+def test_mark_sending_node_may_ignore_conversation(start_queue: Any, record_event: Any) -> None:
+    two = start_queue(guard_conversation="ignore")
+    record_event("conversation.started", "second")
     assert two.go_on().state == "delivered"
 
 
-def test_mark_sending_pause_of_another_node_lets_it_pass(queue: Any, matrix: Any) -> None:
-    two = queue()
+def test_mark_sending_pause_of_other_node_is_ignored(start_queue: Any, matrix: Any) -> None:
+    two = start_queue()
     matrix.node("other", trigger="x")
     commands.pause_scope("node:other")
     commands.pause_scope("channel:log")
@@ -170,18 +177,18 @@ def test_mark_sending_pause_of_another_node_lets_it_pass(queue: Any, matrix: Any
 
 
 CANCELS: dict[str, tuple[Callable[..., Any], str]] = {
-    "by a person": (lambda happen, task_id: commands.cancel_one_touch(task_id, actor="ann"), "by:ann"),
-    "by an event": (lambda happen, task_id: happen("order.paid", "second"), "event:order.paid"),
-    "by a repetition": (lambda happen, task_id: happen(user="second"), "restarted:material.downloaded"),
+    "by a person": (lambda record_event, task_id: commands.cancel_one_touch(task_id, actor="ann"), "by:ann"),
+    "by an event": (lambda record_event, task_id: record_event("order.paid", "second"), "event:order.paid"),
+    "by a repetition": (lambda record_event, task_id: record_event(user="second"), "restarted:material.downloaded"),
 }
 
 
 @pytest.mark.parametrize("cancel", CANCELS)
-def test_cancel_touch_that_waits_in_a_lane_is_not_sent(queue: Any, happen: Any, cancel: str) -> None:
-    two = queue(cancel_on=["order.paid"], on_repeat="restart")
+def test_cancel_queued_in_lane_is_not_sent(start_queue: Any, record_event: Any, cancel: str) -> None:
+    two = start_queue(cancel_on=["order.paid"], on_repeat="restart")
     act, reason = CANCELS[cancel]
 
-    act(happen, two.second)
+    act(record_event, two.second)
     (row,) = rows([two.second])
     assert (row.state, row.reason, row.lease_until, row.reserved_at) == ("cancelled", reason, None, None)
 
@@ -189,19 +196,21 @@ def test_cancel_touch_that_waits_in_a_lane_is_not_sent(queue: Any, happen: Any, 
     assert two.second not in two.heard
 
 
-def test_cancel_touch_marked_as_sending_conflicts_and_is_delivered(queue: Any) -> None:
+def test_cancel_touch_marked_as_sending_conflicts(start_queue: Any) -> None:
     from scheduling.errors import Conflict
 
-    two = queue()
+    two = start_queue()
     with pytest.raises(Conflict, match="running"):
         commands.cancel_one_touch(two.first, actor="ann")
     two.go_on()
     assert rows([two.first])[0].state == "delivered"
 
 
-def test_cancel_retry_in_doubt_keeps_its_slot(queue: Any, happen: Any, theatre: Theatre) -> None:
+def test_cancel_unknown_retry_keeps_its_slot(
+    start_queue: Any, record_event: Any, fake_channel: FakeChannelState
+) -> None:
     """An earlier attempt may have been heard, so the cap counts it."""
-    two = queue()
+    two = start_queue()
     Attempt.objects.create(touch_id=two.second, number=1, lease_no=0, started_at=now(), outcome=Attempt.Outcome.UNKNOWN)
     commands.cancel_one_touch(two.second, actor="ann")
     assert rows([two.second])[0].reserved_at is not None
@@ -229,7 +238,7 @@ class Chat:
 
 
 @pytest.fixture
-def chat(settings: Settings) -> Iterator[type[Chat]]:
+def presence_provider(settings: Settings) -> Iterator[type[Chat]]:
     settings.PRESENCE = ["tests.scheduling.core.test_consent.Chat"]
     presence.presence_providers.cache_clear()
     Chat.says, Chat.asked = {}, []
@@ -246,11 +255,11 @@ def chat(settings: Settings) -> Iterator[type[Chat]]:
     ],
     ids=["answered", "conversation", "away"],
 )
-def test_mark_sending_presence_objects_after_verdict_is_not_sent(
-    queue: Any, chat: type[Chat], says: Any, end: tuple[str, str, str]
+def test_mark_sending_presence_objection_is_not_sent(
+    start_queue: Any, presence_provider: type[Chat], says: Any, end: tuple[str, str, str]
 ) -> None:
-    two = queue()
-    chat.says = says if isinstance(says, Exception) else {"second": says}
+    two = start_queue()
+    presence_provider.says = says if isinstance(says, Exception) else {"second": says}
 
     row = two.go_on()
 
@@ -260,15 +269,20 @@ def test_mark_sending_presence_objects_after_verdict_is_not_sent(
         assert timedelta(0) < row.due_at - now() <= timedelta(seconds=30)
 
 
-def test_presence_away_holds_only_touches_whose_node_asks(
-    matrix: Any, happen: Any, chat: type[Chat], hook: Any, puppet: Any, theatre: Theatre
+def test_presence_outage_defers_only_asking_nodes(
+    matrix: Any,
+    record_event: Any,
+    presence_provider: type[Chat],
+    hook: Any,
+    create_fake_channel: Any,
+    fake_channel: FakeChannelState,
 ) -> None:
     """Nodes that ignore conversations go on, in the same batch; a silence is asked about whatever its node says."""
-    matrix.node("asks", channel=puppet())
-    matrix.node("ignores", channel=puppet("other"), guard_conversation="ignore", guard_dedupe="ignore")
-    matrix.node("guides", trigger="session.silent", channel=puppet("third"), guard_conversation="ignore")
-    chat.says = ConnectionError("away")
-    ids = [*happen().task_ids, *happen("session.silent", user="bob").task_ids]
+    matrix.node("asks", channel=create_fake_channel())
+    matrix.node("ignores", channel=create_fake_channel("other"), guard_conversation="ignore", guard_dedupe="ignore")
+    matrix.node("guides", trigger="session.silent", channel=create_fake_channel("third"), guard_conversation="ignore")
+    presence_provider.says = ConnectionError("away")
+    ids = [*record_event().task_ids, *record_event("session.silent", user="bob").task_ids]
     fall_due(*ids)
     deliver(ids)
 
@@ -278,31 +292,33 @@ def test_presence_away_holds_only_touches_whose_node_asks(
         "ignores": ("delivered", ""),
         "guides": ("scheduled", "presence_unknown"),
     }
-    assert len(chat.asked) == 2, "nothing was asked about the node that ignores it"
+    assert len(presence_provider.asked) == 2, "nothing was asked about the node that ignores it"
 
 
-def test_presence_without_conversation_rule_is_not_asked(matrix: Any, happen: Any, chat: type[Chat]) -> None:
+def test_presence_without_conversation_rule_is_not_asked(
+    matrix: Any, record_event: Any, presence_provider: type[Chat]
+) -> None:
     from scheduling.models import HarassmentRule
 
     HarassmentRule.objects.filter(kind="conversation").delete()
     matrix.node()
-    ids = happen().task_ids
+    ids = record_event().task_ids
     fall_due(*ids)
     deliver(ids)
-    assert (rows(ids)[0].state, chat.asked) == ("delivered", [])
+    assert (rows(ids)[0].state, presence_provider.asked) == ("delivered", [])
 
 
 class Silence:
     """A session whose guide message was judged and waits in the lane of a busy receiver."""
 
-    def __init__(self, store: Store, happen: Any, theatre: Theatre, blocker: UUID) -> None:
-        self.store, self.happen, self.theatre, self.blocker = store, happen, theatre, blocker
+    def __init__(self, store: Store, record_event: Any, fake_channel: FakeChannelState, blocker: UUID) -> None:
+        self.store, self.happen, self.fake_channel, self.blocker = store, record_event, fake_channel, blocker
         self.speak("user")
         self.touch = self.fall_silent()
-        theatre.blocks = True
+        fake_channel.blocks = True
         fall_due()
         pipeline.deliver_touches([blocker])
-        assert theatre.on_stage.wait(PATIENCE)
+        assert fake_channel.on_stage.wait(PATIENCE)
         pipeline.deliver_touches([self.touch])
         assert rows([self.touch])[0].state == "running"
 
@@ -320,8 +336,8 @@ class Silence:
         return receipt.task_ids[0]
 
     def let_go(self) -> None:
-        self.theatre.blocks = False
-        self.theatre.let_go.set()
+        self.fake_channel.blocks = False
+        self.fake_channel.let_go.set()
 
     def go_on(self) -> Touch:
         self.let_go()
@@ -334,11 +350,16 @@ class Silence:
 
 
 @pytest.fixture
-def silence(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch, settings: Settings
+def silent_session(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings,
 ) -> Iterator[Silence]:
     monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
-    channel = puppet()
+    channel = create_fake_channel()
     matrix.node("blocker", channel=channel)
     matrix.node(
         "silent", trigger="session.silent", delay=timedelta(0), channel=channel, guard_dedupe="ignore",
@@ -346,88 +367,88 @@ def silence(
     )  # fmt: skip
     policies = PolicySet({"default": Policy(timedelta(milliseconds=1))})
     store = Store(Server(settings.REDIS_URL), lambda: policies)
-    yield Silence(store, happen, theatre, happen(user="blocker").task_ids[0])
+    yield Silence(store, record_event, fake_channel, record_event(user="blocker").task_ids[0])
     store.server.client.close()
 
 
-def test_mark_sending_agent_answers_after_verdict_keeps_the_nudge(silence: Silence) -> None:
+def test_mark_sending_after_answer_keeps_guide_message(silent_session: Silence) -> None:
     """The policy allows one guide message. The first silence used none, so the next one is guided."""
-    silence.speak("agent")
-    row = silence.go_on()
-    assert (row.state, row.reason, silence.nudges) == ("suppressed", "answered", 0)
+    silent_session.speak("agent")
+    row = silent_session.go_on()
+    assert (row.state, row.reason, silent_session.nudges) == ("suppressed", "answered", 0)
 
-    touch = silence.fall_silent()
+    touch = silent_session.fall_silent()
     deliver([touch])
-    assert (rows([touch])[0].state, silence.nudges) == ("delivered", 1)
-    assert [message.task_id for message in silence.theatre.heard] == [silence.blocker, touch]
+    assert (rows([touch])[0].state, silent_session.nudges) == ("delivered", 1)
+    assert [message.task_id for message in silent_session.fake_channel.heard] == [silent_session.blocker, touch]
 
 
-def test_mark_sending_presence_unknown_after_verdict_keeps_the_nudge(silence: Silence, settings: Settings) -> None:
+def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silence, settings: Settings) -> None:
     """The silence is held, as Redis is away. It is answered before Redis is asked again."""
     here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{select_port()}/0"
-    row = silence.go_on()
+    row = silent_session.go_on()
     settings.REDIS_URL = here
-    assert (row.state, row.reason, silence.nudges) == ("scheduled", "presence_unknown", 0)
+    assert (row.state, row.reason, silent_session.nudges) == ("scheduled", "presence_unknown", 0)
 
-    silence.speak("agent")
-    fall_due(silence.touch)
-    deliver([silence.touch])
-    assert (rows([silence.touch])[0].reason, silence.nudges) == ("answered", 0)
+    silent_session.speak("agent")
+    fall_due(silent_session.touch)
+    deliver([silent_session.touch])
+    assert (rows([silent_session.touch])[0].reason, silent_session.nudges) == ("answered", 0)
 
-    touch = silence.fall_silent()
+    touch = silent_session.fall_silent()
     deliver([touch])
-    assert (rows([touch])[0].state, silence.nudges) == ("delivered", 1)
+    assert (rows([touch])[0].state, silent_session.nudges) == ("delivered", 1)
 
 
-def test_mark_sending_silence_that_stands_uses_one_nudge(silence: Silence) -> None:
-    assert silence.nudges == 0, "it is judged, and has not gone out"
-    assert (silence.go_on().state, silence.nudges) == ("delivered", 1)
+def test_mark_sending_silence_uses_one_guide_message(silent_session: Silence) -> None:
+    assert silent_session.nudges == 0, "it is judged, and has not gone out"
+    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 1)
 
 
 @pytest.mark.parametrize(
     ("stop", "reason"),
     [
-        (lambda happen: commands.update_customer("ann", {"opted_out": True}), "opted_out"),
-        (lambda happen: happen("conversation.started", "ann"), "conversation"),
-        (lambda happen: commands.pause_scope("node:silent"), "paused"),
-        (lambda happen: edit_node("silent", enabled=False), "node_disabled"),
+        (lambda record_event: commands.update_customer("ann", {"opted_out": True}), "opted_out"),
+        (lambda record_event: record_event("conversation.started", "ann"), "conversation"),
+        (lambda record_event: commands.pause_scope("node:silent"), "paused"),
+        (lambda record_event: edit_node("silent", enabled=False), "node_disabled"),
     ],
     ids=["opt-out", "conversation", "pause", "node disabled"],
 )
-def test_mark_sending_stopped_guide_message_uses_no_nudge(
-    silence: Silence, happen: Any, stop: Callable[..., Any], reason: str
+def test_stopped_guide_message_is_not_counted(
+    silent_session: Silence, record_event: Any, stop: Callable[..., Any], reason: str
 ) -> None:
     """The policy allows one guide message. The customer got none, so the next silence is guided."""
-    stop(happen)
-    assert (silence.go_on().reason, silence.nudges) == (reason, 0)
-    assert silence.speak("agent"), "the timer of the next silence runs"
+    stop(record_event)
+    assert (silent_session.go_on().reason, silent_session.nudges) == (reason, 0)
+    assert silent_session.speak("agent"), "the timer of the next silence runs"
 
 
-def test_mark_sending_agent_writes_before_it_brings_no_second_guide_message(
-    silence: Silence, monkeypatch: pytest.MonkeyPatch
+def test_agent_answer_before_mark_gives_one_guide_message(
+    silent_session: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last question was answered, so the message goes out. The policy allows one until the user writes."""
     mark, timers = touches.mark_sending, []
 
     def agent_writes_first(*arguments: Any, **named: Any) -> Any:
-        timers.append(silence.speak("agent"))
+        timers.append(silent_session.speak("agent"))
         return mark(*arguments, **named)
 
     monkeypatch.setattr(touches, "mark_sending", agent_writes_first)
-    assert silence.go_on().state == "delivered"
-    assert (timers, silence.nudges) == ([False], 1)
+    assert silent_session.go_on().state == "delivered"
+    assert (timers, silent_session.nudges) == ([False], 1)
 
 
-def test_note_sending_fails_touch_is_sent_and_the_limit_holds(
-    silence: Silence, monkeypatch: pytest.MonkeyPatch
+def test_note_sending_failure_sends_and_keeps_the_limit(
+    silent_session: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SessionPresence, "note_sending", Mock(side_effect=StoreUnavailable("no answer")))
-    assert (silence.go_on().state, silence.nudges) == ("delivered", 0)
-    assert not silence.speak("agent"), "no timer of a second message runs"
-    assert silence.speak("user")
+    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 0)
+    assert not silent_session.speak("agent"), "no timer of a second message runs"
+    assert silent_session.speak("user")
 
 
-def test_note_sending_hangs_touch_is_sent(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends only after the touch is settled, and is counted then."""
     note, settled = presence.note_sending, threading.Event()
 
@@ -437,74 +458,72 @@ def test_note_sending_hangs_touch_is_sent(silence: Silence, monkeypatch: pytest.
 
     monkeypatch.setattr(presence, "note_sending", hang)
     try:
-        silence.let_go()
-        assert wait_until(lambda: rows([silence.touch])[0].state == "delivered", PATIENCE / 2)
-        assert silence.nudges == 0
+        silent_session.let_go()
+        assert wait_until(lambda: rows([silent_session.touch])[0].state == "delivered", PATIENCE / 2)
+        assert silent_session.nudges == 0
     finally:
         settled.set()
-    assert (silence.go_on().state, silence.nudges) == ("delivered", 1)
+    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 1)
 
 
-def test_deliver_stops_message_of_a_killed_worker_uses_no_nudge(silence: Silence) -> None:
+def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> None:
     """The worker was killed between its last question and the mark. The customer opts out before the rescue."""
-    silence.speak("agent")
-    silence.go_on()
-    touch = silence.fall_silent()
+    silent_session.speak("agent")
+    silent_session.go_on()
+    touch = silent_session.fall_silent()
     fall_due(touch)
     assert touches.claim([touch], lease=sender.LEASE)
     asked = parse_event_id(rows([touch])[0].event.event_id)
-    assert silence.store.still_silent([asked], send_until=[now() + sender.LEASE])[1] == [True]
+    assert silent_session.store.still_silent([asked], send_until=[now() + sender.LEASE])[1] == [True]
     Touch.objects.filter(pk=touch).update(state="scheduled", lease_until=None)
 
     commands.update_customer("ann", {"opted_out": True})
     deliver([touch])
 
-    assert (rows([touch])[0].reason, silence.nudges) == ("opted_out", 0)
-    assert silence.speak("agent"), "the timer of the next silence runs"
+    assert (rows([touch])[0].reason, silent_session.nudges) == ("opted_out", 0)
+    assert silent_session.speak("agent"), "the timer of the next silence runs"
 
 
 # --- races ---
 
 
 @pytest.fixture
-def claimed(matrix: Any, happen: Any) -> Any:
+def claimed(matrix: Any, record_event: Any) -> Any:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     (claim,) = touches.claim([task_id], lease=sender.LEASE)
     return claim
 
 
-def test_mark_sending_row_locked_by_a_cancellation_does_not_wait(claimed: Any) -> None:
+def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed: Any) -> None:
     """A wait would hold up every receiver, and after it the customer's consent would be that of before the wait."""
-    with held_elsewhere(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=True):
+    with held_by_second_connection(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=True):
         started_at = time.monotonic()
         assert touches.mark_sending(sendings(claimed)) == {}
         assert time.monotonic() - started_at < PATIENCE / 2
     assert rows([claimed.task_id])[0].state == "cancelled"
 
 
-def test_mark_sending_cancellation_rolled_back_is_marked_later(claimed: Any) -> None:
-    with held_elsewhere(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=False):
+def test_mark_sending_after_cancel_rollback_is_marked(claimed: Any) -> None:
+    with held_by_second_connection(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=False):
         assert touches.mark_sending(sendings(claimed)) == {}
     assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
 
-def test_mark_sending_opt_out_not_committed_yet_does_not_wait(claimed: Any) -> None:
+def test_mark_sending_uncommitted_opt_out_does_not_wait(claimed: Any) -> None:
     """Who opts out has no answer yet. The mark does not wait for the customer's row."""
     opt_out = lambda: commands.update_customer("ann", {"opted_out": True})  # noqa: E731
-    with held_elsewhere(opt_out, commit=True):
+    with held_by_second_connection(opt_out, commit=True):
         assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_mark_sending_races_with_opt_out_never_marks_what_was_acknowledged(
-    matrix: Any, happen: Any, race: Any, round: int
-) -> None:
+def test_mark_sending_never_follows_acknowledged_opt_out(matrix: Any, record_event: Any, race: Any, round: int) -> None:
     """Many connections opt out and mark at once; `sending_at` is when the mark looked, by the same clock."""
     matrix.node()
     users = [f"user-{number}" for number in range(40)]
-    ids = {user: happen(user=user).task_ids[0] for user in users}
+    ids = {user: record_event(user=user).task_ids[0] for user in users}
     fall_due()
     claims = {claim.task_id: claim for claim in touches.claim(list(ids.values()), lease=sender.LEASE)}
     asked = {user: sendings(claims[ids[user]]) for user in users}
@@ -530,10 +549,10 @@ def test_mark_sending_races_with_opt_out_never_marks_what_was_acknowledged(
 
 
 @pytest.mark.parametrize("who", ["person", "event"])
-def test_cancel_races_with_mark_sending_one_of_them_wins(matrix: Any, happen: Any, race: Any, who: str) -> None:
+def test_cancel_racing_mark_sending_has_one_winner(matrix: Any, record_event: Any, race: Any, who: str) -> None:
     matrix.node(cancel_on=["order.paid"])
     users = [f"user-{number}" for number in range(30)]
-    ids = {user: happen(user=user).task_ids[0] for user in users}
+    ids = {user: record_event(user=user).task_ids[0] for user in users}
     fall_due()
     for user in users:  # with their slots, as delivery claims them
         Touch.objects.filter(pk=ids[user]).update(reserved_at=now())
@@ -546,7 +565,7 @@ def test_cancel_races_with_mark_sending_one_of_them_wins(matrix: Any, happen: An
             if number == 0:
                 marked.update(touches.mark_sending(asked[user]))
             elif who == "event":
-                happen("order.paid", user)
+                record_event("order.paid", user)
             else:
                 with transaction.atomic():
                     touches.cancel([ids[user]], reason="by:ann")
@@ -569,8 +588,8 @@ def test_cancel_races_with_mark_sending_one_of_them_wins(matrix: Any, happen: An
         pytest.param(3_000, 5.0, 200, id="3,000 touches", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]),
     ],
 )
-def test_slow_receiver_gets_nothing_that_was_stopped_before(
-    matrix: Any, hook: Any, receiver: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch,
+def test_slow_receiver_gets_nothing_stopped_before(
+    matrix: Any, hook: Any, receiver: Any, record_event: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch,
     settings: Settings, count: int, delay: float, lane: int,
 ) -> None:  # fmt: skip
     """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
@@ -584,7 +603,7 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
         matrix.node(key, trigger=key, channel=hook, template=template)
     matrix.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
     store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
-    stops = Stops(store, happen, count)
+    stops = Stops(store, record_event, count)
     objections = presence.presence_blocks
 
     def noted_first(questions: Any) -> list[str]:
@@ -617,8 +636,8 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
 class Stops:
     """Who is stopped how, and when that was acknowledged."""
 
-    def __init__(self, store: Store, happen: Any, count: int) -> None:
-        self.store, self.happen, self.count = store, happen, count
+    def __init__(self, store: Store, record_event: Any, count: int) -> None:
+        self.store, self.happen, self.count = store, record_event, count
         self.dice = random.Random(11)
         self.ids: dict[UUID, tuple[str, str]] = {}  #: by touch, its user and kind
         self.acknowledged: dict[UUID, datetime] = {}

@@ -23,21 +23,21 @@ def seconds(customer: CustomerSpec, subject: Any = DYNAMIC, **scale: float) -> f
     ("level", "quiet", "active"),
     [("vip", 3600, 2160), ("normal", 7200, 4320), ("gold", 86400, 51840), ("", 86400, 51840)],
 )
-def test_the_level_sets_the_wait_and_who_was_active_waits_less(level: str, quiet: int, active: int) -> None:
+def test_dynamic_delay_depends_on_level_and_activity(level: str, quiet: int, active: int) -> None:
     assert seconds(ann(level=level)) == quiet
     assert seconds(ann(level=level, last_active_at=NOON - HOUR)) == active
 
 
-def test_active_means_within_the_last_day_to_the_instant() -> None:
+def test_activity_counts_within_exactly_one_day() -> None:
     assert seconds(ann(level="vip", last_active_at=NOON - DAY)) == 2160
     assert seconds(ann(level="vip", last_active_at=NOON - DAY - timedelta(microseconds=1))) == 3600
 
 
-def test_a_node_with_a_fixed_delay_asks_nobody() -> None:
+def test_fixed_delay_ignores_the_customer() -> None:
     assert seconds(ann(level="vip", last_active_at=NOON), node(delay=7 * DAY)) == 7 * 86400
 
 
-def test_a_node_may_have_rules_of_its_own() -> None:
+def test_node_delay_rules_override_the_default() -> None:
     own = DelayRulesSpec({"vip": timedelta(seconds=10)}, timedelta(seconds=40), HOUR, 0.5)
     subject = node(dynamic=True, delay_rules=own)
 
@@ -48,11 +48,11 @@ def test_a_node_may_have_rules_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("subject", [node(delay=timedelta(seconds=3600)), DYNAMIC])
-def test_the_time_scale_divides_fixed_and_dynamic_delays(subject: Any) -> None:
+def test_time_scale_divides_all_delays(subject: Any) -> None:
     assert seconds(ann(level="vip"), subject, time_scale=3600) == 1
 
 
-def test_an_event_plans_a_touch_for_each_enabled_node_that_it_triggers() -> None:
+def test_event_plans_touch_per_enabled_triggered_node() -> None:
     nodes = [
         node("first", delay=HOUR, expires_after=DAY),
         node("second", delay=2 * HOUR),
@@ -66,11 +66,11 @@ def test_an_event_plans_a_touch_for_each_enabled_node_that_it_triggers() -> None
     assert planned[0].expires_at == NOON + HOUR + DAY, "its life begins when it is due"
 
 
-def test_nothing_is_judged_when_it_is_planned() -> None:
+def test_planning_applies_no_guard() -> None:
     hopeless = replace(node(holdout_percent=100, rollout_percent=0), guard_cap="apply")
     assert len(plan_touches(event(), ann(opted_out=True, conversation_at=NOON + HOUR), [hopeless], ARTICLE)) == 1
 
 
-def test_the_time_scale_leaves_the_life_of_a_touch_alone() -> None:
+def test_time_scale_keeps_the_expiry_span() -> None:
     (planned,) = plan_touches(event(), ann(), [node(delay=HOUR, expires_after=DAY)], ARTICLE, time_scale=60)
     assert (planned.due_at, planned.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)

@@ -16,7 +16,7 @@ from scheduling.models import ChannelConfig, Community, DisabledTarget
 from scheduling.operations import commands, retention
 from scheduling.planning import disabled_targets
 from scheduling.policy.specs import CustomerSpec
-from tests.scheduling.core.conftest import deliver_at_last
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +32,7 @@ def disable(channel: ChannelConfig, *addresses: str) -> None:
     )
 
 
-def test_disabled_target_leaves_the_loaded_configuration_as_it_is(matrix: Any, hook: Any) -> None:
+def test_disabled_target_keeps_loaded_configuration(matrix: Any, hook: Any) -> None:
     before = snapshot.current()
     disable(hook, "https://a.example")
     assert DisabledTarget.objects.count() == 1
@@ -41,7 +41,7 @@ def test_disabled_target_leaves_the_loaded_configuration_as_it_is(matrix: Any, h
     assert snapshot.current() is before
 
 
-def test_look_up_with_many_disabled_targets_reads_those_of_the_batch(matrix: Any, hook: Any) -> None:
+def test_find_disabled_reads_only_the_batch(matrix: Any, hook: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO scheduling_disabledtarget (channel_id, target_digest, chat_id, reason, disabled_at)"
@@ -57,7 +57,7 @@ def test_look_up_with_many_disabled_targets_reads_those_of_the_batch(matrix: Any
     assert disabled_targets.find_disabled(wanted) == {wanted[0]}
 
 
-def test_disabled_target_expires_and_retention_deletes_it(matrix: Any, hook: Any, settings: Any) -> None:
+def test_disabled_target_expires_and_is_deleted(matrix: Any, hook: Any, settings: Any) -> None:
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
     target = (hook.pk, disabled_targets.digest_address("https://a.example"))
@@ -70,8 +70,8 @@ def test_disabled_target_expires_and_retention_deletes_it(matrix: Any, hook: Any
     assert DisabledTarget.objects.get().target_digest == target[1]
 
 
-def test_customer_whose_address_changes_is_sent_to_again(matrix: Any, puppet: Callable[..., ChannelConfig]) -> None:
-    mail = puppet("mail")
+def test_new_customer_address_enables_target(matrix: Any, create_fake_channel: Callable[..., ChannelConfig]) -> None:
+    mail = create_fake_channel("mail")
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     disable(mail, "ann@example.com", "bob@example.com")
     commands.update_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
@@ -82,7 +82,7 @@ def test_customer_whose_address_changes_is_sent_to_again(matrix: Any, puppet: Ca
     assert not DisabledTarget.objects.exists()
 
 
-def test_community_and_channel_whose_address_changes_are_sent_to_again(matrix: Any, hook: Any) -> None:
+def test_new_community_or_channel_address_enables_target(matrix: Any, hook: Any) -> None:
     community = Community.objects.create(chat_id="c1", targets={"hook": {"url": "https://a.example/c1"}})
     disable(hook, "https://a.example/c1", hook.config["url"])
     community = Community.objects.get(pk=community.pk)
@@ -95,14 +95,14 @@ def test_community_and_channel_whose_address_changes_are_sent_to_again(matrix: A
     assert not DisabledTarget.objects.exists()
 
 
-def test_delivery_asks_about_disabled_targets_twice_a_batch_at_most(
-    matrix: Any, hook: Any, receiver: Any, happen: Callable[..., Any]
+def test_delivery_reads_disabled_targets_twice_at_most(
+    matrix: Any, hook: Any, receiver: Any, record_event: Callable[..., Any]
 ) -> None:
     matrix.node(channel=hook)
     disable(hook, "https://elsewhere.example")
-    task_ids = [happen(user=f"user-{number}").task_ids[0] for number in range(20)]
+    task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
     with connection.execute_wrapper(Counted()) as _:
-        rows = deliver_at_last(*task_ids)
+        rows = deliver_when_due(*task_ids)
     assert {row.state for row in rows} == {"delivered"}
     assert 1 <= Counted.count <= 2
 
@@ -117,7 +117,7 @@ class Counted:
         return execute(query, *rest)
 
 
-def test_target_for_without_a_lookup_asks_the_database(matrix: Any, hook: Any) -> None:
+def test_target_for_without_lookup_reads_the_database(matrix: Any, hook: Any) -> None:
     spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
     with pytest.raises(routing.NoTarget) as raised:

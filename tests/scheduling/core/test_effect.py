@@ -19,14 +19,14 @@ from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 DAY = timedelta(days=1)
 
 
-def test_an_interval_is_sane_for_few_and_for_none() -> None:
+def test_interval_is_valid_for_few_and_none() -> None:
     assert Share(0, 0).interval == (0.0, 1.0)
     low, high = Share(0, 10).interval
     assert (round(low, 3), round(high, 3)) == (0.0, 0.278)
     assert [round(each, 4) for each in Share(81, 263).interval] == [0.2553, 0.3662]  # Newcombe 1998, method 3
 
 
-def test_a_difference_is_certain_only_beyond_chance() -> None:
+def test_lift_is_certain_only_beyond_chance() -> None:
     lift = Lift(Share(56, 70), Share(48, 80))  # Newcombe 1998, method 10
     assert [round(each, 4) for each in lift.interval] == [0.0524, 0.3339]
     assert lift.certain
@@ -34,7 +34,7 @@ def test_a_difference_is_certain_only_beyond_chance() -> None:
     assert not Lift(Share(5, 10), Share(0, 0)).certain
 
 
-def drawn(node: Any, count: int, *, held_out: bool) -> list[str]:
+def choose_customers(node: Any, count: int, *, held_out: bool) -> list[str]:
     """Customers of the control group, or others."""
     names = (f"user{number}" for number in range(10_000))
     chosen = [
@@ -54,53 +54,55 @@ def node(matrix: Any) -> Any:
 
 
 @pytest.fixture
-def reach(happen: Callable[..., Any]) -> Callable[..., None]:
-    def reach(*users: str) -> None:
+def deliver_to_users(record_event: Callable[..., Any]) -> Callable[..., None]:
+    def deliver_to_users(*users: str) -> None:
         for user in users:
-            ids = happen(user=user).task_ids
+            ids = record_event(user=user).task_ids
             fall_due(*ids)
             deliver(ids)
 
-    return reach
+    return deliver_to_users
 
 
 @pytest.mark.django_db
-def test_the_goal_is_counted_for_both_groups(node: Any, reach: Any, happen: Callable[..., Any]) -> None:
-    treated, control = drawn(node, 4, held_out=False), drawn(node, 3, held_out=True)
-    reach(*treated, *control)
+def test_effect_counts_the_goal_in_both_groups(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    treated, control = choose_customers(node, 4, held_out=False), choose_customers(node, 3, held_out=True)
+    deliver_to_users(*treated, *control)
     pass_time(hours=3)
     for user in (*treated[:3], control[0]):
-        happen("order.paid", user)
-    happen("order.paid", treated[0])  # twice is no second customer
+        record_event("order.paid", user)
+    record_event("order.paid", treated[0])  # twice is no second customer
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))  # their time is not over
     pass_time(days=3)
-    happen("order.paid", control[1])  # too late
+    record_event("order.paid", control[1])  # too late
     assert effect().lift == Lift(Share(3, 4), Share(1, 3))
     assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 4))]
 
 
 @pytest.mark.django_db
-def test_what_happened_before_is_no_effect_and_each_counts_once(
-    node: Any, reach: Any, happen: Callable[..., Any]
+def test_effect_ignores_earlier_goals_and_repeats(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
 ) -> None:
-    (user,) = drawn(node, 1, held_out=False)
-    happen("order.paid", user)
+    (user,) = choose_customers(node, 1, held_out=False)
+    record_event("order.paid", user)
     pass_time(hours=1)
-    reach(user, user)  # the second one is suppressed: the same content
+    deliver_to_users(user, user)  # the second one is suppressed: the same content
     pass_time(days=3)
     assert effect().lift == Lift(Share(0, 1), Share(0, 0))
 
 
 @pytest.mark.django_db
-def test_who_is_stopped_after_the_draw_stays_in_the_comparison(node: Any, reach: Any) -> None:
+def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Any) -> None:
     """And who is stopped before it does not: the control group knows no such customers."""
     from scheduling.models import Customer
 
-    one, other = drawn(node, 2, held_out=False)
+    one, other = choose_customers(node, 2, held_out=False)
     Customer.objects.create(user_id=other, opted_out=True)
     node.rollout_percent = 0
     node.save()
-    reach(one, other)
+    deliver_to_users(one, other)
     pass_time(days=3)
     assert (effect().lift.treated, effect().versions) == (Share(0, 1), [])
 
@@ -118,7 +120,7 @@ class Stale:
 
 
 @pytest.fixture
-def too_late(settings: Settings) -> Iterator[None]:
+def stale_presence(settings: Settings) -> Iterator[None]:
     settings.PRESENCE = ["tests.scheduling.core.test_effect.Stale"]
     presence.presence_providers.cache_clear()
     yield
@@ -126,36 +128,38 @@ def too_late(settings: Settings) -> Iterator[None]:
 
 
 @pytest.mark.django_db
-def test_what_presence_objects_to_was_never_drawn_whatever_it_calls_it(node: Any, reach: Any, too_late: None) -> None:
+def test_effect_ignores_customers_blocked_by_presence(node: Any, deliver_to_users: Any, stale_presence: None) -> None:
     """Customers of the control group would be counted among those who were to get it."""
-    reach(*drawn(node, 1, held_out=False), *drawn(node, 2, held_out=True))
+    deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
     pass_time(days=3)
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))
 
 
 @pytest.mark.django_db
-def test_versions_of_the_content_are_told_apart(node: Any, matrix: Any, reach: Any, happen: Callable[..., Any]) -> None:
-    one, other = drawn(node, 2, held_out=False)
-    reach(one)
+def test_effect_separates_template_versions(
+    node: Any, matrix: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    one, other = choose_customers(node, 2, held_out=False)
+    deliver_to_users(one)
     text = node.template.texts.get()
     text.body = "another"
     text.save()
-    reach(other)
+    deliver_to_users(other)
     pass_time(hours=1)
-    happen("order.paid", other)
+    record_event("order.paid", other)
     pass_time(days=3)
     assert [(each.number, each.share) for each in effect().versions] == [(1, Share(0, 1)), (2, Share(1, 1))]
 
 
 @pytest.mark.django_db
-def test_a_node_without_a_goal_is_not_asked(matrix: Any) -> None:
+def test_effect_ignores_nodes_without_a_goal(matrix: Any) -> None:
     matrix.node()
     assert compute_effects(now() - DAY, now()) == []
 
 
 @pytest.mark.django_db
-def test_who_pays_while_the_touch_is_held_counts_on_both_sides(
-    node: Any, reach: Any, happen: Callable[..., Any]
+def test_effect_counts_goal_during_deferral_in_both_groups(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
 ) -> None:
     """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
     from scheduling.models import HarassmentRule, Touch
@@ -166,13 +170,13 @@ def test_who_pays_while_the_touch_is_held_counts_on_both_sides(
     quiet = HarassmentRule.objects.create(
         kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
     )
-    treated, control = drawn(node, 3, held_out=False), drawn(node, 1, held_out=True)
-    happen(user=treated[2])  # called off before anybody was drawn
-    happen("order.paid", treated[2])
-    reach(*treated[:2], *control)
+    treated, control = choose_customers(node, 3, held_out=False), choose_customers(node, 1, held_out=True)
+    record_event(user=treated[2])  # called off before anybody was drawn
+    record_event("order.paid", treated[2])
+    deliver_to_users(*treated[:2], *control)
     pass_time(hours=1)
     for user in (treated[0], *control):
-        happen("order.paid", user)
+        record_event("order.paid", user)
     quiet.enabled = False
     quiet.save()
     pass_time(days=3)

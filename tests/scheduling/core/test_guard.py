@@ -39,11 +39,11 @@ SECOND = timedelta(seconds=1)
 INSTANT = timedelta(microseconds=1)
 
 
-def test_nothing_against_it_means_send() -> None:
+def test_guard_without_objection_sends() -> None:
     assert judge_touch(candidate(), around(), NOON).decision == SEND
 
 
-def test_it_expires_after_its_last_instant_and_not_at_it() -> None:
+def test_guard_expires_after_the_last_instant() -> None:
     touch = candidate(expires_at=NOON)
 
     assert judge_touch(touch, around(), NOON).decision == SEND
@@ -52,24 +52,24 @@ def test_it_expires_after_its_last_instant_and_not_at_it() -> None:
     assert (late.decision, late.rule, late.rule_version) == (SUPPRESS, "expired", touch.node.version)
 
 
-def test_a_node_that_was_switched_off_while_it_waited_suppresses_it() -> None:
+def test_guard_suppresses_disabled_node() -> None:
     verdict = judge_touch(candidate(node=node(enabled=False)), around(), NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "node_disabled", 5)
 
 
 @pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
-def test_a_pause_parks_it_under_the_widest_scope(scope: str) -> None:
+def test_guard_pause_parks_under_the_widest_scope(scope: str) -> None:
     verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
     assert (verdict.decision, verdict.rule, verdict.parked) == (HOLD, "paused", scope)
     assert verdict.next_eligible_at is None
 
 
-def test_a_pause_of_something_else_does_not_concern_it() -> None:
+def test_guard_ignores_pause_of_other_scope() -> None:
     elsewhere = around(paused=frozenset({"channel:hook", "node:other", "channel:guide", "node:log"}))
     assert judge_touch(candidate(), elsewhere, NOON).decision == SEND
 
 
-def test_who_opted_out_gets_service_but_no_marketing() -> None:
+def test_guard_opt_out_blocks_marketing_only() -> None:
     marketing = candidate(customer=ann(opted_out=True))
     service = candidate(customer=ann(opted_out=True), template=template(category="service"))
 
@@ -77,7 +77,7 @@ def test_who_opted_out_gets_service_but_no_marketing() -> None:
     assert judge_touch(service, around(), NOON).decision == SEND
 
 
-def test_a_conversation_newer_than_the_event_speaks_against_it_and_an_older_one_does_not() -> None:
+def test_guard_conversation_after_event_suppresses() -> None:
     def with_conversation_at(instant: datetime) -> Any:
         return judge_touch(candidate(event_at=NOON - HOUR, customer=ann(conversation_at=instant)), around(), NOON)
 
@@ -87,7 +87,7 @@ def test_a_conversation_newer_than_the_event_speaks_against_it_and_an_older_one_
     assert with_conversation_at(NOON - 2 * HOUR).decision == SEND
 
 
-def test_a_live_conversation_counts_where_the_rule_is_on_and_the_node_obeys_it() -> None:
+def test_guard_live_conversation_needs_rule_and_node() -> None:
     live = around(presence_block="conversation")
     obeys, ignores = candidate(), candidate(node=node(guard_conversation="ignore"))
 
@@ -96,30 +96,30 @@ def test_a_live_conversation_counts_where_the_rule_is_on_and_the_node_obeys_it()
     assert judge_touch(obeys, around(rules=(CAP,), presence_block="conversation"), NOON).decision == SEND
 
 
-def test_an_answered_silence_is_over_whatever_the_node_ignores() -> None:
+def test_guard_answered_silence_is_always_suppressed() -> None:
     touch = candidate(node=node(guard_conversation="ignore"))
     verdict = judge_touch(touch, around(rules=(), presence_block="answered"), NOON)
     assert (verdict.decision, verdict.rule) == (SUPPRESS, "answered")
 
 
-def test_where_presence_does_not_answer_it_waits_half_a_minute() -> None:
+def test_guard_presence_unknown_defers_30_seconds() -> None:
     touch = candidate(node=node(guard_conversation="ignore"))
     verdict = judge_touch(touch, around(rules=(), presence_block="presence_unknown"), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + timedelta(seconds=30))
 
 
-def test_the_hold_out_never_gets_it() -> None:
+def test_guard_holdout_suppresses() -> None:
     verdict = judge_touch(candidate(node=node(holdout_percent=100)), around(), NOON)
     assert (verdict.decision, verdict.rule) == (SUPPRESS, "holdout")
 
 
-def test_a_community_whose_turn_has_not_come_does_not_get_it() -> None:
+def test_guard_rollout_suppresses_other_communities() -> None:
     later = node(rollout_percent=0, rollout_communities=frozenset({"c2"}))
     assert judge_touch(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
     assert judge_touch(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
 
 
-def test_at_night_it_waits_for_the_morning_where_the_customer_lives() -> None:
+def test_guard_quiet_hours_use_customer_time_zone() -> None:
     evening = NOON + 3 * HOUR  # 23:00 in Shanghai, 16:00 in Berlin
     rules = around(rules=(NIGHT,))
 
@@ -135,7 +135,7 @@ def test_at_night_it_waits_for_the_morning_where_the_customer_lives() -> None:
 # --- the same content ------------------------------------------------------------------------------------------------
 
 
-def test_the_same_content_comes_again_only_after_its_window() -> None:
+def test_guard_dedupe_ends_after_its_window() -> None:
     told = around(slots=[slot(72, "guide")])
 
     early = judge_touch(candidate(), told, NOON - INSTANT)
@@ -144,26 +144,26 @@ def test_the_same_content_comes_again_only_after_its_window() -> None:
 
 
 @pytest.mark.parametrize("other", ["survey", "guide-2", "Guide", ""])
-def test_dedupe_other_content_is_sent_where_the_same_is_suppressed(other: str) -> None:
+def test_guard_dedupe_other_content_is_sent(other: str) -> None:
     told = around(slots=[slot(1, "guide")])
     assert judge_touch(candidate(), told, NOON).rule == "dedupe"
     assert judge_touch(candidate(template=template("guide", content_type=other)), told, NOON) == GuardVerdict(SEND)
     assert judge_touch(candidate(), around(slots=[slot(1, other)]), NOON) == GuardVerdict(SEND)
 
 
-def test_dedupe_node_that_ignores_it_still_keeps_the_cap() -> None:
+def test_guard_dedupe_ignored_still_applies_the_cap() -> None:
     ignoring = candidate(node=node(guard_dedupe="ignore"))
     assert judge_touch(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
     assert judge_touch(ignoring, around(slots=[slot(1, "guide")]), NOON) == GuardVerdict(SEND)
     assert judge_touch(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
 
 
-def test_the_same_content_is_never_deferred_even_where_the_cap_is() -> None:
+def test_guard_dedupe_is_never_deferred() -> None:
     deferring = candidate(node=node(over_cap="defer"))
     assert judge_touch(deferring, around(slots=[slot(1, "guide")]), NOON).decision == SUPPRESS
 
 
-def test_the_same_content_that_is_not_settled_holds_until_its_lease() -> None:
+def test_guard_dedupe_unsettled_defers_until_its_lease() -> None:
     lease = NOON + timedelta(seconds=45)
     verdict = judge_touch(candidate(), around(slots=[unsettled(lease, content_type="guide")]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "dedupe", lease)
@@ -172,7 +172,7 @@ def test_the_same_content_that_is_not_settled_holds_until_its_lease() -> None:
 # --- caps ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_fourth_within_a_day_is_suppressed_and_told_when_it_could_have_come() -> None:
+def test_guard_cap_suppresses_and_gives_next_time() -> None:
     three = around(slots=[slot(1), slot(5), slot(23)])
     verdict = judge_touch(candidate(), three, NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
@@ -180,17 +180,17 @@ def test_the_fourth_within_a_day_is_suppressed_and_told_when_it_could_have_come(
     assert verdict.next_eligible_at == NOON + HOUR
 
 
-def test_two_within_a_day_leave_room() -> None:
+def test_guard_cap_with_room_sends() -> None:
     assert judge_touch(candidate(), around(slots=[slot(1), slot(23), slot(24)]), NOON).decision == SEND
 
 
-def test_what_does_not_count_takes_no_room() -> None:
+def test_guard_cap_ignores_slots_that_do_not_count() -> None:
     quiet_ones = [slot(1, counts=False) for _ in range(5)]
     assert judge_touch(candidate(), around(slots=quiet_ones), NOON).decision == SEND
 
 
 @pytest.mark.parametrize("switch", ["count_only", "ignore"])
-def test_a_node_may_disregard_the_cap(switch: str) -> None:
+def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
     touch = candidate(node=node(guard_cap=switch))
     full = around(
         rules=(CAP, COMMUNITY_CAP), slots=[slot()] * 3, community_slots=[slot(0.1)] * 2, important=[NOON + SECOND]
@@ -198,7 +198,7 @@ def test_a_node_may_disregard_the_cap(switch: str) -> None:
     assert judge_touch(touch, full, NOON).decision == SEND
 
 
-def test_over_the_cap_it_is_deferred_where_the_node_says_so_and_it_lives_long_enough() -> None:
+def test_guard_cap_defers_if_touch_lives_long_enough() -> None:
     full = around(slots=[slot(1), slot(2), slot(20)])
     free_at = NOON + 4 * HOUR
 
@@ -209,13 +209,13 @@ def test_over_the_cap_it_is_deferred_where_the_node_says_so_and_it_lives_long_en
     assert (mortal.decision, mortal.rule, mortal.next_eligible_at) == (SUPPRESS, "cap", free_at)
 
 
-def test_a_cap_that_was_lowered_waits_for_as_many_as_are_too_many() -> None:
+def test_guard_lowered_cap_gives_exact_next_time() -> None:
     lowered = replace(CAP, limit=2)
     verdict = judge_touch(candidate(), around(rules=(lowered,), slots=[slot(1), slot(2), slot(10), slot(20)]), NOON)
     assert verdict.next_eligible_at == NOON + 22 * HOUR  # 20 h and 10 h ago leave, then 2 h ago does
 
 
-def test_where_only_unsettled_slots_fill_the_cap_it_holds_until_the_first_lease_and_is_never_suppressed() -> None:
+def test_guard_cap_unsettled_slots_defer_until_lease() -> None:
     first, second = NOON + timedelta(seconds=20), NOON + timedelta(seconds=40)
     slots = [slot(1), unsettled(second), unsettled(first)]
     verdict = judge_touch(candidate(), around(slots=slots), NOON)
@@ -223,18 +223,18 @@ def test_where_only_unsettled_slots_fill_the_cap_it_holds_until_the_first_lease_
     assert verdict.observed == "3 (2 unsettled)"
 
 
-def test_where_settled_slots_fill_the_cap_an_unsettled_one_changes_nothing() -> None:
+def test_guard_cap_settled_slots_suppress() -> None:
     slots = [slot(1), slot(2), slot(3), unsettled(NOON + SECOND)]
     verdict = judge_touch(candidate(), around(slots=slots), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (SUPPRESS, NOON + 22 * HOUR)
 
 
-def test_a_hold_for_a_lease_that_is_already_over_lasts_a_second() -> None:
+def test_guard_cap_expired_lease_defers_one_second() -> None:
     verdict = judge_touch(candidate(), around(slots=[unsettled(NOON - HOUR)] * 3), NOON)
     assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + SECOND)
 
 
-def test_the_community_has_a_cap_of_its_own() -> None:
+def test_guard_community_cap_is_separate() -> None:
     full = around(rules=(COMMUNITY_CAP,), community_slots=[slot(0.25), slot(0.5)])
 
     verdict = judge_touch(candidate(), full, NOON)
@@ -245,7 +245,7 @@ def test_the_community_has_a_cap_of_its_own() -> None:
     assert judge_touch(candidate(), around(rules=(COMMUNITY_CAP,), slots=[slot(0.5)] * 9), NOON).decision == SEND
 
 
-def test_a_retry_keeps_its_slot_and_asks_for_no_second_one() -> None:
+def test_guard_retry_with_slot_passes_the_cap() -> None:
     full = around(
         rules=(CAP, DEDUPE, COMMUNITY_CAP), slots=[slot(1, "guide")] * 3, community_slots=[slot(0.1)] * 2,
         important=[NOON + SECOND] * 3,
@@ -254,14 +254,14 @@ def test_a_retry_keeps_its_slot_and_asks_for_no_second_one() -> None:
     assert judge_touch(candidate(has_slot=False), full, NOON).decision != SEND
 
 
-def test_a_retry_still_obeys_what_changed_meanwhile() -> None:
+def test_guard_retry_still_obeys_opt_out_and_conversation() -> None:
     assert judge_touch(candidate(has_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
     assert (
         judge_touch(candidate(has_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule == "conversation"
     )
 
 
-def test_its_own_slot_is_not_counted_against_it() -> None:
+def test_guard_own_slot_is_not_counted() -> None:
     touch = candidate()
     own = slot(1, "guide", task_id=touch.task_id)
     assert judge_touch(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
@@ -270,18 +270,18 @@ def test_its_own_slot_is_not_counted_against_it() -> None:
 # --- room for the more important -------------------------------------------------------------------------------------
 
 
-def test_the_last_slot_is_left_for_a_more_important_touch_that_is_due_soon() -> None:
+def test_guard_last_slot_waits_for_higher_priority() -> None:
     due = NOON + timedelta(seconds=50)
     verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[due]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "slot_hold", due + 2 * SECOND)
 
 
-def test_with_room_for_both_it_need_not_wait() -> None:
+def test_guard_slot_hold_not_needed_with_room() -> None:
     assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND]), NOON).decision == SEND
     assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND] * 2), NOON).rule == "slot_hold"
 
 
-def test_an_important_one_that_is_overdue_is_waited_for_two_seconds_at_a_time() -> None:
+def test_guard_overdue_priority_is_waited_for_2_seconds() -> None:
     verdict = judge_touch(candidate(), around(slots=[slot(1)] * 2, important=[NOON - HOUR]), NOON)
     assert verdict.next_eligible_at == NOON + 2 * SECOND
 
@@ -306,7 +306,7 @@ OBJECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def objected(*names: str) -> str:
+def first_objection(*names: str) -> str:
     said = {key: value for name in names for key, value in OBJECTIONS[name].items()}
     slots = [slot(1, "guide", counts=False)] if "guide_slot" in said else []
     slots += [slot(1)] * 3 if "full" in said else []
@@ -328,24 +328,24 @@ def objected(*names: str) -> str:
 
 
 @pytest.mark.parametrize("name", OBJECTIONS)
-def test_each_rule_can_object_alone(name: str) -> None:
-    assert objected(name) == name
+def test_guard_each_rule_can_object_alone(name: str) -> None:
+    assert first_objection(name) == name
 
 
 @pytest.mark.parametrize(("first", "second"), list(combinations(OBJECTIONS, 2)))
-def test_of_two_objections_the_documented_first_one_is_given(first: str, second: str) -> None:
-    assert objected(first, second) == first
+def test_guard_first_documented_objection_is_given(first: str, second: str) -> None:
+    assert first_objection(first, second) == first
 
 
-def test_the_documentation_lists_the_rules_in_the_order_they_are_asked() -> None:
+def test_guard_docstring_lists_rules_in_order() -> None:
     documented = [line.split()[1].rstrip(",") for line in (guards.__doc__ or "").splitlines() if ". " in line[:4]]
     asked = [check.__name__.removeprefix("_") for check in guards.CHECKS]
     assert documented == [name for name in asked if name != "rollout"]  # it shares a line with the hold-out
     assert list(OBJECTIONS) == asked
 
 
-def test_what_is_said_from_the_draw_on_is_what_the_effect_takes_for_a_draw() -> None:
-    said = list(map(objected, OBJECTIONS))
+def test_guard_drawn_rules_start_at_the_holdout() -> None:
+    said = list(map(first_objection, OBJECTIONS))
     assert list(DRAWN_RULES) == said[said.index("holdout") :]
 
 
@@ -372,7 +372,7 @@ def eligible(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], at: datetime) 
 
 
 @given(caps, histories)
-def test_the_next_eligible_time_is_exact_whatever_the_windows(rules: list[RuleSpec], history: list[int]) -> None:
+def test_guard_next_eligible_time_is_exact(rules: list[RuleSpec], history: list[int]) -> None:
     slots = [slot(minutes / 60) for minutes in history]
     touch = candidate(node=node(over_cap="defer"), expires_at=NOON + 365 * DAY)
 
@@ -385,7 +385,7 @@ def test_the_next_eligible_time_is_exact_whatever_the_windows(rules: list[RuleSp
 
 
 @given(histories, st.lists(st.integers(1, 120), min_size=1, max_size=6))
-def test_unsettled_slots_alone_never_suppress(settled: list[int], leases: list[int]) -> None:
+def test_guard_unsettled_slots_alone_never_suppress(settled: list[int], leases: list[int]) -> None:
     slots = [slot(minutes / 60) for minutes in settled]
     slots += [unsettled(NOON + timedelta(seconds=seconds)) for seconds in leases]
     verdict = judge_touch(candidate(), around(rules=(CAP,), slots=slots), NOON)

@@ -28,11 +28,11 @@ OPS = Actor("ops")
 each_race = pytest.mark.django_db(transaction=True)
 
 
-class House:
+class RolloutCase:
     """One node with a canary; communities that get it and communities that don't."""
 
-    def __init__(self, node: Any, happen: Callable[..., Any]) -> None:
-        self.happen, self.numbers = happen, count()
+    def __init__(self, node: Any, record_event: Callable[..., Any]) -> None:
+        self.happen, self.numbers = record_event, count()
         self.key, self.pk = node.key, node.pk
 
     @property
@@ -68,19 +68,19 @@ class House:
 
 
 @pytest.fixture
-def house(matrix: Any, happen: Callable[..., Any]) -> House:
+def rollout_case(matrix: Any, record_event: Callable[..., Any]) -> RolloutCase:
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     canary = matrix.template("guide-v2", content_type="guide")
-    return House(matrix.node(canary_template=canary, canary_communities=["vip-group"]), happen)
+    return RolloutCase(matrix.node(canary_template=canary, canary_communities=["vip-group"]), record_event)
 
 
 @pytest.fixture
-def running(house: House) -> House:
-    rollout_runs.start_rollout(house.pk, PLAN, OPS)
-    return house
+def running(rollout_case: RolloutCase) -> RolloutCase:
+    rollout_runs.start_rollout(rollout_case.pk, PLAN, OPS)
+    return rollout_case
 
 
-def verbs() -> list[tuple[str, str, float]]:
+def list_rollout_moves() -> list[tuple[str, str, float]]:
     return list(RolloutMove.objects.values_list("verb", "reason", "percent"))
 
 
@@ -88,22 +88,22 @@ def verbs() -> list[tuple[str, str, float]]:
 
 
 @pytest.mark.django_db
-def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House, django_user_model: Any) -> None:
+def test_rollout_starts_at_first_step_with_author(rollout_case: RolloutCase, django_user_model: Any) -> None:
     user = User.objects.create_user("eve")
-    version = house.node.version
-    rollout_runs.start_rollout(house.pk, PLAN, Actor("eve", user))
-    assert house.state() == ("running", "", 30, ["vip-group"])
-    node = house.node
+    version = rollout_case.node.version
+    rollout_runs.start_rollout(rollout_case.pk, PLAN, Actor("eve", user))
+    assert rollout_case.state() == ("running", "", 30, ["vip-group"])
+    node = rollout_case.node
     record = node.history.first()
     assert (node.version, record.history_user, record.history_change_reason) == (
-        version + 1, user, f"guarded roll-out {house.rollout}: started"
+        version + 1, user, f"guarded roll-out {rollout_case.rollout}: started"
     )  # fmt: skip
-    assert node.canary_guard == house.rollout.plan, "the next one begins with it"
-    assert verbs() == [("started", "", 30)]
+    assert node.canary_guard == rollout_case.rollout.plan, "the next one begins with it"
+    assert list_rollout_moves() == [("started", "", 30)]
 
 
 @pytest.mark.django_db
-def test_it_waits_for_time_and_for_figures_and_then_grows_to_its_end(running: House) -> None:
+def test_rollout_grows_after_time_and_figures(running: RolloutCase) -> None:
     assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "time")
     pass_time(hours=2)
     assert (rollout_runs.advance_all_rollouts(), running.rollout.reason) == (0, "canary")
@@ -127,11 +127,11 @@ def test_it_waits_for_time_and_for_figures_and_then_grows_to_its_end(running: Ho
     assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("finished", "", 100, ["vip-group"])
     assert rollout_runs.advance_all_rollouts() == 0
-    assert verbs() == [("started", "", 30), ("grew", "", 60), ("grew", "", 100), ("finished", "", 100)]
+    assert list_rollout_moves() == [("started", "", 30), ("grew", "", 60), ("grew", "", 100), ("finished", "", 100)]
 
 
 @pytest.mark.django_db
-def test_each_step_is_a_version_of_the_node_with_the_figures_it_was_judged_by(running: House) -> None:
+def test_rollout_step_is_a_node_version_with_figures(running: RolloutCase) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
@@ -151,7 +151,7 @@ def test_each_step_is_a_version_of_the_node_with_the_figures_it_was_judged_by(ru
 
 
 @pytest.mark.django_db
-def test_complaints_bring_it_back_to_nobody(running: House) -> None:
+def test_rollout_complaints_pause_and_reset_canary(running: RolloutCase) -> None:
     users = running.speak(canary=True)
     running.speak(canary=False)
     for user in users:
@@ -161,7 +161,7 @@ def test_complaints_bring_it_back_to_nobody(running: House) -> None:
     )
     assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "limit:complaints", 0, [])
-    assert verbs()[-1] == ("paused", "limit:complaints", 0)
+    assert list_rollout_moves()[-1] == ("paused", "limit:complaints", 0)
     (task_id,) = running.happen(user="late", chat_id="vip-group").task_ids
     fall_due(task_id)
     deliver([task_id])
@@ -170,7 +170,7 @@ def test_complaints_bring_it_back_to_nobody(running: House) -> None:
 
 
 @pytest.mark.django_db
-def test_opt_outs_bring_it_back_and_are_counted_for_the_touch_before_them(running: House) -> None:
+def test_rollout_opt_outs_pause_and_are_attributed(running: RolloutCase) -> None:
     users = running.speak(canary=True)
     stable = running.speak(canary=False)
     for user in users:
@@ -183,22 +183,22 @@ def test_opt_outs_bring_it_back_and_are_counted_for_the_touch_before_them(runnin
 
 
 @pytest.mark.django_db
-def test_a_text_that_wants_what_events_do_not_bring_brings_it_back(house: House, matrix: Any) -> None:
+def test_rollout_failing_text_pauses(rollout_case: RolloutCase, matrix: Any) -> None:
     """Nothing was sent, but it was decided which text it would have been."""
-    text = house.node.canary_template.texts.get()  # type: ignore[union-attr]
+    text = rollout_case.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "{{ event.data.order_no }}"
     text.save()
-    rollout_runs.start_rollout(house.pk, PLAN, OPS)
-    house.speak(canary=True)
-    house.speak(canary=False)
+    rollout_runs.start_rollout(rollout_case.pk, PLAN, OPS)
+    rollout_case.speak(canary=True)
+    rollout_case.speak(canary=False)
     assert not Touch.objects.filter(state="failed").exclude(reserved_at=None).exists(), "they hold no slots"
-    assert house.tally() == (VersionCounts(ENOUGH, ENOUGH), VersionCounts(ENOUGH))
+    assert rollout_case.tally() == (VersionCounts(ENOUGH, ENOUGH), VersionCounts(ENOUGH))
     rollout_runs.advance_all_rollouts()
-    assert house.state() == ("paused", "limit:failures", 0, [])
+    assert rollout_case.state() == ("paused", "limit:failures", 0, [])
 
 
 @each_race
-def test_a_pause_is_told_where_people_look(running: House) -> None:
+def test_rollout_pause_is_logged_and_measured(running: RolloutCase) -> None:
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
     running.speak(canary=False)
@@ -222,7 +222,7 @@ def test_a_pause_is_told_where_people_look(running: House) -> None:
 
 
 @pytest.mark.django_db
-def test_what_was_decided_before_the_step_says_nothing_about_it(running: House) -> None:
+def test_rollout_results_before_the_step_do_not_count(running: RolloutCase) -> None:
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
@@ -237,7 +237,7 @@ def test_what_was_decided_before_the_step_says_nothing_about_it(running: House) 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("edit", [{"canary_percent": 45}, {"canary_communities": ["other"]}, {"canary_template": None}])
-def test_an_edit_by_somebody_else_stands_and_pauses_it(running: House, edit: dict[str, Any]) -> None:
+def test_rollout_manual_canary_edit_pauses_and_stays(running: RolloutCase, edit: dict[str, Any]) -> None:
     node = running.node
     for name, value in edit.items():
         setattr(node, name, value)
@@ -253,7 +253,7 @@ def test_an_edit_by_somebody_else_stands_and_pauses_it(running: House, edit: dic
 
 
 @pytest.mark.django_db
-def test_an_edit_of_something_else_does_not_disturb_it(running: House) -> None:
+def test_rollout_unrelated_edit_does_not_pause(running: RolloutCase) -> None:
     node = running.node
     node.over_cap = "defer"
     node.save()
@@ -261,7 +261,7 @@ def test_an_edit_of_something_else_does_not_disturb_it(running: House) -> None:
 
 
 @pytest.mark.django_db
-def test_another_text_was_not_judged_so_it_goes_back(running: House) -> None:
+def test_rollout_new_text_pauses_and_resets_canary(running: RolloutCase) -> None:
     text = running.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "another"
     text.save()
@@ -274,13 +274,13 @@ def test_another_text_was_not_judged_so_it_goes_back(running: House) -> None:
 
 
 @each_race
-def test_an_edit_while_it_is_being_judged_stands(running: House, elsewhere: Any, monkeypatch: Any) -> None:
+def test_rollout_edit_during_judgement_is_kept(running: RolloutCase, second_connection: Any, monkeypatch: Any) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
 
     def edited_meanwhile(rollout: GuardedRollout) -> Any:
-        elsewhere(lambda: _edit(running.pk, 45))
+        second_connection(lambda: _edit(running.pk, 45))
         return count_version_results(rollout)
 
     monkeypatch.setattr(rollout_runs, "count_version_results", edited_meanwhile)
@@ -298,44 +298,46 @@ def _edit(pk: int, percent: float) -> None:
 
 
 @each_race
-def test_passes_at_once_step_once(running: House, race: Any) -> None:
+def test_rollout_concurrent_passes_advance_once(running: RolloutCase, race: Any) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
     assert sum(race(4, lambda number: rollout_runs.advance_all_rollouts())) == 1
     assert running.state() == ("running", running.rollout.reason, 60, ["vip-group"])
-    assert verbs() == [("started", "", 30), ("grew", "", 60)]
+    assert list_rollout_moves() == [("started", "", 30), ("grew", "", 60)]
 
 
 @each_race
-def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere: Any, monkeypatch: Any) -> None:
+def test_rollout_manual_pause_does_not_wait_for_count(
+    running: RolloutCase, second_connection: Any, monkeypatch: Any
+) -> None:
     """And what was counted for the time before moves nothing any more."""
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
     running.speak(canary=False)
 
     def paused_meanwhile(rollout: GuardedRollout) -> Any:
-        elsewhere(lambda: rollout_runs.pause_rollout(rollout.pk, OPS))
-        elsewhere(lambda: rollout_runs.resume_rollout(rollout.pk, OPS))
+        second_connection(lambda: rollout_runs.pause_rollout(rollout.pk, OPS))
+        second_connection(lambda: rollout_runs.resume_rollout(rollout.pk, OPS))
         return count_version_results(rollout)
 
     monkeypatch.setattr(rollout_runs, "count_version_results", paused_meanwhile)
     assert rollout_runs.advance_all_rollouts() == 0
     assert running.state() == ("running", "", 30, ["vip-group"])
-    assert [verb for verb, _, _ in verbs()] == ["started", "paused", "resumed"]
+    assert [verb for verb, _, _ in list_rollout_moves()] == ["started", "paused", "resumed"]
 
 
 @each_race
-def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> None:
+def test_rollout_locked_row_is_skipped(running: RolloutCase, second_connection: Any) -> None:
     with transaction.atomic():
         GuardedRollout.objects.select_for_update().get()
-        assert elsewhere(rollout_runs.advance_all_rollouts) == 0
+        assert second_connection(rollout_runs.advance_all_rollouts) == 0
     assert running.rollout.judged_at is None
 
 
 @each_race
-def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
-    running: House, elsewhere: Any, monkeypatch: Any
+def test_rollout_and_config_apply_do_not_deadlock(
+    running: RolloutCase, second_connection: Any, monkeypatch: Any
 ) -> None:
     """Between them each would wait for the other."""
     edit, found = rollout_runs._edit_node, []
@@ -350,29 +352,29 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
         return True
 
     def entered_meanwhile(*given: Any, **others: Any) -> None:
-        found.append(elsewhere(lock))
+        found.append(second_connection(lock))
         edit(*given, **others)
 
     monkeypatch.setattr(rollout_runs, "_edit_node", entered_meanwhile)
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
     assert found == [False]
-    assert elsewhere(lambda: lock("15s"))
+    assert second_connection(lambda: lock("15s"))
 
 
 @each_race
-def test_of_two_who_start_one_does(house: House, race: Any) -> None:
+def test_rollout_concurrent_starts_create_one(rollout_case: RolloutCase, race: Any) -> None:
     def start(number: int) -> str:
         try:
-            return str(rollout_runs.start_rollout(house.pk, PLAN, Actor(f"p{number}")).pk)
+            return str(rollout_runs.start_rollout(rollout_case.pk, PLAN, Actor(f"p{number}")).pk)
         except Conflict:
             return ""
 
     assert sorted(bool(each) for each in race(4, start)) == [False, False, False, True]
-    assert verbs() == [("started", "", 30)]
+    assert list_rollout_moves() == [("started", "", 30)]
 
 
 @each_race
-def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) -> None:
+def test_rollout_crash_in_step_changes_nothing(running: RolloutCase, monkeypatch: Any) -> None:
     """After the node was written and before the move was noted."""
     running.speak(canary=True)
     running.speak(canary=False)
@@ -381,7 +383,7 @@ def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) 
     with monkeypatch.context() as patch:
         patch.setattr(RolloutMove.objects, "create", _die)
         assert rollout_runs.advance_all_rollouts() == 0
-    assert (running.node.version, running.state(), verbs()) == (
+    assert (running.node.version, running.state(), list_rollout_moves()) == (
         version, ("running", "", 30, ["vip-group"]), [("started", "", 30)]
     )  # fmt: skip
     assert rollout_runs.advance_all_rollouts() == 1
@@ -389,7 +391,7 @@ def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) 
 
 
 @each_race
-def test_what_cannot_be_judged_goes_back_after_a_while(running: House, monkeypatch: Any) -> None:
+def test_rollout_without_figures_pauses_after_5_minutes(running: RolloutCase, monkeypatch: Any) -> None:
     """Counting takes too long, minute by minute: a guard that cannot see must not let a harmful canary be."""
 
     def too_slow(rollout: GuardedRollout) -> Any:
@@ -407,12 +409,12 @@ def test_what_cannot_be_judged_goes_back_after_a_while(running: House, monkeypat
     pass_time(minutes=1)
     assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "unseen", 0, [])
-    assert (verbs()[-1], running.rollout.figures) == (("paused", "unseen", 0), judged)
+    assert (list_rollout_moves()[-1], running.rollout.figures) == (("paused", "unseen", 0), judged)
     assert rollout_runs.advance_all_rollouts() == 0
 
 
 @each_race
-def test_what_somebody_edited_and_nobody_can_judge_stands(running: House, monkeypatch: Any) -> None:
+def test_rollout_edited_without_figures_is_kept(running: RolloutCase, monkeypatch: Any) -> None:
     _edit(running.pk, 45)
     pass_time(minutes=10)
     monkeypatch.setattr(rollout_runs, "count_version_results", _die)
@@ -425,7 +427,7 @@ def _die(*_: Any, **__: Any) -> None:
 
 
 @each_race
-def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matrix: Any, monkeypatch: Any) -> None:
+def test_rollout_failing_count_does_not_block_others(running: RolloutCase, matrix: Any, monkeypatch: Any) -> None:
     other = matrix.node("other", canary_template=matrix.template("guide-v2"))
     rollout_runs.start_rollout(other.pk, PLAN, OPS)
     node = Node.objects.get(pk=other.pk)
@@ -446,19 +448,19 @@ def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matr
 
 
 @pytest.mark.django_db
-def test_only_what_can_be_tried_is_started(house: House, matrix: Any) -> None:
+def test_rollout_start_refuses_invalid_or_second(rollout_case: RolloutCase, matrix: Any) -> None:
     with pytest.raises(InvalidInput, match="steps"):
-        rollout_runs.start_rollout(house.pk, PLAN | {"steps": []}, OPS)
+        rollout_runs.start_rollout(rollout_case.pk, PLAN | {"steps": []}, OPS)
     bare = matrix.node("bare")
     with pytest.raises(InvalidInput, match="canary_template"):
         rollout_runs.start_rollout(bare.pk, PLAN, OPS)
-    rollout_runs.start_rollout(house.pk, PLAN, OPS)
+    rollout_runs.start_rollout(rollout_case.pk, PLAN, OPS)
     with pytest.raises(Conflict):
-        rollout_runs.start_rollout(house.pk, PLAN, OPS)
+        rollout_runs.start_rollout(rollout_case.pk, PLAN, OPS)
 
 
 @pytest.mark.django_db
-def test_a_person_decides_once(running: House) -> None:
+def test_rollout_manual_actions_apply_once(running: RolloutCase) -> None:
     pk = running.rollout.pk
     with pytest.raises(Conflict):
         rollout_runs.resume_rollout(pk, OPS)
@@ -477,7 +479,7 @@ def test_a_person_decides_once(running: House) -> None:
 
 
 @pytest.mark.django_db
-def test_it_is_not_resumed_for_another_canary(running: House, matrix: Any) -> None:
+def test_rollout_resume_refuses_another_canary(running: RolloutCase, matrix: Any) -> None:
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
     node = running.node
     node.canary_template = matrix.template("guide-v3")

@@ -40,25 +40,25 @@ def judged(
     return judge_step(plan, canary, stable, since)
 
 
-def alike(ended: int, of: VersionCounts = CALM) -> VersionCounts:
+def scale_counts(ended: int, of: VersionCounts = CALM) -> VersionCounts:
     part = ended / of.ended
     return VersionCounts(ended, round(of.failed * part), round(of.complained * part), round(of.opted_out * part))
 
 
-def test_few_data_wait() -> None:
-    assert judged(alike(20)) == Judgement(WAIT, "canary")
+def test_judge_waits_for_enough_data() -> None:
+    assert judged(scale_counts(20)) == Judgement(WAIT, "canary")
     assert judged(VersionCounts(49, 0, 49, 49)) == Judgement(WAIT, "canary"), "not even the worst is judged by so few"
-    assert judged(alike(400), stable=VersionCounts(30)) == Judgement(WAIT, "stable")
+    assert judged(scale_counts(400), stable=VersionCounts(30)) == Judgement(WAIT, "stable")
     assert judged(VersionCounts()) == judged(VersionCounts(), VersionCounts()) == Judgement(WAIT, "canary")
 
 
-def test_a_step_lasts_its_time_however_many_there_were() -> None:
-    assert judged(alike(4000), since=DAY - timedelta(seconds=1)) == Judgement(WAIT, "time")
-    assert judged(alike(4000), since=DAY) == Judgement(GROW)
+def test_judge_waits_for_the_step_time() -> None:
+    assert judged(scale_counts(4000), since=DAY - timedelta(seconds=1)) == Judgement(WAIT, "time")
+    assert judged(scale_counts(4000), since=DAY) == Judgement(GROW)
 
 
-def test_equal_ones_step() -> None:
-    assert judged(alike(200)) == judged(alike(4000)) == judged(alike(40_000)) == Judgement(GROW)
+def test_judge_equal_versions_grow() -> None:
+    assert judged(scale_counts(200)) == judged(scale_counts(4000)) == judged(scale_counts(40_000)) == Judgement(GROW)
     assert judged(VersionCounts(ended=200), VersionCounts(ended=4000)) == Judgement(GROW), (
         "nothing went wrong on either side"
     )
@@ -72,27 +72,27 @@ def test_equal_ones_step() -> None:
         (VersionCounts(500, 5, 1, 40), "opt_outs"),
     ],
 )
-def test_clearly_worse_ones_pause_before_the_step_is_over(worse: VersionCounts, rate: str) -> None:
+def test_judge_worse_canary_pauses_before_step_end(worse: VersionCounts, rate: str) -> None:
     assert judged(worse, since=timedelta(0)) == Judgement(PAUSE, f"limit:{rate}")
 
 
-def test_a_broken_text_is_seen_as_soon_as_anything_is_judged() -> None:
+def test_judge_broken_text_pauses_at_first_judgement() -> None:
     assert judged(VersionCounts(50, 50), since=timedelta(minutes=1)) == Judgement(PAUSE, "limit:failures")
 
 
-def test_what_looks_worse_but_may_be_chance_stays_where_it_is() -> None:
+def test_judge_uncertain_difference_waits() -> None:
     three_of_300 = VersionCounts(300, 3, 3, 1)  # 1 %, where 0.8 % would be the limit
     assert judged(three_of_300) == Judgement(WAIT, "doubt:complaints")
 
 
-def test_a_stable_rate_of_zero_is_no_certainty_that_the_true_one_is() -> None:
+def test_judge_zero_stable_rate_is_uncertain() -> None:
     spotless = VersionCounts(ended=300)
     twice = read_plan({"complaints": "x2", "failures": "", "opt_outs": ""})
     assert judged(VersionCounts(300, 0, 1), spotless, plan=twice) == Judgement(WAIT, "doubt:complaints")
     assert judged(VersionCounts(300, 0, 30), spotless, plan=twice) == Judgement(PAUSE, "limit:complaints")
 
 
-def test_times_are_of_the_stable_rate_and_points_on_top_of_it() -> None:
+def test_limit_factor_and_points_are_compared_correctly() -> None:
     canary, stable = Share(300, 10_000), Share(100, 10_000)
     times = RateComparison("complaints", Limit.read("x2.5"), canary, stable)
     points = RateComparison("complaints", Limit.read("+1.5"), canary, stable)
@@ -102,14 +102,14 @@ def test_times_are_of_the_stable_rate_and_points_on_top_of_it() -> None:
     )
 
 
-def test_the_bound_is_newcombes() -> None:
+def test_rate_bound_matches_newcombe() -> None:
     found = RateComparison("failures", Limit(points=0), Share(56, 70), Share(48, 80))
     assert round(found.bound(1.96), 4) == 0.0524  # Newcombe 1998, method 10
     assert found.excess_lower_bound < 0.0524
 
 
 @given(st.tuples(COUNTS, COUNTS, COUNTS), st.tuples(COUNTS, COUNTS, COUNTS), st.sampled_from(RATES))
-def test_a_worse_canary_is_never_judged_better(one: Any, other: Any, rate: str) -> None:
+def test_judge_worse_canary_is_never_better(one: Any, other: Any, rate: str) -> None:
     canary, stable = (
         VersionCounts(each[0], min(each[1], each[0]), *(2 * [min(each[2], each[0] - min(each[1], each[0]))]))
         for each in (one, other)
@@ -123,7 +123,7 @@ def test_a_worse_canary_is_never_judged_better(one: Any, other: Any, rate: str) 
         assert better.excess_lower_bound <= better.excess + 1e-12
 
 
-def test_equal_versions_are_seldom_paused_however_often_one_looks() -> None:
+def test_judge_equal_versions_rarely_pause() -> None:
     """Written down in decision 21 at length; here enough of them to notice a mistake in the bound."""
     dice = random.Random(21)
     paused = 0
@@ -140,18 +140,18 @@ def test_equal_versions_are_seldom_paused_however_often_one_looks() -> None:
 
 
 @pytest.mark.parametrize("text", ["+0.5", "0.5", " + 0.5 ", "0.50"])
-def test_points_are_read(text: str) -> None:
+def test_limit_reads_points(text: str) -> None:
     assert Limit.read(text) == Limit(points=0.5)
     assert str(Limit.read(text)) == "+0.5"
 
 
 @pytest.mark.parametrize("text", ["x2", "×2", "x 2.0"])
-def test_times_are_read(text: str) -> None:
+def test_limit_reads_factors(text: str) -> None:
     assert (Limit.read(text), str(Limit.read(text))) == (Limit(factor=2), "x2")
 
 
 @pytest.mark.parametrize("given", ["", "-1", "x1", "x0.5", "0", "+101", "5%", "nan", True, None])
-def test_a_limit_leaves_room_for_chance(given: Any) -> None:
+def test_limit_without_margin_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         Limit.read(given)
 
@@ -177,13 +177,13 @@ def test_a_limit_leaves_room_for_chance(given: Any) -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_a_plan_that_cannot_be_meant_names_its_key(plan: dict[str, Any], field: str) -> None:
+def test_plan_errors_name_the_key(plan: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_plan(plan)
     assert [each.field for each in refused.value.errors] == [field]
 
 
-def test_a_plan_is_usual_where_it_is_silent() -> None:
+def test_plan_missing_keys_get_defaults() -> None:
     plan = read_plan({"steps": [10], "opt_outs": ""})
     assert (plan.steps, plan.time, plan.touches, plan.judged_from) == ((10,), DAY, 200, 50)
     assert plan.limits == {"complaints": Limit(points=0.5), "failures": Limit(points=2)}

@@ -18,7 +18,7 @@ from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, 
 from scheduling.models.ledger import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
-from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
+from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
 
 pytestmark = pytest.mark.django_db
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -37,7 +37,7 @@ def states(*receipts: Receipt) -> list[tuple[str, str]]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_duplicate_in_the_same_batch_is_told_the_touches_of_the_first(matrix: Any) -> None:
+def test_duplicate_in_batch_gets_touches_of_the_first(matrix: Any) -> None:
     matrix.node()
 
     first, second, other = record_events([new(id="e1"), new(id="e1"), new(id="e2")])
@@ -48,13 +48,13 @@ def test_a_duplicate_in_the_same_batch_is_told_the_touches_of_the_first(matrix: 
     assert Touch.objects.count() == Event.objects.count() == 2
 
 
-def test_of_two_with_one_id_in_a_batch_the_one_that_came_first_is_kept(matrix: Any) -> None:
+def test_duplicate_in_batch_keeps_the_first_event(matrix: Any) -> None:
     receipts = record_events([new(f"type.{number}", id="e1") for number in range(50)])
     assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 49
     assert Event.objects.get().type == "type.0"
 
 
-def test_a_duplicate_that_comes_later_plans_nothing_and_calls_nothing_off(matrix: Any) -> None:
+def test_later_duplicate_plans_and_cancels_nothing(matrix: Any) -> None:
     matrix.node(cancel_on=["order.paid"])
     paid = new("order.paid")
     record_events([paid])
@@ -67,13 +67,13 @@ def test_a_duplicate_that_comes_later_plans_nothing_and_calls_nothing_off(matrix
     assert states(first) == [("waiting", "")]
 
 
-def test_the_same_id_from_another_source_is_another_event(matrix: Any) -> None:
+def test_same_id_from_other_source_is_another_event(matrix: Any) -> None:
     matrix.node()
     other = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
     assert [receipt.duplicate for receipt in record_events([new(id="e1"), other])] == [False, False]
 
 
-def test_the_receipt_of_a_duplicate_does_not_name_touches_that_a_person_published_again(matrix: Any) -> None:
+def test_duplicate_receipt_omits_retried_touches(matrix: Any) -> None:
     matrix.node()
     (first,) = record_events([new(id="e1")])
     (old,) = rows(first.task_ids)
@@ -86,7 +86,7 @@ def test_the_receipt_of_a_duplicate_does_not_name_touches_that_a_person_publishe
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_32_that_bring_the_same_event_at_once_one_plans_it(matrix: Any, race: Any) -> None:
+def test_concurrent_same_event_is_planned_once(matrix: Any, race: Any) -> None:
     matrix.node()
 
     receipts: list[Receipt] = race(32, lambda number: record_events([new(id="e1", user="ann")])[0])
@@ -101,9 +101,7 @@ def test_of_32_that_bring_the_same_event_at_once_one_plans_it(matrix: Any, race:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "update_customers"])
-def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
-    matrix: Any, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_failed_batch_stores_nothing(matrix: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """I1: the touches come in one transaction with their events."""
     matrix.node()
     whole = getattr(ingest._EventBatch, step)
@@ -119,7 +117,7 @@ def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
     assert not any(model.objects.exists() for model in (Event, Touch, Customer, EventType))
 
 
-def test_a_type_beyond_the_limit_is_refused_with_its_whole_batch(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_type_above_limit_refuses_the_batch(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix.node()
     record_events([new("known")])
     monkeypatch.setattr(ingest, "MAX_EVENT_TYPES", 1)
@@ -132,18 +130,18 @@ def test_a_type_beyond_the_limit_is_refused_with_its_whole_batch(matrix: Any, mo
     record_events([new("known")])
 
 
-def test_an_unknown_type_registers_itself(matrix: Any) -> None:
+def test_unknown_event_type_is_registered(matrix: Any) -> None:
     record_events([new("coupon.used"), new("coupon.used"), new("coupon.lost")])
     assert set(EventType.objects.values_list("key", flat=True)) == {"coupon.used", "coupon.lost"}
 
 
-def test_an_event_that_no_node_waits_for_is_stored_all_the_same(matrix: Any) -> None:
+def test_event_without_node_is_stored(matrix: Any) -> None:
     (receipt,) = record_events([new("coupon.used", data={"n": 1}, chat_id="c1")])
     event = Event.objects.get(pk=receipt.id)
     assert (event.user_id, event.chat_id, event.data, receipt.task_ids) == ("ann", "c1", {"n": 1}, ())
 
 
-def test_an_event_without_a_time_happened_when_it_came_by_the_clock_of_the_database(matrix: Any) -> None:
+def test_event_without_time_uses_database_clock(matrix: Any) -> None:
     matrix.node(delay=HOUR)
     with connection.cursor() as cursor:
         cursor.execute("SELECT statement_timestamp()")
@@ -157,14 +155,14 @@ def test_an_event_without_a_time_happened_when_it_came_by_the_clock_of_the_datab
     assert touch.due_at == event.occurred_at + HOUR
 
 
-def test_the_delay_counts_from_when_it_happened_not_from_when_it_came(matrix: Any) -> None:
+def test_delay_counts_from_the_event_time(matrix: Any) -> None:
     matrix.node(delay=HOUR)
     happened_at = now() - 10 * MINUTE
     (receipt,) = record_events([new(occurred_at=happened_at)])
     assert rows(receipt.task_ids)[0].due_at == happened_at + HOUR
 
 
-def test_a_touch_knows_its_event_its_node_and_its_life(matrix: Any) -> None:
+def test_touch_stores_event_node_and_expiry(matrix: Any) -> None:
     node = matrix.node(delay=HOUR, expires_after=DAY, priority=0)
     (receipt,) = record_events([new(chat_id="c1")])
     (touch,) = rows(receipt.task_ids)
@@ -177,8 +175,8 @@ def test_a_touch_knows_its_event_its_node_and_its_life(matrix: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_due_soon_is_announced_after_the_commit_and_the_rest_waits_in_the_table(
-    matrix: Any, elsewhere: Callable[[Callable[[], Any]], Any]
+def test_wakeup_is_published_after_the_commit(
+    matrix: Any, second_connection: Callable[[Callable[[], Any]], Any]
 ) -> None:
     """I1: the row is there, for everybody, before any message about it."""
     matrix.node("soon", delay=timedelta(seconds=25))
@@ -186,7 +184,7 @@ def test_what_is_due_soon_is_announced_after_the_commit_and_the_rest_waits_in_th
     announced: list[tuple[UUID, bool, str]] = []
 
     def announce(hints: Any) -> None:
-        seen = elsewhere(lambda: dict(Touch.objects.values_list("pk", "state")))
+        seen = second_connection(lambda: dict(Touch.objects.values_list("pk", "state")))
         announced.extend((hint.task_id, connection.in_atomic_block, seen[hint.task_id]) for hint in hints)
 
     (receipt,) = record_events([new()], publish_wakeups=announce)
@@ -198,7 +196,7 @@ def test_what_is_due_soon_is_announced_after_the_commit_and_the_rest_waits_in_th
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix: Any) -> None:
+def test_wakeup_is_not_published_without_a_commit(matrix: Any) -> None:
     matrix.node(delay=timedelta(0))
     announced: list[Any] = []
     with transaction.atomic():
@@ -209,7 +207,7 @@ def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_is_published_by_a_background_thread(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the hints to the broker, and a broker that fails costs only the hint."""
     from scheduling.dispatch import dispatcher, publisher
 
@@ -238,11 +236,11 @@ def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.
 
 
 @pytest.fixture
-def download(matrix: Any, happen: Any) -> Callable[..., Receipt]:
+def download(matrix: Any, record_event: Any) -> Callable[..., Receipt]:
     """A download whose touch a payment calls off."""
     matrix.node(cancel_on=["order.paid"])
     matrix.node("survey", trigger="material.downloaded")
-    return lambda **changes: happen(**changes)
+    return lambda **changes: record_event(**changes)
 
 
 def guide(*receipts: Receipt) -> list[tuple[str, str]]:
@@ -254,11 +252,11 @@ def guide(*receipts: Receipt) -> list[tuple[str, str]]:
 CALLED_OFF = [("cancelled", "event:order.paid")]
 
 
-def test_an_event_calls_off_what_waits_because_of_an_earlier_one(download: Any, happen: Any) -> None:
+def test_cancel_event_cancels_waiting_touch(download: Any, record_event: Any) -> None:
     first = download()
     others = download(user="bob")
 
-    happen("order.paid")
+    record_event("order.paid")
 
     assert guide(first) == CALLED_OFF
     assert guide(others) == [("waiting", "")]
@@ -266,28 +264,28 @@ def test_an_event_calls_off_what_waits_because_of_an_earlier_one(download: Any, 
     assert survey.state in WAITING, "another node does not care"
 
 
-def test_an_event_that_came_late_does_not_call_off_what_happened_after_it(download: Any, happen: Any) -> None:
+def test_late_cancel_event_keeps_newer_touch(download: Any, record_event: Any) -> None:
     receipt = download(occurred_at=now())
-    happen("order.paid", occurred_at=now() - HOUR)
+    record_event("order.paid", occurred_at=now() - HOUR)
     assert guide(receipt) == [("waiting", "")]
 
 
-def test_a_touch_whose_event_came_late_is_called_off_by_what_is_already_known(download: Any, happen: Any) -> None:
-    happen("order.paid", occurred_at=now() - HOUR)
+def test_late_event_touch_is_cancelled_by_known_event(download: Any, record_event: Any) -> None:
+    record_event("order.paid", occurred_at=now() - HOUR)
     before, after = download(occurred_at=now() - 2 * HOUR), download(occurred_at=now() - MINUTE)
     assert guide(before) == CALLED_OFF
     assert guide(after) == [("waiting", "")]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_within_a_batch_the_order_does_not_matter(matrix: Any, order: tuple[int, int]) -> None:
+def test_cancel_order_within_a_batch_does_not_matter(matrix: Any, order: tuple[int, int]) -> None:
     matrix.node(cancel_on=["order.paid"])
     moments = [new(occurred_at=now() - HOUR), new("order.paid", occurred_at=now() - MINUTE)]
     receipts = record_events([moments[place] for place in order])
     assert guide(*receipts) == CALLED_OFF
 
 
-def test_event_that_cancels_leaves_a_touch_that_is_being_sent(download: Any, happen: Any) -> None:
+def test_cancel_event_keeps_touch_being_sent(download: Any, record_event: Any) -> None:
     from scheduling.ledger.touches import touches
 
     (task_id, _) = download(occurred_at=now() - DAY).task_ids
@@ -295,33 +293,33 @@ def test_event_that_cancels_leaves_a_touch_that_is_being_sent(download: Any, hap
     task_id = Touch.objects.get(node__key="guide").pk
     touches.claim([task_id], lease=MINUTE)
     Touch.objects.filter(pk=task_id).update(sending_at=now())
-    happen("order.paid")
+    record_event("order.paid")
     assert rows([task_id])[0].state == "running"
 
 
-def test_a_node_that_its_own_trigger_cancels_keeps_only_the_latest(matrix: Any, happen: Any) -> None:
+def test_node_cancelled_by_own_trigger_keeps_latest(matrix: Any, record_event: Any) -> None:
     matrix.node(cancel_on=["material.downloaded"])
-    first, second = happen(), happen()
+    first, second = record_event(), record_event()
     assert [state for state, _ in states(first, second)] == ["cancelled", "waiting"]
 
 
 # --- on_repeat -------------------------------------------------------------------------------------------------------
 
 
-def told(batched: bool, *events: NewEvent) -> list[Receipt]:
+def record_all(batched: bool, *events: NewEvent) -> list[Receipt]:
     return record_events(events) if batched else [record_events([each])[0] for each in events]
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_each_repetition_counts(matrix: Any, batched: bool) -> None:
+def test_on_repeat_each_plans_every_event(matrix: Any, batched: bool) -> None:
     matrix.node(on_repeat="each")
-    assert [state for state, _ in states(*told(batched, new(), new()))] == ["waiting", "waiting"]
+    assert [state for state, _ in states(*record_all(batched, new(), new()))] == ["waiting", "waiting"]
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_the_one_that_waits_is_kept_and_named_in_the_receipt(matrix: Any, batched: bool) -> None:
+def test_on_repeat_keep_returns_the_waiting_touch(matrix: Any, batched: bool) -> None:
     matrix.node(on_repeat="keep")
-    first, second, other = told(batched, new(), new(), new(user="bob"))
+    first, second, other = record_all(batched, new(), new(), new(user="bob"))
     assert second.task_ids == first.task_ids
     assert not second.duplicate
     assert other.task_ids != first.task_ids
@@ -329,9 +327,9 @@ def test_the_one_that_waits_is_kept_and_named_in_the_receipt(matrix: Any, batche
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_repetition_restarts_the_wait(matrix: Any, batched: bool) -> None:
+def test_on_repeat_restart_replaces_the_waiting_touch(matrix: Any, batched: bool) -> None:
     matrix.node(on_repeat="restart", delay=HOUR)
-    first, second, third = told(batched, new(), new(), new())
+    first, second, third = record_all(batched, new(), new(), new())
     assert states(first, second, third) == [
         ("cancelled", "restarted:material.downloaded"),
         ("cancelled", "restarted:material.downloaded"),
@@ -340,21 +338,21 @@ def test_a_repetition_restarts_the_wait(matrix: Any, batched: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["keep", "restart"])
-def test_once_the_first_has_ended_a_repetition_is_a_new_beginning(matrix: Any, happen: Any, how: str) -> None:
+def test_on_repeat_after_end_plans_a_new_touch(matrix: Any, record_event: Any, how: str) -> None:
     matrix.node(on_repeat=how, guard_dedupe="ignore")
-    first = happen()
-    deliver_at_last(*first.task_ids)
+    first = record_event()
+    deliver_when_due(*first.task_ids)
 
-    second = happen()
+    second = record_event()
 
     assert [state for state, _ in states(first, second)] == ["delivered", "waiting"]
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_repetition_after_the_wait_was_called_off_is_a_new_beginning(matrix: Any, batched: bool) -> None:
+def test_on_repeat_after_cancel_plans_a_new_touch(matrix: Any, batched: bool) -> None:
     matrix.node(on_repeat="keep", cancel_on=["order.paid"])
     then = now() - HOUR
-    first, _, third = told(
+    first, _, third = record_all(
         batched,
         new(occurred_at=then),
         new("order.paid", occurred_at=then + MINUTE),
@@ -367,25 +365,25 @@ def test_a_repetition_after_the_wait_was_called_off_is_a_new_beginning(matrix: A
 # --- what an event says about its customer ---------------------------------------------------------------------------
 
 
-def test_a_conversation_is_noted_and_an_older_one_changes_nothing(matrix: Any, happen: Any) -> None:
+def test_conversation_time_never_goes_back(matrix: Any, record_event: Any) -> None:
     latest = now() - MINUTE
-    happen("conversation.started", occurred_at=latest)
-    happen("conversation.started", occurred_at=latest - HOUR)
+    record_event("conversation.started", occurred_at=latest)
+    record_event("conversation.started", occurred_at=latest - HOUR)
     assert Customer.objects.get().conversation_at == latest
 
 
-def test_the_activity_before_the_event_decides_the_delay_and_not_the_event_itself(matrix: Any, happen: Any) -> None:
+def test_delay_uses_activity_before_the_event(matrix: Any, record_event: Any) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
     Customer.objects.create(user_id="ann", level="vip")
 
-    first, second = happen(), happen()
+    first, second = record_event(), record_event()
     waits = [row.due_at - row.event.occurred_at for row in rows([*first.task_ids, *second.task_ids])]
 
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160)]
 
 
-def test_within_a_batch_each_event_sees_the_activity_of_those_before_it(matrix: Any) -> None:
+def test_delay_in_batch_uses_earlier_events(matrix: Any) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Customer.objects.create(user_id="ann", level="vip")
@@ -397,7 +395,7 @@ def test_within_a_batch_each_event_sees_the_activity_of_those_before_it(matrix: 
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
 
 
-def test_within_a_batch_an_event_that_came_late_takes_no_activity_back(matrix: Any) -> None:
+def test_late_event_in_batch_keeps_activity(matrix: Any) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Customer.objects.create(user_id="ann", level="vip")
@@ -409,17 +407,17 @@ def test_within_a_batch_an_event_that_came_late_takes_no_activity_back(matrix: A
     assert row.due_at - then == timedelta(seconds=2160)
 
 
-def test_activity_only_grows_and_is_not_rewritten_for_less_than_a_minute(matrix: Any, happen: Any) -> None:
+def test_activity_grows_in_steps_of_a_minute(matrix: Any, record_event: Any) -> None:
     then = now() - HOUR
     for seconds, noted in [(0, 0), (30, 0), (61, 61), (-600, 61)]:
-        happen("x", occurred_at=then + timedelta(seconds=seconds))
+        record_event("x", occurred_at=then + timedelta(seconds=seconds))
         assert Customer.objects.get().last_active_at == then + timedelta(seconds=noted)
 
 
-def test_what_the_customer_did_not_do_is_no_activity(matrix: Any, happen: Any) -> None:
+def test_system_events_are_no_activity(matrix: Any, record_event: Any) -> None:
     EventType.objects.create(key="parcel.lost", is_activity=False)
     for type in ("parcel.lost", "customer.inactive", "session.silent"):
-        happen(type)
+        record_event(type)
         assert Customer.objects.get().last_active_at is None, type
     assert not EventType.objects.filter(is_activity=True).exists(), "ops see what is known about them"
 
@@ -428,63 +426,63 @@ def test_what_the_customer_did_not_do_is_no_activity(matrix: Any, happen: Any) -
 
 
 @pytest.fixture
-def told_twice(matrix: Any, happen: Any) -> list[UUID]:
+def delivered_touches(matrix: Any, record_event: Any) -> list[UUID]:
     """Two touches that Ann got, two hours and one hour ago, and one that she did not get."""
     matrix.node("first", trigger="a")
     matrix.node("second", trigger="b")
     matrix.node("third", trigger="c")
-    first, second, third = (happen(type).task_ids[0] for type in "abc")
-    deliver_at_last(first)
+    first, second, third = (record_event(type).task_ids[0] for type in "abc")
+    deliver_when_due(first)
     pass_time(hours=1)
-    deliver_at_last(second)
+    deliver_when_due(second)
     pass_time(hours=1)
     return [first, second, third]
 
 
-def complained() -> UUID | None:
+def last_complaint_touch() -> UUID | None:
     return Complaint.objects.order_by("-pk")[0].touch_id
 
 
-def test_a_complaint_opts_out_of_marketing(told_twice: Any, happen: Any) -> None:
-    happen("complaint.received")
+def test_complaint_opts_out_of_marketing(delivered_touches: Any, record_event: Any) -> None:
+    record_event("complaint.received")
     ann = Customer.objects.get()
     assert ann.opted_out
     assert ann.opted_out_at is not None
-    (row,) = deliver_at_last(told_twice[2])
+    (row,) = deliver_when_due(delivered_touches[2])
     assert (row.state, row.reason) == ("suppressed", "opted_out")
 
 
-def test_a_second_complaint_leaves_the_first_opt_out_date(matrix: Any, happen: Any) -> None:
-    happen("complaint.received")
+def test_second_complaint_keeps_opt_out_time(matrix: Any, record_event: Any) -> None:
+    record_event("complaint.received")
     pass_time(hours=1)
     first = Customer.objects.get().opted_out_at
-    happen("complaint.received")
+    record_event("complaint.received")
     assert Customer.objects.get().opted_out_at == first
 
 
-def test_a_complaint_is_about_the_latest_touch_before_it(told_twice: Any, happen: Any) -> None:
-    first, second, _ = told_twice
-    happen("complaint.received")
-    assert complained() == second
-    happen("complaint.received", occurred_at=now() - 90 * MINUTE)
-    assert complained() == first
-    happen("complaint.received", occurred_at=now() - 3 * HOUR)
-    assert complained() is None
+def test_complaint_is_assigned_to_the_latest_touch(delivered_touches: Any, record_event: Any) -> None:
+    first, second, _ = delivered_touches
+    record_event("complaint.received")
+    assert last_complaint_touch() == second
+    record_event("complaint.received", occurred_at=now() - 90 * MINUTE)
+    assert last_complaint_touch() == first
+    record_event("complaint.received", occurred_at=now() - 3 * HOUR)
+    assert last_complaint_touch() is None
 
 
-def test_a_complaint_that_names_a_touch_is_about_that_one(told_twice: Any, happen: Any) -> None:
-    first, second, third = told_twice
-    happen("complaint.received", data={"task_id": str(first)})
-    assert complained() == first
-    happen("complaint.received", data={"task_id": "no id at all"})
-    assert complained() == second
-    happen("complaint.received", data={"task_id": str(third)})
-    assert complained() is None, "it never got that one"
-    happen("complaint.received", user="bob", data={"task_id": str(first)})
-    assert complained() is None, "that was somebody else's"
+def test_complaint_naming_a_touch_is_assigned_to_it(delivered_touches: Any, record_event: Any) -> None:
+    first, second, third = delivered_touches
+    record_event("complaint.received", data={"task_id": str(first)})
+    assert last_complaint_touch() == first
+    record_event("complaint.received", data={"task_id": "no id at all"})
+    assert last_complaint_touch() == second
+    record_event("complaint.received", data={"task_id": str(third)})
+    assert last_complaint_touch() is None, "it never got that one"
+    record_event("complaint.received", user="bob", data={"task_id": str(first)})
+    assert last_complaint_touch() is None, "that was somebody else's"
 
 
-def test_a_complaint_that_is_told_twice_counts_once(told_twice: Any, happen: Any) -> None:
-    happen("complaint.received", event_id="c1")
-    happen("complaint.received", event_id="c1")
+def test_duplicate_complaint_counts_once(delivered_touches: Any, record_event: Any) -> None:
+    record_event("complaint.received", event_id="c1")
+    record_event("complaint.received", event_id="c1")
     assert Complaint.objects.count() == 1

@@ -18,14 +18,14 @@ from scheduling.delivery import pipeline, presence, sender
 from scheduling.dispatch import dispatcher, publisher
 from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import ChannelConfig, Touch
-from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
 
 
 @pytest.mark.parametrize("module", PURE)
-def test_what_is_pure_knows_no_django_no_celery_and_no_redis(module: str) -> None:
+def test_pure_module_imports_no_framework(module: str) -> None:
     """I10: by its imports, and by what is loaded once it is imported."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     named = {
@@ -42,7 +42,7 @@ def test_what_is_pure_knows_no_django_no_celery_and_no_redis(module: str) -> Non
 
 
 @pytest.mark.parametrize("module", PURE)
-def test_what_is_pure_never_asks_for_the_time(module: str) -> None:
+def test_pure_module_does_not_read_the_clock(module: str) -> None:
     """I10: `now` is a parameter."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -50,7 +50,7 @@ def test_what_is_pure_never_asks_for_the_time(module: str) -> None:
     assert not {name for name in called if name.split(".")[-1] in clocks or name == "time.time"}
 
 
-def test_a_lease_that_is_not_renewed_outlasts_what_it_covers() -> None:
+def test_lease_outlasts_batch_and_timeout() -> None:
     """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
     longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
     assert sender.BATCH_DEADLINE.total_seconds() + longest + 1 < sender.LEASE.total_seconds()
@@ -63,8 +63,8 @@ def test_a_lease_that_is_not_renewed_outlasts_what_it_covers() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_where_the_broker_is_away_publishing_gives_up_soon_and_nothing_is_lost(
-    matrix: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+def test_broker_outage_loses_no_touch(
+    matrix: Any, record_event: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: a failed publish is only a lost hint; the row's lease brings it back."""
     import time
@@ -73,14 +73,14 @@ def test_where_the_broker_is_away_publishing_gives_up_soon_and_nothing_is_lost(
     from kombu import pools
 
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     with monkeypatch.context() as patched:
         patched.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
         pools.reset()
         current_app.amqp._producer_pool = None
         current_app._pool = None
-        lapse(task_id)
+        expire_lease(task_id)
         assert dispatcher.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
         hints = [publisher.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
@@ -92,7 +92,7 @@ def test_where_the_broker_is_away_publishing_gives_up_soon_and_nothing_is_lost(
 
     assert dispatcher.rescue_lost_work() == (1, 0)
     assert dispatcher.dispatch_due_touches() == 1
-    assert deliver_at_last(task_id)[0].state == "delivered"
+    assert deliver_when_due(task_id)[0].state == "delivered"
 
 
 # --- I4: no outside world in a transaction ---------------------------------------------------------------------------
@@ -125,15 +125,16 @@ class Silent:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nothing_outside_is_called_inside_a_transaction(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, settings: Settings, valkey: Any,
+def test_no_outside_call_in_a_transaction(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState,
+    settings: Settings, valkey: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.kinds import channel_kinds
     from scheduling.channels.log import Log
 
-    settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.puppets.Limited"}
+    settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
     settings.PRESENCE = ["tests.scheduling.core.test_invariants.Silent"]
     channel_kinds.cache_clear()
     presence.presence_providers.cache_clear()
@@ -149,22 +150,22 @@ def test_nothing_outside_is_called_inside_a_transaction(
     monkeypatch.setattr(Silent, "presence_blocks", witness.watch("presence", Silent.presence_blocks))
     monkeypatch.setattr(Silent, "note_sending", witness.watch("note_sending", Silent.note_sending))
 
-    matrix.node("sent", channel=puppet("i4"))
-    matrix.node("limited", channel=puppet("i4-limited", kind="limited"))
+    matrix.node("sent", channel=create_fake_channel("i4"))
+    matrix.node("limited", channel=create_fake_channel("i4-limited", kind="limited"))
     matrix.node("logged")
     matrix.node("early", trigger="later", guard_dedupe="ignore")
-    receipt = happen()
-    later = happen("later", user="bob")
+    receipt = record_event()
+    later = record_event("later", user="bob")
     Touch.objects.filter(pk__in=later.task_ids).update(due_at="2999-01-01T00:00Z")
     deliver(later.task_ids)
-    deliver_at_last(*receipt.task_ids)
+    deliver_when_due(*receipt.task_ids)
     fall_due()
-    lapse(*later.task_ids)
+    expire_lease(*later.task_ids)
     dispatcher.rescue_lost_work()
     dispatcher.dispatch_due_touches()
     presence.presence_providers.cache_clear()
 
-    assert theatre.in_transaction == [False, False]
+    assert fake_channel.in_transaction == [False, False]
     assert set(witness.seen) == {
         "publish_touches",
         "oldest_message_at",
@@ -177,7 +178,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_announcement_of_a_batch_is_made_outside_of_its_transaction(matrix: Any) -> None:
+def test_wakeup_is_published_outside_transaction(matrix: Any) -> None:
     """I4: see also the intake's tests, where a second connection looks."""
     from scheduling.planning.ingest import NewEvent, record_events
 

@@ -18,19 +18,19 @@ from scheduling import sql
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import held_elsewhere, sendings
+from tests.scheduling.core.conftest import held_by_second_connection, sendings
 
 LEASE = timedelta(seconds=45)
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def waiting(matrix: Any, happen: Any) -> Callable[..., list[UUID]]:
+def waiting(matrix: Any, record_event: Any) -> Callable[..., list[UUID]]:
     """Touches of many customers, due `seconds` from now."""
     matrix.node(delay=timedelta(days=1))
 
     def make(count: int, *, seconds: float = 0) -> list[UUID]:
-        task_ids = [task_id for number in range(count) for task_id in happen(user=f"user-{number}").task_ids]
+        task_ids = [task_id for number in range(count) for task_id in record_event(user=f"user-{number}").task_ids]
         Touch.objects.filter(pk__in=task_ids).update(due_at=now() + timedelta(seconds=seconds))
         return task_ids
 
@@ -42,11 +42,11 @@ def claim_one(task_id: UUID) -> Claim:
     return claim
 
 
-def lapse(*task_ids: UUID) -> None:
+def expire_lease(*task_ids: UUID) -> None:
     Touch.objects.filter(pk__in=task_ids).update(lease_until=now() - timedelta(seconds=1))
 
 
-def test_of_many_claims_of_one_row_one_wins(waiting: Any) -> None:
+def test_concurrent_claims_have_one_winner(waiting: Any) -> None:
     (task_id,) = waiting(1)
     start = threading.Barrier(16)
 
@@ -64,7 +64,7 @@ def test_of_many_claims_of_one_row_one_wins(waiting: Any) -> None:
     assert Touch.objects.get().lease_no == 1
 
 
-def test_many_dispatchers_hand_each_row_over_once(waiting: Any) -> None:
+def test_concurrent_dispatches_return_each_row_once(waiting: Any) -> None:
     task_ids = waiting(60)
     start = threading.Barrier(8)
 
@@ -84,19 +84,19 @@ def test_many_dispatchers_hand_each_row_over_once(waiting: Any) -> None:
     assert sorted(handed_over) == sorted(task_ids)
 
 
-def test_hand_over_row_locked_elsewhere_hands_over_the_others(waiting: Any) -> None:
+def test_dispatch_skips_locked_row(waiting: Any) -> None:
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
-    with held_elsewhere(lock, commit=True), sql.limit_statement_time(5):
+    with held_by_second_connection(lock, commit=True), sql.limit_statement_time(5):
         assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [free]
     assert [hint.task_id for hint in touches.dispatch_due(horizon=timedelta(seconds=30))] == [locked]
 
 
-def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
+def test_stale_claim_settles_nothing(waiting: Any) -> None:
     (task_id,) = waiting(1)
     stale = claim_one(task_id)
-    lapse(task_id)
+    expire_lease(task_id)
     with transaction.atomic():
         ((lapsed, _),) = touches.expired_runs()
         touches.settle({lapsed: Settlement("scheduled", due_at=now())})
@@ -109,7 +109,7 @@ def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
     assert Touch.objects.get().state == "delivered"
 
 
-def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: Any) -> None:
+def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Any) -> None:
     (task_id,) = waiting(1, seconds=20)
     touches.dispatch_due(horizon=timedelta(seconds=30))
 
@@ -119,7 +119,7 @@ def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: An
     assert hint.due_at > now()
 
 
-def test_what_fell_due_between_the_claim_and_the_question_is_owed_a_hint_too(waiting: Any) -> None:
+def test_row_due_after_early_claim_owes_a_wakeup(waiting: Any) -> None:
     """A hint that is a few milliseconds early finds nothing to claim; as it asks what was early, it is due."""
     (task_id,) = waiting(1, seconds=20)
     touches.dispatch_due(horizon=timedelta(seconds=30))
@@ -130,12 +130,12 @@ def test_what_fell_due_between_the_claim_and_the_question_is_owed_a_hint_too(wai
     assert hint.due_at > now()
 
 
-def test_what_is_not_due_within_the_horizon_stays_in_the_table(waiting: Any) -> None:
+def test_dispatch_ignores_rows_beyond_the_horizon(waiting: Any) -> None:
     waiting(1, seconds=90)
     assert touches.dispatch_due(horizon=timedelta(seconds=30)) == []
 
 
-def test_a_lost_hint_comes_back_and_each_one_is_trusted_longer(waiting: Any) -> None:
+def test_lost_wakeup_returns_with_doubled_lease(waiting: Any) -> None:
     (task_id,) = waiting(1)
     waits = []
     for _ in range(3):
@@ -144,16 +144,16 @@ def test_a_lost_hint_comes_back_and_each_one_is_trusted_longer(waiting: Any) -> 
         assert row.lease_until is not None
         assert row.queued_at is not None
         waits.append(round((row.lease_until - row.queued_at).total_seconds()))
-        lapse(task_id)
+        expire_lease(task_id)
         assert touches.requeue_expired(trusted_since={}) == 1
         assert Touch.objects.get().state == "scheduled"
     assert waits == [10, 20, 40]
 
 
-def test_a_hint_that_waits_behind_a_backlog_is_not_published_again(waiting: Any) -> None:
+def test_wakeup_behind_backlog_is_not_repeated(waiting: Any) -> None:
     (task_id,) = waiting(1)
     touches.dispatch_due(horizon=timedelta(seconds=30))
-    lapse(task_id)
+    expire_lease(task_id)
 
     touches.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)})
 
@@ -163,7 +163,7 @@ def test_a_hint_that_waits_behind_a_backlog_is_not_published_again(waiting: Any)
     assert row.lease_until > now()
 
 
-def age(seconds: int) -> None:
+def pass_time_for_touch(seconds: int) -> None:
     """Let time pass for the only touch, with its lease over by then."""
     move = timedelta(seconds=seconds)
     row = Touch.objects.get()
@@ -172,41 +172,41 @@ def age(seconds: int) -> None:
     Touch.objects.update(due_at=row.due_at - move, queued_at=queued_at, **lease)
 
 
-def test_a_hint_in_a_queue_that_shows_nothing_is_trusted_for_minutes(waiting: Any) -> None:
+def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Any) -> None:
     """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
     waiting(1, seconds=25)
     touches.dispatch_due(horizon=timedelta(seconds=30))
     for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
-        age(seconds)
+        pass_time_for_touch(seconds)
         assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == 1
         assert Touch.objects.get().state == state
 
 
 @pytest.mark.parametrize(("hours", "times"), [(1, 4), (3, 8)])
-def test_an_hours_backlog_is_published_a_few_times_more_not_at_each_pass(waiting: Any, hours: int, times: int) -> None:
+def test_long_backlog_repeats_few_wakeups(waiting: Any, hours: int, times: int) -> None:
     waiting(1)
     assert len(touches.dispatch_due(horizon=timedelta(seconds=30))) == 1
     repeated = 0
     for _ in range(hours * 120):
-        age(30)
+        pass_time_for_touch(30)
         touches.requeue_expired(trusted_since={1: AGE_UNKNOWN})
         repeated += len(touches.dispatch_due(horizon=timedelta(seconds=30)))
     assert repeated == times
 
 
-def test_a_message_that_arrives_after_its_row_went_back_still_counts(waiting: Any) -> None:
+def test_claim_after_requeue_succeeds(waiting: Any) -> None:
     (task_id,) = waiting(1)
     assert Touch.objects.get().state == "scheduled"
     assert [claim.task_id for claim in touches.claim([task_id], lease=LEASE)] == [task_id]
 
 
-def test_what_is_marked_as_sending_cannot_be_cancelled(waiting: Any) -> None:
+def test_cancel_skips_touch_marked_as_sending(waiting: Any) -> None:
     first, second = waiting(2)
     touches.mark_sending(sendings(claim_one(first)))
     assert touches.cancel([first, second], reason="by:ann") == {second}
 
 
-def test_cancel_claimed_but_not_marked_touch_is_never_sent(waiting: Any) -> None:
+def test_cancelled_claim_is_not_marked_as_sending(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
 
@@ -217,7 +217,7 @@ def test_cancel_claimed_but_not_marked_touch_is_never_sent(waiting: Any) -> None
     assert (row.state, row.reason, row.attempt, row.lease_until) == ("cancelled", "by:ann", 0, None)
 
 
-def test_a_row_marked_as_sending_is_not_marked_twice(waiting: Any) -> None:
+def test_mark_sending_twice_marks_once(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
     assert touches.mark_sending(sendings(claim)) == {task_id: None}
@@ -225,13 +225,13 @@ def test_a_row_marked_as_sending_is_not_marked_twice(waiting: Any) -> None:
     assert Touch.objects.get().attempt == 1
 
 
-def test_a_claim_with_too_little_time_left_may_not_send(waiting: Any) -> None:
+def test_mark_sending_needs_enough_lease(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
     assert touches.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
 
 
-def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
+def test_resume_paused_spreads_due_times(waiting: Any) -> None:
     task_ids = waiting(40)
     for claim in touches.claim(task_ids, lease=LEASE):
         touches.settle({claim: Settlement("scheduled", "paused", parked="all")})
@@ -246,7 +246,7 @@ def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
     assert touches.paused_scopes() == []
 
 
-def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
+def test_resume_paused_keeps_later_due_times(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim, later = claim_one(task_id), now() + timedelta(days=1)
     touches.settle({claim: Settlement("scheduled", "paused", due_at=later, parked="all")})
@@ -257,7 +257,7 @@ def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
     assert (row.parked, row.due_at) == ("", later)
 
 
-def test_a_leased_row_has_a_lease_and_no_other(waiting: Any) -> None:
+def test_lease_constraint_requires_a_lease(waiting: Any) -> None:
     from django.db import IntegrityError
 
     waiting(1)

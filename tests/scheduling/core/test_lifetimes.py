@@ -35,7 +35,7 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.conftest import MatrixBuilder
 from tests.scheduling.core.conftest import pass_time
-from tests.scheduling.core.puppets import Died, Puppet, Theatre
+from tests.scheduling.core.fake_channels import Died, FakeChannel, FakeChannelState
 
 USERS = ("ann", "bob")
 ENDED = ("delivered", "suppressed", "cancelled", "failed", "unknown")
@@ -93,7 +93,7 @@ class PromptSender:
         for parcel in parcels:
             if parcel.claim.task_id in stood:
                 parcel.sent_at = parcel.ended_at = time.monotonic()
-                answer = Puppet.theatre.play(parcel.message)
+                answer = FakeChannel.fake_channel.play(parcel.message)
                 assert not isinstance(answer, Exception)
                 results.append((parcel, answer))
         settle_results(results)
@@ -110,7 +110,7 @@ class Lives(RuleBasedStateMachine):
         self.unsettled: list[Message] = []
         self.number = 0
         self.objections: list[AssertionError] = []
-        Puppet.theatre = Theatre(play=self.hear)
+        FakeChannel.fake_channel = FakeChannelState(play=self.hear)
 
     @initialize()
     def build(self) -> None:
@@ -118,7 +118,7 @@ class Lives(RuleBasedStateMachine):
         for key, idempotent in (("safe", True), ("once", False)):
             config = {"name": key}
             ChannelConfig.objects.create(
-                key=key, kind="puppet", idempotent=idempotent, config=config, retry_delays=[60, 600]
+                key=key, kind="fake", idempotent=idempotent, config=config, retry_delays=[60, 600]
             )
         self.nodes: dict[str, Node] = {
             key: house.node(key, channel=ChannelConfig.objects.get(key=channel), **changes)
@@ -393,8 +393,8 @@ class Lives(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def _stage(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    settings.CHANNELS = settings.CHANNELS | {"puppet": "tests.scheduling.core.puppets.Puppet"}
+def _register_fake_channel(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
     quiet: Callable[..., int] = lambda hints, channels: 0  # noqa: E731
     monkeypatch.setattr(dispatcher, "publish_touches", quiet)
@@ -406,8 +406,8 @@ def _stage(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.django_db
-@pytest.mark.usefixtures("_stage")
-def test_whatever_happens_each_touch_ends_once_and_no_rule_is_broken() -> None:
+@pytest.mark.usefixtures("_register_fake_channel")
+def test_random_histories_end_each_touch_once() -> None:
     """I6, I8, I9."""
     run_state_machine_as_test(
         Lives,

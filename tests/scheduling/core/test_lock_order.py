@@ -40,9 +40,7 @@ BATCHES = 20
 SEED = 20_260_303
 
 
-def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
-    matrix: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6, I9: events, deliveries, cancellations of one and of many, complaints, edits of customers, rescues, scans."""
     matrix.node("guide", trigger="download", cancel_on=["order.paid"], guard_dedupe="ignore", priority=1)
     matrix.node("offer", trigger="download", on_repeat="restart", guard_dedupe="ignore", priority=2)
@@ -134,20 +132,18 @@ def _drain() -> None:
         pipeline.deliver_touches(waiting)
 
 
-def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
-    matrix: Any, happen: Any, elsewhere: Any
-) -> None:
+def test_delivery_waits_for_intake_and_sees_its_result(matrix: Any, record_event: Any, second_connection: Any) -> None:
     """I6: the guard reads history and customer after the lock, so it knows of a conversation begun meanwhile."""
     from django.db import transaction
 
     matrix.node()
-    (task_id,) = happen(occurred_at=now() - timedelta(hours=1)).task_ids
+    (task_id,) = record_event(occurred_at=now() - timedelta(hours=1)).task_ids
     fall_due()
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
-            happen("conversation.started")
+            record_event("conversation.started")
             delivering = pool.submit(_deliver_and_close, task_id)
-            _until_somebody_waits_for_a_lock(elsewhere)
+            _until_somebody_waits_for_a_lock(second_connection)
             assert not delivering.done()
         delivering.result(20)
 
@@ -162,7 +158,7 @@ def _deliver_and_close(task_id: Any) -> None:
         connection.close()
 
 
-def _until_somebody_waits_for_a_lock(elsewhere: Any) -> None:
+def _until_somebody_waits_for_a_lock(second_connection: Any) -> None:
     def waiting() -> bool:
         with connection.cursor() as cursor:
             cursor.execute(
@@ -171,14 +167,14 @@ def _until_somebody_waits_for_a_lock(elsewhere: Any) -> None:
             return bool(cursor.fetchone()[0])
 
     ends_at = time.monotonic() + 20
-    while not elsewhere(waiting):
+    while not second_connection(waiting):
         assert time.monotonic() < ends_at, "nobody waits"
 
 
-def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(matrix: Any, happen: Any) -> None:
+def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: Any, record_event: Any) -> None:
     """A batch of events calls touches off kind by kind; a move in between held one of them and wanted another."""
     matrix.node(delay=timedelta(hours=1))
-    first, second = sorted(happen().task_ids[0] for _ in range(2))
+    first, second = sorted(record_event().task_ids[0] for _ in range(2))
     Node.objects.update(delay=timedelta(hours=3))
     config = snapshot.load_snapshot(())
 
@@ -190,10 +186,10 @@ def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(ma
     assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_calling_many_off_waits_for_the_customer_and_not_among_their_touches(matrix: Any, happen: Any) -> None:
+def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: Any, record_event: Any) -> None:
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
-    first, second, third = sorted(happen().task_ids[0] for _ in range(3))
+    first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
     row = bulk_actions.start_bulk_action("call_off", {}, Actor("ann"))
 
     errors = _while_events_call_off(second, first, lambda: bulk_actions.run_batch(row.pk))

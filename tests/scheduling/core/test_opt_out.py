@@ -15,11 +15,11 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
-def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[..., Any], type: str) -> None:
+def test_event_after_opt_out_does_not_undo_it(matrix: Any, record_event: Callable[..., Any], type: str) -> None:
     matrix.node("guide", trigger=type)
     commands.update_customer("ann", {"opted_out": True})
     since = Customer.objects.get().opted_out_at
-    receipt = happen(type, "ann")
+    receipt = record_event(type, "ann")
     customer = Customer.objects.get()
     assert (customer.opted_out, customer.opted_out_at) == (True, since)
     deliver_touches(receipt.task_ids)
@@ -27,14 +27,14 @@ def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[.
     assert (touch.state, touch.reason) == ("suppressed", "opted_out")
 
 
-def test_change_of_another_field_does_not_undo_an_opt_out(db: None) -> None:
+def test_customer_update_does_not_undo_opt_out(db: None) -> None:
     commands.update_customer("ann", {"opted_out": True})
     commands.update_customer("ann", {"name": "Ann", "level": "vip"})
     assert Customer.objects.get().opted_out
 
 
-def test_opt_out_by_a_complaint_is_not_undone_by_the_next_event(matrix: Any, happen: Callable[..., Any]) -> None:
-    happen("complaint.received", "ann")
+def test_opt_out_by_complaint_survives_next_event(matrix: Any, record_event: Callable[..., Any]) -> None:
+    record_event("complaint.received", "ann")
     assert Customer.objects.get().opted_out
-    happen("order.paid", "ann")
+    record_event("order.paid", "ann")
     assert Customer.objects.get().opted_out

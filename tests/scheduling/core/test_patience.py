@@ -42,9 +42,9 @@ class Outage:
 
 
 @pytest.fixture
-def touch(matrix: Any, happen: Any) -> Touch:
+def touch(matrix: Any, record_event: Any) -> Touch:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     return Touch.objects.get(pk=task_id)
 
@@ -62,7 +62,7 @@ def outage(touch: Touch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     outage.end()
 
 
-def test_it_waits_longer_each_time_and_does_its_work_when_the_database_is_back(touch: Touch, outage: Outage) -> None:
+def test_task_backs_off_until_the_database_returns(touch: Touch, outage: Outage) -> None:
     outage.back_at = 3
     tasks.deliver.apply([[str(touch.task_id)]])
     assert outage.put_off == {0: 1, 1: 2, 2: 4}
@@ -70,7 +70,7 @@ def test_it_waits_longer_each_time_and_does_its_work_when_the_database_is_back(t
     assert (touch.state, touch.attempt) == ("delivered", 1)
 
 
-def test_after_the_last_try_the_touch_waits_as_before_for_whoever_asks_next(touch: Touch, outage: Outage) -> None:
+def test_task_after_last_try_leaves_touch_unchanged(touch: Touch, outage: Outage) -> None:
     result = tasks.deliver.apply([[str(touch.task_id)]])
     assert outage.put_off == {0: 1, 1: 2, 2: 4, 3: 8, 4: 15}
     assert not result.successful()
@@ -84,9 +84,7 @@ def test_after_the_last_try_the_touch_waits_as_before_for_whoever_asks_next(touc
     assert touch.state == "delivered"
 
 
-def test_what_is_wrong_with_the_work_itself_is_not_tried_again(
-    touch: Touch, outage: Outage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_with_own_error_is_not_retried(touch: Touch, outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     outage.end()
 
     def broken(_: object) -> None:

@@ -110,9 +110,9 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     }
 
 
-def test_hot_statement_of_touches_with_much_history_uses_its_index(matrix: Any, happen: Any) -> None:
+def test_touch_statements_use_their_indexes(matrix: Any, record_event: Any) -> None:
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     with rolled_back():
         fill_customers()
         for statistics in fill("scheduling_touch", task_id, {"event_id": "gen_random_uuid()"}):
@@ -123,10 +123,10 @@ def test_hot_statement_of_touches_with_much_history_uses_its_index(matrix: Any, 
                 wanted["slots"][1].add("scheduling_touch_customer_id")
                 wanted["community_slots"][1].add("touch_history")
             wrong = wrong_plans("scheduling_touch", wanted)
-            assert not wrong, _told(statistics, wrong)
+            assert not wrong, _format_plans(statistics, wrong)
 
 
-def test_hot_statement_of_jobs_with_much_history_uses_its_index(matrix: Any) -> None:
+def test_job_statements_use_their_indexes(matrix: Any) -> None:
     market = Market()
     market.shop()
     market.flow()
@@ -139,10 +139,10 @@ def test_hot_statement_of_jobs_with_much_history_uses_its_index(matrix: Any) -> 
             wanted["mark_sending"] = (partial(jobs.mark_sending, ids.claims), {JOB_KEY})
             wanted |= {name: (act, {JOB_KEY}) for name, act in of_ledger(jobs, ids).items()}
             wrong = wrong_plans("rpa_tasks_job", wanted)
-            assert not wrong, _told(statistics, wrong)
+            assert not wrong, _format_plans(statistics, wrong)
 
 
-def _told(statistics: str, wrong: Mapping[str, str]) -> str:
+def _format_plans(statistics: str, wrong: Mapping[str, str]) -> str:
     return f"{statistics}:\n" + "\n\n".join(f"{name}:\n{plan}" for name, plan in wrong.items())
 
 
@@ -255,7 +255,7 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     for changes, count in ((ended, ENDED), (queued, WAITING // 2), (scheduled, WAITING // 2), (running, RUNNING)):
         _insert(table, like, own | changes, count // scale)
     yield NEVER
-    elsewhere_analyze(table)
+    analyze_by_second_connection(table)
     keep_autovacuum_from(table)
     yield EMPTY
     with connection.cursor() as cursor:
@@ -269,7 +269,7 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     yield "20,000 wait"
 
 
-def elsewhere_analyze(table: str) -> None:
+def analyze_by_second_connection(table: str) -> None:
     """As autovacuum does while nothing of this transaction is committed."""
     parameters = connection.get_connection_params()
     given = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")}

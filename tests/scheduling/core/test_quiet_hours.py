@@ -42,7 +42,7 @@ def at(zone: ZoneInfo, local: str, *, fold: int = 0) -> datetime:
     ],
 )
 @pytest.mark.parametrize("zone", [SHANGHAI, BERLIN, NEW_YORK], ids=str)
-def test_it_is_quiet_from_the_first_instant_to_before_the_last(
+def test_quiet_hours_include_start_and_exclude_end(
     zone: ZoneInfo, span: tuple[str, str], local: str, ends: str | None
 ) -> None:
     assert quiet_until(hours(*span), zone, at(zone, local)) == (at(zone, ends) if ends else None)
@@ -58,16 +58,14 @@ def test_it_is_quiet_from_the_first_instant_to_before_the_last(
         (SHANGHAI, "2026-03-28 22:00", "2026-03-29 08:00", 10),  # no clock changes there
     ],
 )
-def test_the_morning_is_eight_o_clock_there_however_long_the_night(
-    zone: ZoneInfo, night: str, morning: str, wait: int
-) -> None:
+def test_quiet_hours_end_at_local_time_across_dst(zone: ZoneInfo, night: str, morning: str, wait: int) -> None:
     until = quiet_until(hours("22:00", "08:00"), zone, at(zone, night))
     assert until == at(zone, morning)
     assert until - at(zone, night) == timedelta(hours=wait)
 
 
 @pytest.mark.parametrize(("zone", "day"), [(BERLIN, "2026-10-25"), (NEW_YORK, "2026-11-01")])
-def test_an_end_that_comes_twice_means_the_second_time(zone: ZoneInfo, day: str) -> None:
+def test_quiet_hours_repeated_end_means_the_second(zone: ZoneInfo, day: str) -> None:
     twice = "02:30" if zone is BERLIN else "01:30"
     rule = hours("22:00", twice)
     first_hour = at(zone, f"{day} {twice}") - timedelta(minutes=15)
@@ -77,7 +75,7 @@ def test_an_end_that_comes_twice_means_the_second_time(zone: ZoneInfo, day: str)
 
 
 @pytest.mark.parametrize(("zone", "day", "never"), [(BERLIN, "2026-03-29", "02:30"), (NEW_YORK, "2026-03-08", "02:30")])
-def test_an_end_that_does_not_exist_is_moved_behind_the_gap(zone: ZoneInfo, day: str, never: str) -> None:
+def test_quiet_hours_missing_end_moves_past_the_gap(zone: ZoneInfo, day: str, never: str) -> None:
     until = quiet_until(hours("22:00", never), zone, at(zone, f"{day} 01:00"))
     assert until == at(zone, f"{day} 03:30")
 
@@ -95,9 +93,7 @@ instants = st.integers(0, 10**9).map(lambda second: at(SHANGHAI, "2005-01-01") +
 @given(minutes, minutes, st.sampled_from(ZONES), instants)
 @example(time(1, 45), time(2, 15), BERLIN, datetime(2026, 10, 25, 0, 0, tzinfo=UTC))
 @example(time(2, 1), time(2, 0), BERLIN, datetime(2026, 3, 28, 12, 0, tzinfo=UTC))  # the free minute is skipped
-def test_whoever_waited_wakes_outside_of_the_quiet_hours_and_within_a_day(
-    begin: time, end: time, zone: ZoneInfo, now: datetime
-) -> None:
+def test_quiet_until_is_not_quiet_and_within_a_day(begin: time, end: time, zone: ZoneInfo, now: datetime) -> None:
     rule = RuleSpec(1, "quiet_hours", 1, quiet_from=begin, quiet_to=end)
 
     until = quiet_until(rule, zone, now)
@@ -111,9 +107,7 @@ def test_whoever_waited_wakes_outside_of_the_quiet_hours_and_within_a_day(
 
 
 @given(minutes, minutes, st.sampled_from(ZONES), instants)
-def test_every_day_has_a_minute_in_which_something_may_go_out(
-    begin: time, end: time, zone: ZoneInfo, now: datetime
-) -> None:
+def test_quiet_hours_leave_a_free_minute_each_day(begin: time, end: time, zone: ZoneInfo, now: datetime) -> None:
     rule = RuleSpec(1, "quiet_hours", 1, quiet_from=begin, quiet_to=end)
     until = quiet_until(rule, zone, now) or now
     free = (datetime.combine(now, begin) - datetime.combine(now, end)) % timedelta(days=1)

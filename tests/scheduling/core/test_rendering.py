@@ -13,22 +13,22 @@ from scheduling.templating.values import CannotRender
 from tests.scheduling.core.cast import ann, event, template
 
 
-def said(body: str, customer: Any = None, **data: Any) -> str:
+def render_body(body: str, customer: Any = None, **data: Any) -> str:
     return render_message(template(body=body), customer or ann(), event(data=data))[1]
 
 
-def test_a_text_speaks_of_the_customer_the_event_and_the_chat() -> None:
+def test_render_prints_customer_event_and_chat() -> None:
     body = (
         "{{ user.name }} {{ user.id }} {{ event.type }} {{ event.data.order.no }} {{ event.data['sku'] }} {{ chat.id }}"
     )
-    assert said(body, order={"no": 7}, sku="茶") == "Ann ann material.downloaded 7 茶 c1"
+    assert render_body(body, order={"no": 7}, sku="茶") == "Ann ann material.downloaded 7 茶 c1"
 
 
-def test_who_has_no_name_is_called_by_their_id() -> None:
-    assert said("{{ user.name }}", ann(name="")) == "ann"
+def test_render_customer_without_name_prints_id() -> None:
+    assert render_body("{{ user.name }}", ann(name="")) == "ann"
 
 
-def test_the_subject_is_a_text_as_well() -> None:
+def test_render_subject_is_a_template() -> None:
     spec = template(texts=(TextSpec("en", "For {{ user.name }}", "hi"),))
     assert render_message(spec, ann(), event()) == ("For Ann", "hi", "en")
 
@@ -36,43 +36,43 @@ def test_the_subject_is_a_text_as_well() -> None:
 @pytest.mark.parametrize(
     "body", ["{{ event.data.order }}", "{{ event.data.a.b }}", "{{ event.data['x'] }}", "{{ nobody }}"]
 )
-def test_missing_data_fails_instead_of_leaving_a_gap(body: str) -> None:
+def test_render_missing_data_fails(body: str) -> None:
     with pytest.raises(CannotRender):
-        said(body, a={})
+        render_body(body, a={})
 
 
-def test_a_default_is_the_way_to_live_without_it() -> None:
-    assert said("{{ event.data.coupon | default('none') }}") == "none"
+def test_render_default_replaces_missing_data() -> None:
+    assert render_body("{{ event.data.coupon | default('none') }}") == "none"
 
 
 @pytest.mark.parametrize(
     "name", ["items", "values", "keys", "copy", "get", "pop", "tags.count", "tags.index", "name.title", "name.upper"]
 )
-def test_render_path_named_like_a_method_fails_when_missing(name: str) -> None:
+def test_render_missing_path_named_like_method_fails(name: str) -> None:
     with pytest.raises(CannotRender, match=rf"“event\.data\.{name}” is missing"):
-        said(f"{{{{ event.data.{name} }}}}", tags=["a"], name="tea")
+        render_body(f"{{{{ event.data.{name} }}}}", tags=["a"], name="tea")
 
 
 @pytest.mark.parametrize("path", ["event.data.items", "event.data['items']", "event.data.o.items", "event.data.o.get"])
-def test_render_path_named_like_a_method_prints_the_item(path: str) -> None:
-    assert said("{{ " + path + " }}", items="2 teas", o={"items": "2 teas", "get": "2 teas"}) == "2 teas"
+def test_render_path_named_like_method_prints_item(path: str) -> None:
+    assert render_body("{{ " + path + " }}", items="2 teas", o={"items": "2 teas", "get": "2 teas"}) == "2 teas"
 
 
-def test_render_null_is_treated_like_a_missing_value() -> None:
+def test_render_null_is_treated_like_missing() -> None:
     for body in ("{{ event.data.x }}", "{{ event.data.x|upper }}", "{{ event.data.list[-1] }}", "{{ event.data.x.y }}",
                  "{{ event.data.list|join }}", "{{ event.data.list[0] }}"):  # fmt: skip
         with pytest.raises(CannotRender, match=r"is null|is missing"):
-            said(body, x=None, list=[None])
-    assert said("{{ event.data.x|default('-') }}{{ event.data.x.y|default('-') }}", x=None) == "--"
-    assert said("{{ 'a' if event.data.x else 'b' }}{{ event.data.x is none }}", x=None) == "btrue"
+            render_body(body, x=None, list=[None])
+    assert render_body("{{ event.data.x|default('-') }}{{ event.data.x.y|default('-') }}", x=None) == "--"
+    assert render_body("{{ 'a' if event.data.x else 'b' }}{{ event.data.x is none }}", x=None) == "btrue"
 
 
-def test_render_values_without_a_text_are_refused() -> None:
+def test_render_values_without_text_are_refused() -> None:
     for body in ("{{ event.data }}", "{{ event.data.list }}", "{{ event.data.o|upper }}", "{{ event.data.os|join }}",
                  "{{ '%d'|format(event.data.o) }}", "{{ event.data.list|trim }}", "{{ user }}"):  # fmt: skip
         with pytest.raises(CannotRender):
-            said(body, list=[1], o={"a": 1}, os=[{"a": 1}])
-    assert said("{{ event.data.yes }} {{ 1 == 2 }}", yes=True) == "true false"
+            render_body(body, list=[1], o={"a": 1}, os=[{"a": 1}])
+    assert render_body("{{ event.data.yes }} {{ 1 == 2 }}", yes=True) == "true false"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_render_values_without_a_text_are_refused() -> None:
         "{{ event.data.a | int + event.data.b }}",
     ],
 )
-def test_a_text_that_cannot_be_worked_out_fails_too(body: str) -> None:
+def test_render_failing_expression_fails(body: str) -> None:
     with pytest.raises(CannotRender):
-        said(body, a="text", b=[])
+        render_body(body, a="text", b=[])
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_a_text_that_cannot_be_worked_out_fails_too(body: str) -> None:
         "{{ lipsum() }}",
     ],
 )
-def test_a_text_cannot_reach_out_of_its_sandbox(body: str) -> None:
+def test_render_cannot_leave_the_sandbox(body: str) -> None:
     data = {"list": [1]}
     with pytest.raises(CannotRender):
-        said(body, **data)
+        render_body(body, **data)
     assert data == {"list": [1]}
 
 
-def test_an_order_of_hundreds_of_lines_can_be_said() -> None:
+def test_render_long_order_with_loops_and_filters() -> None:
     body = (
         "{% for each in event.data.lines if each.n != 2 %}{{ loop.index }}/{{ event.data.lines|length }}"
         " {{ each.sku|replace('-', ' ') }}"
@@ -122,26 +122,27 @@ def test_an_order_of_hundreds_of_lines_can_be_said() -> None:
     )
     lines = [{"sku": f"tea-{number}", "n": number + 1, "tags": ["new", "hot"]} for number in range(400)]
     check_text(body, field="body")
-    told = said(body, lines=lines)
+    told = render_body(body, lines=lines)
     assert told.startswith("1/400 tea 0 new+hot 2.00;2/400 tea 2 new+hot 6.00;")
     assert "399/400 tea 399 new+hot. 800.00;tea-0, " in told
     assert told.endswith("tea-398, tea-399")
 
 
-def test_render_loop_ends_restores_a_variable_of_the_same_name() -> None:
+def test_render_loop_restores_shadowed_variable() -> None:
     assert (
-        said("{% for user in event.data.l %}{{ user }}{{ loop.first }}{% endfor %}{{ user.id }}", l=[1]) == "1trueann"
+        render_body("{% for user in event.data.l %}{{ user }}{{ loop.first }}{% endfor %}{{ user.id }}", l=[1])
+        == "1trueann"
     )
 
 
-def test_what_is_nested_too_deeply_is_refused_when_it_is_saved() -> None:
+def test_check_text_nested_too_deeply_is_refused() -> None:
     with pytest.raises(InvalidInput):
         check_text("{{ " + "(" * 100_000 + ")" * 100_000 + " }}", field="body")
 
 
-def test_render_calculations_and_formats_print_numbers() -> None:
+def test_render_calculations_print_numbers() -> None:
     body = "{{ '%.2f'|format(event.data.n * 3) }} {{ 7 % 4 - 1 }} {{ '%03d%%'|format(-event.data.n) }}"
-    assert said(body, n=2) == "6.00 2 -02%"
+    assert render_body(body, n=2) == "6.00 2 -02%"
 
 
 @pytest.mark.parametrize(
@@ -168,14 +169,14 @@ def test_render_calculations_and_formats_print_numbers() -> None:
 def test_render_expression_prints_its_value(expression: str, text: str) -> None:
     body = "{{ " + expression + " }}"
     check_text(body, field="body")
-    assert said(body, n="7", price="12.75", empty="", list=[1, 2]) == text
+    assert render_body(body, n="7", price="12.75", empty="", list=[1, 2]) == text
 
 
 @pytest.mark.parametrize("name", ["int", "float"])
 @pytest.mark.parametrize("value", ["abc", "", True, [], "1e999", "nan"])
-def test_render_text_without_a_number_fails_instead_of_printing_zero(name: str, value: Any) -> None:
+def test_render_int_of_text_without_number_fails(name: str, value: Any) -> None:
     with pytest.raises(CannotRender):
-        said("{{ event.data.x|" + name + " }}", x=value)
+        render_body("{{ event.data.x|" + name + " }}", x=value)
 
 
 REFUSED = [
@@ -195,7 +196,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("body", REFUSED)
-def test_check_text_with_a_construct_outside_the_language_names_the_line(body: str) -> None:
+def test_check_text_unsupported_construct_names_line(body: str) -> None:
     with pytest.raises(InvalidInput, match=r"^body: line 2: "):
         check_text(f"{{{{ user.id }}}}\n{body}", field="body")
 
@@ -227,7 +228,7 @@ def test_check_text_with_a_construct_outside_the_language_names_the_line(body: s
         ("{% include 'x' %}{{ usr }}", "include"),
     ],
 )
-def test_what_no_touch_will_ever_have_is_refused_when_it_is_saved(body: str, named: str) -> None:
+def test_check_text_unknown_name_is_refused(body: str, named: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         check_text(body, field="texts.zh-hans.body")
     (error,) = refused.value.errors
@@ -247,7 +248,7 @@ def test_what_no_touch_will_ever_have_is_refused_when_it_is_saved(body: str, nam
         "{# a note #}{% raw %}{{ x }}{% endraw %}{{ event.data.url|urlencode }}{{ event.data.t|truncate(20) }}",
     ],
 )
-def test_what_can_be_said_is_accepted(body: str) -> None:
+def test_check_text_supported_text_is_accepted(body: str) -> None:
     check_text(body, field="body")
 
 
@@ -263,11 +264,11 @@ def test_what_can_be_said_is_accepted(body: str) -> None:
         ("", "de"),
     ],
 )
-def test_the_customer_hears_their_language_else_its_other_region_else_the_first(locale: str, heard: str) -> None:
+def test_render_picks_language_region_or_first(locale: str, heard: str) -> None:
     texts = tuple(TextSpec(each, "", each) for each in ("de", "en", "zh-hans"))
     assert render_message(template(texts=texts), ann(locale=locale), event()) == ("", heard, heard)
 
 
-def test_a_template_without_any_text_says_nothing() -> None:
+def test_render_template_without_text_fails() -> None:
     with pytest.raises(CannotRender, match="no text"):
         render_message(template(texts=()), ann(), event())

@@ -11,37 +11,35 @@ from django.utils.timezone import now
 
 from scheduling.dispatch import dispatcher
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import lapse
+from tests.scheduling.core.conftest import expire_lease
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_one_pass_brings_back_all_that_a_flushed_broker_lost(
-    matrix: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+def test_rescue_returns_everything_in_one_pass(
+    matrix: Any, record_event: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand a tick is 200 a second: less than what falls due meanwhile."""
     monkeypatch.setattr(dispatcher, "PASS_LIMIT", 2)
     matrix.node()
-    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(7)]
+    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(7)]
     Touch.objects.update(state="queued", queued_at=now(), lease_until=now())
-    lapse(*waiting)
+    expire_lease(*waiting)
     assert dispatcher.rescue_lost_work() == (7, 0)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
-    lapse(*waiting)
+    expire_lease(*waiting)
     assert dispatcher.rescue_lost_work() == (0, 7)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_a_lost_run_goes_back_at_once_whatever_the_clock_of_the_node_says(
-    matrix: Any, happen: Any, valkey: Any
-) -> None:
+def test_rescue_uses_database_time_for_lost_run(matrix: Any, record_event: Any, valkey: Any) -> None:
     """By the clock of a node that is ahead it would wait for as long."""
     matrix.node()
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
-    lapse(task_id)
+    expire_lease(task_id)
     with time_machine.travel(now() + timedelta(hours=1), tick=True):
         assert dispatcher.rescue_lost_work() == (0, 1)
     assert Touch.objects.get().due_at <= now()

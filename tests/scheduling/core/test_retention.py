@@ -21,7 +21,7 @@ from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentR
 from scheduling.operations import failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import ingest
-from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
+from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,24 +30,24 @@ OLD = 100  #: days
 
 
 @pytest.fixture
-def once(happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def record_old_event(record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Like `happen`, `OLD` days ago as far as the ids know; what is stored is moved there by `pass_time`."""
 
-    def once(*args: Any, **changes: Any) -> Any:
+    def record_old_event(*args: Any, **changes: Any) -> Any:
         with monkeypatch.context() as patched:
             patched.setattr(ingest, "new_id", _old_id)
-            return happen(*args, **changes)
+            return record_event(*args, **changes)
 
-    return once
+    return record_old_event
 
 
 def _old_id() -> UUID:
     return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=OLD)).int + getrandbits(70))
 
 
-def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_event(matrix: Any, once: Any) -> None:
+def test_retention_deletes_touch_with_its_event(matrix: Any, record_old_event: Any) -> None:
     matrix.node()
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (1, 1, 1)
     pass_time(days=OLD)
 
@@ -58,45 +58,45 @@ def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_eve
     assert not any(model.objects.exists() for model in (Touch, Verdict, Attempt, Event))
 
 
-def test_what_is_younger_stays(matrix: Any, once: Any) -> None:
+def test_retention_keeps_younger_rows(matrix: Any, record_old_event: Any) -> None:
     matrix.node()
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     pass_time(days=89)
 
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_a_touch_that_waits_stays_and_its_event_with_it(matrix: Any, once: Any) -> None:
+def test_retention_keeps_waiting_touch_and_event(matrix: Any, record_old_event: Any) -> None:
     matrix.node(delay=timedelta(days=200), expires_after=timedelta(days=300))
-    (task_id,) = once().task_ids
+    (task_id,) = record_old_event().task_ids
     pass_time(days=OLD)
 
     assert not any(retention.delete_expired_rows().values())
-    (row,) = deliver_at_last(task_id)
+    (row,) = deliver_when_due(task_id)
     assert row.state == "delivered"
 
 
-def test_a_touch_is_kept_from_its_end_not_from_its_beginning(matrix: Any, once: Any) -> None:
+def test_retention_counts_from_the_touch_end(matrix: Any, record_old_event: Any) -> None:
     matrix.node(delay=timedelta(days=95), expires_after=timedelta(days=300))
-    (task_id,) = once().task_ids
+    (task_id,) = record_old_event().task_ids
     pass_time(days=OLD)
-    deliver_at_last(task_id)
+    deliver_when_due(task_id)
 
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_what_a_rule_still_counts_stays(matrix: Any, once: Any) -> None:
+def test_retention_keeps_touches_counted_by_a_rule(matrix: Any, record_old_event: Any) -> None:
     HarassmentRule.objects.filter(kind="dedupe").update(window=timedelta(days=180))
     matrix.node()
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     pass_time(days=OLD)
 
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_what_may_still_reach_the_goal_of_its_node_stays(matrix: Any, once: Any) -> None:
+def test_retention_keeps_touches_counted_for_a_goal(matrix: Any, record_old_event: Any) -> None:
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=180))
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     pass_time(days=OLD)
 
     assert not any(retention.delete_expired_rows().values())
@@ -105,39 +105,39 @@ def test_what_may_still_reach_the_goal_of_its_node_stays(matrix: Any, once: Any)
 # --- idempotency ------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_is_known_for_ninety_days_however_soon_its_touches_go(
-    matrix: Any, once: Any, happen: Any, settings: Settings
+def test_event_is_known_as_duplicate_for_90_days(
+    matrix: Any, record_old_event: Any, record_event: Any, settings: Settings
 ) -> None:
     settings.AFTERTOUCH_RETENTION_DAYS = 7
     matrix.node()
-    deliver_at_last(*once(event_id="paid-1").task_ids)
+    deliver_when_due(*record_old_event(event_id="paid-1").task_ids)
     pass_time(days=80)
     assert retention.delete_expired_rows()["scheduling_touch"] == 1
 
-    again = happen(event_id="paid-1")
+    again = record_event(event_id="paid-1")
 
     assert (again.duplicate, again.task_ids) == (True, ())
     pass_time(days=11)
     assert retention.delete_expired_rows()["scheduling_event"] == 1
-    assert not happen(event_id="paid-1").duplicate
+    assert not record_event(event_id="paid-1").duplicate
 
 
-def test_an_event_that_is_forgotten_while_it_is_told_again_is_a_duplicate(
-    once: Any, happen: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_event_deleted_during_repeat_is_a_duplicate(
+    record_old_event: Any, record_event: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the insert that met it and the question what it had planned."""
-    once(event_id="paid-1")
+    record_old_event(event_id="paid-1")
     pass_time(days=OLD)
     ask = sql.rows
 
     def forget_first(statement: str, parameters: Any) -> Any:
         if "array_agg" in statement:
             monkeypatch.setattr(sql, "rows", ask)
-            assert elsewhere(retention.delete_expired_rows)["scheduling_event"] == 1
+            assert second_connection(retention.delete_expired_rows)["scheduling_event"] == 1
         return ask(statement, parameters)
 
     monkeypatch.setattr(sql, "rows", forget_first)
-    again = happen(event_id="paid-1")
+    again = record_event(event_id="paid-1")
     assert (again.duplicate, again.task_ids) == (True, ())
 
 
@@ -145,81 +145,77 @@ def test_an_event_that_is_forgotten_while_it_is_told_again_is_a_duplicate(
 
 
 @pytest.fixture
-def failed(matrix: Any, hook: Any, once: Any, receiver: Any) -> FailedTask:
+def failed(matrix: Any, hook: Any, record_old_event: Any, receiver: Any) -> FailedTask:
     """As old as its event."""
     hook.idempotent = False
     hook.save()
     matrix.node(channel=hook)
     receiver.script = [422]
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     row = FailedTask.objects.get()
     FailedTask.objects.filter(pk=row.pk).update(id=_old_id())
     return FailedTask.objects.get()
 
 
-def test_an_open_failed_task_stays_with_its_touch(failed: FailedTask) -> None:
+def test_retention_keeps_open_failed_task_and_touch(failed: FailedTask) -> None:
     pass_time(days=OLD)
 
     assert not any(retention.delete_expired_rows().values())
     assert failed_tasks.retry_failed_task(failed.pk, ANN)
 
 
-def test_one_that_was_archived_goes_and_in_the_same_pass_its_touch_and_its_event(failed: FailedTask) -> None:
+def test_retention_deletes_archived_task_in_one_pass(failed: FailedTask) -> None:
     failed_tasks.archive_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
     assert list(retention.delete_expired_rows().values())[:3] == [1, 1, 1]
 
 
-def test_a_predecessor_stays_as_long_as_the_touch_that_it_was_published_again_as(
-    failed: FailedTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_keeps_touch_while_its_retry_exists(failed: FailedTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """That one asks whether it is in doubt, and a job of RPA hangs on the first of them."""
     monkeypatch.setattr(failed_tasks, "new_id", _old_id)
     again = failed_tasks.retry_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
     assert list(retention.delete_expired_rows().values())[:3] == [1, 0, 0]
-    deliver_at_last(again)
+    deliver_when_due(again)
     pass_time(days=OLD)
     assert retention.delete_expired_rows()["scheduling_touch"] == 1
     assert Touch.objects.get().pk == failed.task_id
     assert list(retention.delete_expired_rows().values())[1:3] == [1, 1]
 
 
-def test_of_publishing_again_and_forgetting_an_ignored_one_only_one_happens(failed: FailedTask, elsewhere: Any) -> None:
+def test_retention_does_not_delete_during_retry(failed: FailedTask, second_connection: Any) -> None:
     failed_tasks.ignore_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
     with transaction.atomic():
         again = failed_tasks.retry_failed_task(failed.pk, ANN)
-        assert not any(elsewhere(retention.delete_expired_rows).values())  # it waits for nobody
+        assert not any(second_connection(retention.delete_expired_rows).values())  # it waits for nobody
     assert Touch.objects.get(pk=str(again)).retry_of == failed.task_id
 
 
 # --- races ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_somebody_has_locked_is_left_for_the_next_pass(matrix: Any, once: Any, elsewhere: Any) -> None:
+def test_retention_skips_locked_rows(matrix: Any, record_old_event: Any, second_connection: Any) -> None:
     matrix.node()
-    mine, other = (deliver_at_last(*once(user=user).task_ids)[0] for user in ("ann", "bob"))
+    mine, other = (deliver_when_due(*record_old_event(user=user).task_ids)[0] for user in ("ann", "bob"))
     pass_time(days=OLD)
 
     with transaction.atomic():
         Touch.objects.select_for_update().get(pk=str(mine.pk))
-        assert elsewhere(retention.delete_expired_rows)["scheduling_touch"] == 1
+        assert second_connection(retention.delete_expired_rows)["scheduling_touch"] == 1
     assert [row.pk for row in rows([mine.pk])] == [mine.pk]
     assert not Touch.objects.filter(pk=str(other.pk)).exists()
     assert retention.delete_expired_rows()["scheduling_touch"] == 1
 
 
-def test_passes_that_race_with_each_other_and_with_deliveries_delete_what_is_over_and_nothing_else(
-    matrix: Any, once: Any, race: Any
-) -> None:
+def test_retention_racing_deliveries_deletes_only_old(matrix: Any, record_old_event: Any, race: Any) -> None:
     matrix.node(guard_cap="ignore", guard_dedupe="ignore")
-    over = [once(user=f"over-{number}").task_ids[0] for number in range(40)]
-    deliver_at_last(*over)
-    waiting = [once(user=f"waiting-{number}").task_ids[0] for number in range(40)]
+    over = [record_old_event(user=f"over-{number}").task_ids[0] for number in range(40)]
+    deliver_when_due(*over)
+    waiting = [record_old_event(user=f"waiting-{number}").task_ids[0] for number in range(40)]
     pass_time(days=OLD)
     Touch.objects.filter(pk__in=waiting).update(expires_at=datetime.now(UTC) + timedelta(days=1))
     fall_due(*waiting)
@@ -232,23 +228,23 @@ def test_passes_that_race_with_each_other_and_with_deliveries_delete_what_is_ove
     assert Event.objects.count() == 40
 
 
-def test_a_complaint_about_a_touch_that_is_being_forgotten_names_none(
-    matrix: Any, once: Any, happen: Any, elsewhere: Any
+def test_complaint_during_retention_loses_touch_only(
+    matrix: Any, record_old_event: Any, record_event: Any, second_connection: Any
 ) -> None:
     matrix.node()
-    (row,) = deliver_at_last(*once().task_ids)
+    (row,) = deliver_when_due(*record_old_event().task_ids)
     pass_time(days=OLD)
 
     with transaction.atomic():
-        happen("complaint.received", data={"task_id": str(row.pk)})
-        assert elsewhere(retention.delete_expired_rows)["scheduling_touch"] == 0  # the complaint holds it
+        record_event("complaint.received", data={"task_id": str(row.pk)})
+        assert second_connection(retention.delete_expired_rows)["scheduling_touch"] == 0  # the complaint holds it
     assert Complaint.objects.get().touch_id == row.pk
     assert retention.delete_expired_rows()["scheduling_touch"] == 1
     assert Complaint.objects.get().touch_id is None
 
 
-def test_a_complaint_goes_with_its_event(once: Any) -> None:
-    once("complaint.received")
+def test_retention_deletes_complaint_with_its_event(record_old_event: Any) -> None:
+    record_old_event("complaint.received")
     pass_time(days=OLD)
 
     assert retention.delete_expired_rows()["scheduling_event"] == 1
@@ -256,19 +252,19 @@ def test_a_complaint_goes_with_its_event(once: Any) -> None:
 
 
 @pytest.mark.faults
-def test_a_pass_that_is_killed_in_the_middle_of_a_batch_has_deleted_all_of_it_or_nothing(
-    matrix: Any, once: Any, elsewhere: Any
+def test_retention_killed_in_a_batch_deletes_nothing(
+    matrix: Any, record_old_event: Any, second_connection: Any
 ) -> None:
     matrix.node()
-    task_ids = [deliver_at_last(*once(user=user).task_ids)[0].pk for user in ("ann", "bob")]
+    task_ids = [deliver_when_due(*record_old_event(user=user).task_ids)[0].pk for user in ("ann", "bob")]
     pass_time(days=OLD)
 
     with transaction.atomic():
         Verdict.objects.select_for_update().get(touch_id=task_ids[1])  # the attempts are deleted, then it waits here
         with program(FORGETTING) as forgetting:
-            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("forgetting")), 120)
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("forgetting")), 120)
             forgetting.kill()
-    assert wait_until(lambda: not elsewhere(lambda: is_connected("forgetting")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("forgetting")), 120)
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (2, 2, 2)
 
     assert retention.delete_expired_rows()["scheduling_touch"] == 2
@@ -288,10 +284,12 @@ retention.delete_expired_rows()
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pass_ends_in_time_and_the_next_goes_on(matrix: Any, once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_resumes_after_time_limit(
+    matrix: Any, record_old_event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     for number in range(5):
-        once("order.paid", user=f"user-{number}")
+        record_old_event("order.paid", user=f"user-{number}")
     pass_time(days=OLD)
     late = datetime.now(UTC)
 
@@ -299,14 +297,16 @@ def test_a_pass_ends_in_time_and_the_next_goes_on(matrix: Any, once: Any, monkey
     assert retention.delete_expired_in_table(retention.EVENTS, ends_at=late + timedelta(minutes=5)) == 3
 
 
-def test_rows_that_stay_do_not_hide_those_behind_them(matrix: Any, once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_passes_rows_that_are_kept(
+    matrix: Any, record_old_event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention, "_reached", {})
     matrix.node()
     for number in range(2):
-        once(user=f"waiting-{number}")  # its touch waits, so it stays
+        record_old_event(user=f"waiting-{number}")  # its touch waits, so it stays
     for number in range(3):
-        once("order.paid", user=f"user-{number}")
+        record_old_event("order.paid", user=f"user-{number}")
     pass_time(days=OLD)
     late = datetime.now(UTC)
 
@@ -316,10 +316,10 @@ def test_rows_that_stay_do_not_hide_those_behind_them(matrix: Any, once: Any, mo
     assert not Event.objects.exists()
 
 
-def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
+def test_retention_batch_uses_indexes(matrix: Any, record_old_event: Any) -> None:
     """Among 30,000 rows, all old, of which most stay: each step through an index, none of them through the table."""
     node = matrix.node()
-    deliver_at_last(*once().task_ids)
+    deliver_when_due(*record_old_event().task_ids)
     customer = Touch.objects.get().customer_id
     _many_open(30_000, customer, node)
     pass_time(days=OLD)
@@ -378,7 +378,7 @@ def _plan(statement: str, **parameters: Any) -> str:
 # --- the house --------------------------------------------------------------------------------------------------------
 
 
-def test_every_table_that_points_at_one_of_these_is_thought_of() -> None:
+def test_retention_covers_every_foreign_key() -> None:
     """A new foreign key to a table that is deleted from would stop the deleting: add it to `retention`, and here."""
     pointing = sql.rows(
         """
@@ -397,7 +397,7 @@ def test_every_table_that_points_at_one_of_these_is_thought_of() -> None:
     }
 
 
-def test_ids_are_in_the_order_of_time() -> None:
+def test_ids_are_ordered_by_time() -> None:
     earlier = datetime.now(UTC)
     assert first_id_at(earlier - timedelta(seconds=2)) < new_id() < first_id_at(
         datetime.now(UTC) + timedelta(seconds=2)
@@ -407,7 +407,7 @@ def test_ids_are_in_the_order_of_time() -> None:
 # --- what is kept of people -------------------------------------------------------------------------------------------
 
 
-def test_sessions_of_the_back_office_and_replays_go_when_they_are_over(db: None) -> None:
+def test_retention_deletes_admin_sessions_and_replays(db: None) -> None:
     for days in (-1, 1):
         Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
     for days in (OLD, 1):

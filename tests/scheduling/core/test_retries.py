@@ -17,8 +17,8 @@ from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, lapse, rows, sendings
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 ANN = Actor("ann")
 
@@ -33,133 +33,129 @@ def seconds_until_due(row: Touch) -> float:
 
 
 @pytest.fixture
-def one(matrix: Any, hook: Any, happen: Any) -> UUID:
+def hook_touch(matrix: Any, hook: Any, record_event: Any) -> UUID:
     """A touch for the webhook with two retries, after 10 and 60 seconds."""
     hook.retry_delays = [10, 60]
     hook.save()
     matrix.node(channel=hook)
-    task_id: UUID = happen().task_ids[0]
+    task_id: UUID = record_event().task_ids[0]
     return task_id
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_may_pass_is_tried_again_by_the_schedule_until_it_ends(one: UUID, receiver: Any) -> None:
+def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [503, 503, 503]
 
     waits = []
     for attempt in (1, 2):
-        (row,) = deliver_at_last(one)
+        (row,) = deliver_when_due(hook_touch)
         assert (row.state, row.reason, row.attempt) == ("scheduled", "http_503", attempt)
         assert row.planned_at == row.planned_at
         waits.append(seconds_until_due(row))
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
 
     assert 10 <= waits[0] <= 11.1
     assert 60 <= waits[1] <= 66.1
     assert (row.state, row.reason, row.attempt, row.reserved_at) == ("failed", "http_503", 3, None)
-    assert receiver.keys == [str(one)] * 3, "the receiver sees one key"
+    assert receiver.keys == [str(hook_touch)] * 3, "the receiver sees one key"
     failed = FailedTask.objects.get()
-    assert (failed.failure, failed.task_id, failed.reason, failed.channel) == ("failed", one, "http_503", "hook")
+    assert (failed.failure, failed.task_id, failed.reason, failed.channel) == ("failed", hook_touch, "http_503", "hook")
     assert [attempt["outcome"] for attempt in failed.attempts] == ["transient"] * 3
 
 
-def test_the_receiver_may_ask_for_more_time_but_not_for_less(one: UUID, receiver: Any) -> None:
+def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [(503, {"Retry-After": "120"}), (429, {"Retry-After": "1"})]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert seconds_until_due(row) == pytest.approx(120, abs=0.001)
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.reason, seconds_until_due(row) >= 60) == ("throttled", True)
 
 
-def test_a_retry_that_would_come_after_the_end_of_its_life_is_not_waited_for(one: UUID, receiver: Any) -> None:
+def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, receiver: Any) -> None:
     Touch.objects.update(expires_at=now() + timedelta(seconds=5))
     receiver.script = [503]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason) == ("failed", "http_503")
 
 
-def test_deliver_with_an_ingress_that_answers_404_retries_by_the_schedule(one: UUID, receiver: Any) -> None:
+def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [404, 403]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason, row.attempt) == ("scheduled", "http_404", 1)
-    deliver_at_last(one)
-    (row,) = deliver_at_last(one)
+    deliver_when_due(hook_touch)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.attempt, FailedTask.objects.count()) == ("delivered", 3, 0)
 
 
-def test_deliver_with_a_404_at_each_attempt_ends_in_a_failed_task(one: UUID, receiver: Any) -> None:
+def test_http_404_at_each_attempt_ends_as_failed_task(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [404] * 20
     for _ in range(20):
-        (row,) = deliver_at_last(one)
+        (row,) = deliver_when_due(hook_touch)
         if row.state != "scheduled":
             break
     assert (row.state, row.reason) == ("failed", "http_404")
     assert FailedTask.objects.get().reason == "http_404"
 
 
-def test_a_refusal_fails_at_once(one: UUID, receiver: Any) -> None:
+def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [422]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason, row.attempt) == ("failed", "http_422", 1)
     assert FailedTask.objects.get().detail == "as told"
 
 
-def test_a_receiver_that_is_gone_is_not_asked_again_until_a_person_enables_it(
-    one: UUID, receiver: Any, happen: Any
-) -> None:
+def test_gone_target_is_disabled_until_enabled(hook_touch: UUID, receiver: Any, record_event: Any) -> None:
     receiver.script = [410]
-    assert deliver_at_last(one)[0].reason == "gone"
+    assert deliver_when_due(hook_touch)[0].reason == "gone"
 
-    (row,) = deliver_at_last(*happen(user="bob").task_ids)
+    (row,) = deliver_when_due(*record_event(user="bob").task_ids)
     assert (row.state, row.reason, len(receiver.calls)) == ("failed", "target_disabled", 1)
 
     DisabledTarget.objects.all().delete()
-    assert deliver_at_last(*happen(user="cid").task_ids)[0].state == "delivered"
+    assert deliver_when_due(*record_event(user="cid").task_ids)[0].state == "delivered"
 
 
-def test_a_receiver_that_is_gone_takes_no_other_with_it(one: UUID, receiver: Any, happen: Any) -> None:
+def test_gone_target_does_not_disable_others(hook_touch: UUID, receiver: Any, record_event: Any) -> None:
     from scheduling.models import Community
 
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
     receiver.script = [410]
-    deliver_at_last(*happen(chat_id="c1", user="bob").task_ids)
-    assert deliver_at_last(one)[0].state == "delivered"
+    deliver_when_due(*record_event(chat_id="c1", user="bob").task_ids)
+    assert deliver_when_due(hook_touch)[0].state == "delivered"
 
 
-def test_no_answer_means_a_repeat_with_the_same_key_where_that_is_harmless(one: UUID, receiver: Any) -> None:
+def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: Any) -> None:
     """I8: an idempotent channel is asked again."""
     receiver.script = ["hang_up"]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert row.state == "scheduled"
     assert row.reserved_at is not None
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.attempt) == ("delivered", 2)
-    assert receiver.keys == [str(one)] * 2
+    assert receiver.keys == [str(hook_touch)] * 2
     assert list(Attempt.objects.values_list("outcome", flat=True)) == ["unknown", "delivered"]
 
 
-def test_no_answer_is_a_question_for_a_person_where_a_repeat_would_be_a_second_message(
-    one: UUID, hook: Any, receiver: Any
-) -> None:
+def test_no_answer_is_unknown_on_other_channel(hook_touch: UUID, hook: Any, receiver: Any) -> None:
     """I8: never blind."""
     hook.idempotent = False
     hook.save()
     receiver.script = ["hang_up"]
-    (row,) = deliver_at_last(one)
+    (row,) = deliver_when_due(hook_touch)
     assert row.state == "unknown"
     assert row.reserved_at is not None
     assert FailedTask.objects.get().failure == "unknown"
-    deliver_at_last(one)
+    deliver_when_due(hook_touch)
     dispatcher.rescue_lost_work()
     assert len(receiver.calls) == 1
 
 
-def test_no_answer_ever_is_a_question_for_a_person_in_the_end(one: UUID, receiver: Any) -> None:
+def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
-        (row,) = deliver_at_last(one)
+        (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.attempt) == ("unknown", 3)
     assert FailedTask.objects.get().failure == "unknown"
 
@@ -167,69 +163,67 @@ def test_no_answer_ever_is_a_question_for_a_person_in_the_end(one: UUID, receive
 # --- a worker that is gone -------------------------------------------------------------------------------------------
 
 
-def vanish(task_id: UUID, *, sending: bool) -> None:
+def lose_worker(task_id: UUID, *, sending: bool) -> None:
     """A worker claims it, may begin to send, and is never seen again."""
     fall_due(task_id)
     (claim,) = touches.claim([task_id], lease=LEASE)
     if sending:
         assert touches.mark_sending(sendings(claim)) == {task_id: None}
     assert dispatcher.rescue_lost_work() == (0, 0), "its lease still runs"
-    lapse(task_id)
+    expire_lease(task_id)
     assert dispatcher.rescue_lost_work() == (0, 1)
 
 
-def test_a_worker_that_vanished_before_it_sent_costs_nothing(one: UUID, receiver: Any) -> None:
-    vanish(one, sending=False)
-    (row,) = rows([one])
+def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: Any) -> None:
+    lose_worker(hook_touch, sending=False)
+    (row,) = rows([hook_touch])
     assert (row.state, row.attempt, row.reason) == ("scheduled", 0, "worker_lost")
-    assert deliver_at_last(one)[0].state == "delivered"
+    assert deliver_when_due(hook_touch)[0].state == "delivered"
     assert len(receiver.calls) == 1
 
 
-def test_a_worker_that_vanished_while_it_sent_is_repeated_with_the_same_key(one: UUID, receiver: Any) -> None:
+def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: Any) -> None:
     """I8"""
-    vanish(one, sending=True)
-    (row,) = rows([one])
+    lose_worker(hook_touch, sending=True)
+    (row,) = rows([hook_touch])
     assert (row.state, row.attempt) == ("scheduled", 1)
-    (row,) = deliver_at_last(one)
-    assert (row.state, row.attempt, receiver.keys) == ("delivered", 2, [str(one)])
+    (row,) = deliver_when_due(hook_touch)
+    assert (row.state, row.attempt, receiver.keys) == ("delivered", 2, [str(hook_touch)])
 
 
-def test_a_worker_that_vanished_while_it_sent_something_unrepeatable_leaves_a_question(
-    one: UUID, hook: Any, receiver: Any
-) -> None:
+def test_worker_lost_on_not_idempotent_is_unknown(hook_touch: UUID, hook: Any, receiver: Any) -> None:
     """I8"""
     hook.idempotent = False
     hook.save()
-    vanish(one, sending=True)
-    (row,) = rows([one])
+    lose_worker(hook_touch, sending=True)
+    (row,) = rows([hook_touch])
     assert (row.state, row.reason) == ("unknown", "worker_lost")
-    assert FailedTask.objects.get().task_id == one
+    assert FailedTask.objects.get().task_id == hook_touch
     assert receiver.calls == []
 
 
-def test_workers_that_vanish_again_and_again_are_not_fed_for_ever(one: UUID) -> None:
+def test_workers_lost_repeatedly_end_as_unknown(hook_touch: UUID) -> None:
     for _ in range(3):
-        vanish(one, sending=True)
-    (row,) = rows([one])
+        lose_worker(hook_touch, sending=True)
+    (row,) = rows([hook_touch])
     assert (row.state, row.attempt) == ("unknown", 3)
 
 
-def test_a_hint_that_was_lost_comes_back(one: UUID, valkey: Any) -> None:
-    fall_due(one)
+def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: Any) -> None:
+    fall_due(hook_touch)
     dispatcher.dispatch_due_touches()
     valkey.flushall()
-    lapse(one)
+    expire_lease(hook_touch)
     assert dispatcher.rescue_lost_work() == (1, 0)
     assert dispatcher.dispatch_due_touches() == 1
 
 
-def test_two_rescues_at_once_decide_once(one: UUID, hook: Any, race: Any) -> None:
+def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: Any, race: Any) -> None:
     hook.idempotent = False
     hook.save()
-    fall_due(one)
-    touches.mark_sending(sendings(*touches.claim([one], lease=LEASE)))
-    lapse(one)
+    fall_due(hook_touch)
+    touches.mark_sending(sendings(*touches.claim([hook_touch], lease=LEASE)))
+    expire_lease(hook_touch)
     assert sum(runs for _, runs in race(4, lambda number: dispatcher.rescue_lost_work())) == 1
     assert FailedTask.objects.count() == 1
 
@@ -247,38 +241,40 @@ def bodies(receiver: Any) -> list[str]:
     return [call.json["data"]["body"] for call in receiver.calls]
 
 
-def test_deliver_with_a_template_edited_between_attempts_repeats_the_first_body(one: UUID, receiver: Any) -> None:
+def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver: Any) -> None:
     edit("hi {{ user.name }}", subject="{{ event.data.title }}")
     receiver.script = [503, "hang_up"]
     Event.objects.update(data={"title": "t" * 300})
-    deliver_at_last(one)
+    deliver_when_due(hook_touch)
 
     edit("edited {{ event.data.missing }}")
-    deliver_at_last(one)
-    (row,) = deliver_at_last(one)
+    deliver_when_due(hook_touch)
+    (row,) = deliver_when_due(hook_touch)
 
-    assert (row.state, receiver.keys, bodies(receiver)) == ("delivered", [str(one)] * 3, ["hi ann"] * 3)
+    assert (row.state, receiver.keys, bodies(receiver)) == ("delivered", [str(hook_touch)] * 3, ["hi ann"] * 3)
     assert set(Attempt.objects.values_list("subject", flat=True)) == {"t" * 300}
     assert row.template_version == 2, "what was said"
 
 
 @pytest.fixture
-def lost(matrix: Any, puppet: Any, happen: Any, theatre: Theatre) -> UUID:
+def touch_of_lost_worker(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+) -> UUID:
     """A touch that a worker is sending and never settles: "hi ann"."""
-    matrix.node(channel=puppet(timeout=timedelta(seconds=30), retry_delays=[10, 60, 60]))
-    task_id: UUID = happen().task_ids[0]
-    lose_a_sending_worker(task_id, theatre)
+    matrix.node(channel=create_fake_channel(timeout=timedelta(seconds=30), retry_delays=[10, 60, 60]))
+    task_id: UUID = record_event().task_ids[0]
+    lose_a_sending_worker(task_id, fake_channel)
     return task_id
 
 
-def lose_a_sending_worker(task_id: UUID, theatre: Theatre) -> None:
-    theatre.blocks = True
-    theatre.on_stage.clear()
+def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None:
+    fake_channel.blocks = True
+    fake_channel.on_stage.clear()
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert theatre.on_stage.wait(PATIENCE)
-    theatre.blocks = False
-    lapse(task_id)
+    assert fake_channel.on_stage.wait(PATIENCE)
+    fake_channel.blocks = False
+    expire_lease(task_id)
     assert dispatcher.rescue_lost_work() == (0, 1)
 
 
@@ -294,124 +290,133 @@ def deliver_until(state: str, task_id: UUID) -> Touch:
     return rows([task_id])[0]
 
 
-def test_deliver_after_a_lost_worker_renders_the_text_that_it_sent(lost: UUID, theatre: Theatre) -> None:
+def test_lost_worker_retry_repeats_sent_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
     edit("edited {{ user.name }}")
     answers: list[Outcome] = [Transient("busy"), Delivered()]
-    theatre.play = lambda message: answers.pop(0) if answers else Delivered()
+    fake_channel.play = lambda message: answers.pop(0) if answers else Delivered()
 
-    deliver_until("scheduled", lost)
+    deliver_until("scheduled", touch_of_lost_worker)
     edit("later {{ user.name }}")
-    row = deliver_until("delivered", lost)
+    row = deliver_until("delivered", touch_of_lost_worker)
 
     assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in theatre.heard] == ["hi ann"] * 3
+    assert [message.body for message in fake_channel.heard] == ["hi ann"] * 3
 
 
-def test_deliver_after_two_lost_workers_renders_the_text_of_the_first(lost: UUID, theatre: Theatre) -> None:
+def test_two_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
     edit("edited {{ user.name }}")
-    lose_a_sending_worker(lost, theatre)
+    lose_a_sending_worker(touch_of_lost_worker, fake_channel)
     edit("later {{ user.name }}")
 
-    row = deliver_until("delivered", lost)
+    row = deliver_until("delivered", touch_of_lost_worker)
 
     assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in theatre.heard] == ["hi ann"] * 3
+    assert [message.body for message in fake_channel.heard] == ["hi ann"] * 3
 
 
-def test_deliver_after_a_lost_worker_without_that_text_renders_the_present_one(lost: UUID, theatre: Theatre) -> None:
+def test_lost_worker_retry_without_history_uses_new_text(
+    touch_of_lost_worker: UUID, fake_channel: FakeChannelState
+) -> None:
     edit("edited {{ user.name }}")
     TemplateText.history.all().delete()
 
-    row = deliver_until("delivered", lost)
+    row = deliver_until("delivered", touch_of_lost_worker)
 
-    assert (row.template_version, [message.body for message in theatre.heard]) == (2, ["hi ann", "edited ann"])
+    assert (row.template_version, [message.body for message in fake_channel.heard]) == (2, ["hi ann", "edited ann"])
 
 
-def test_publish_again_under_the_same_key_repeats_the_first_body(one: UUID, receiver: Any, matrix: Any) -> None:
+def test_manual_retry_same_key_repeats_first_body(hook_touch: UUID, receiver: Any, matrix: Any) -> None:
     receiver.script = [422, 422]
-    deliver_at_last(one)
+    deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
     Node.objects.update(template=matrix.template("another", body="another"))
 
     again = failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN)
-    deliver_at_last(again)
-    (last,) = deliver_at_last(failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN))
+    deliver_when_due(again)
+    (last,) = deliver_when_due(failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN))
 
-    assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(one)] * 3, ["hi ann"] * 3)
+    assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(hook_touch)] * 3, ["hi ann"] * 3)
 
 
-def test_publish_again_as_new_sends_the_present_text(one: UUID, receiver: Any) -> None:
+def test_manual_retry_as_new_sends_current_text(hook_touch: UUID, receiver: Any) -> None:
     receiver.script = [422]
-    deliver_at_last(one)
+    deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
 
     again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, ANN, as_new=True)
-    (row,) = deliver_at_last(again)
+    (row,) = deliver_when_due(again)
 
     assert (row.state, receiver.keys, bodies(receiver)) == (
-        "delivered", [str(one), str(again)], ["hi ann", "edited ann"],
+        "delivered", [str(hook_touch), str(again)], ["hi ann", "edited ann"],
     )  # fmt: skip
 
 
 # --- stale results ---------------------------------------------------------------------------------------------------
 
 
-def test_a_result_that_comes_after_its_lease_was_taken_is_dropped(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_result_after_lost_lease_is_dropped(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
     """I3: the second worker has delivered it; the first one's refusal means nothing any more."""
-    matrix.node(channel=puppet(timeout=timedelta(seconds=30)))
-    (task_id,) = happen().task_ids
+    matrix.node(channel=create_fake_channel(timeout=timedelta(seconds=30)))
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     answers: list[Outcome] = [Delivered(), Permanent("too_late")]
-    theatre.play = lambda message: answers.pop(0)
+    fake_channel.play = lambda message: answers.pop(0)
 
-    theatre.blocks = True
+    fake_channel.blocks = True
     pipeline.deliver_touches([task_id])
-    assert theatre.on_stage.wait(PATIENCE)
-    lapse(task_id)
+    assert fake_channel.on_stage.wait(PATIENCE)
+    expire_lease(task_id)
     dispatcher.rescue_lost_work()
-    theatre.blocks = False
+    fake_channel.blocks = False
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
     wait_for("delivered", task_id)
-    theatre.let_go.set()
+    fake_channel.let_go.set()
     deliver([])
 
     (row,) = rows([task_id])
-    assert (row.state, row.lease_no, len(theatre.heard), answers) == ("delivered", 2, 2, [])
+    assert (row.state, row.lease_no, len(fake_channel.heard), answers) == ("delivered", 2, 2, [])
     assert list(Attempt.objects.filter(lease_no=2).values_list("outcome", flat=True)) == ["delivered"]
     assert not Attempt.objects.filter(reason="too_late").exists()
     assert not FailedTask.objects.exists()
 
 
-def test_what_was_taken_away_before_it_was_sent_is_not_sent(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_touch_rescued_before_send_is_not_sent(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    second_connection: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: between the claim and `mark_sending` the process stood still for longer than its lease."""
-    matrix.node(channel=puppet())
-    (task_id,) = happen().task_ids
+    matrix.node(channel=create_fake_channel())
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     mark_sending = touches.mark_sending
 
     def stolen_first(*claims: Any, **margin: Any) -> Any:
-        elsewhere(lambda: (lapse(task_id), dispatcher.rescue_lost_work()))
+        second_connection(lambda: (expire_lease(task_id), dispatcher.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
     monkeypatch.setattr(touches, "mark_sending", stolen_first)
     deliver([task_id])
 
-    assert theatre.heard == []
+    assert fake_channel.heard == []
     assert [(row.state, row.attempt) for row in rows([task_id])] == [("scheduled", 0)]
 
 
-def test_each_repeat_carries_the_key_of_the_first(matrix: Any, puppet: Any, happen: Any, theatre: Theatre) -> None:
-    matrix.node(channel=puppet())
-    (task_id,) = happen().task_ids
-    theatre.play = no_answer_first()
-    deliver_at_last(task_id)
-    deliver_at_last(task_id)
-    assert [message.delivery_key for message in theatre.heard] == [task_id, task_id]
+def test_each_retry_carries_the_same_delivery_key(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+) -> None:
+    matrix.node(channel=create_fake_channel())
+    (task_id,) = record_event().task_ids
+    fake_channel.play = no_answer_first()
+    deliver_when_due(task_id)
+    deliver_when_due(task_id)
+    assert [message.delivery_key for message in fake_channel.heard] == [task_id, task_id]
 
 
 def no_answer_first() -> Any:

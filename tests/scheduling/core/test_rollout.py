@@ -14,24 +14,24 @@ CHATS = [f"chat-{number}" for number in range(4000)]
 GOLD = node(canary_template=template("guide-v2"), canary_percent=10, canary_communities=frozenset({"c9"}))
 
 
-def test_a_place_is_the_same_for_ever() -> None:
+def test_hash_to_percent_is_stable() -> None:
     # Written down: a change of the hash would deal everybody anew in the middle of a rollout.
     places = {key: round(hash_to_percent("rollout:guide", key), 6) for key in ("ann", "bob", "群一")}
     assert places == {"ann": 34.861269, "bob": 77.2938, "群一": 61.384884}
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_a_place_lies_between_0_and_100(salt: str, key: str) -> None:
+def test_hash_to_percent_is_between_0_and_100(salt: str, key: str) -> None:
     assert 0 <= hash_to_percent(salt, key) < 100
 
 
-def test_places_are_dealt_evenly() -> None:
+def test_hash_to_percent_is_evenly_distributed() -> None:
     tenths = Counter(int(hash_to_percent("rollout:guide", chat) // 10) for chat in CHATS)
     # 400 each are expected; six standard deviations (19 each) never happen by chance.
     assert all(abs(tenths[tenth] - 400) < 6 * 19 for tenth in range(10))
 
 
-def test_a_place_at_one_node_says_nothing_about_the_place_at_another() -> None:
+def test_hash_to_percent_is_independent_per_node() -> None:
     corners = Counter(
         (hash_to_percent("rollout:a", chat) < 50, hash_to_percent(salt, chat) < 50)
         for chat in CHATS
@@ -41,7 +41,7 @@ def test_a_place_at_one_node_says_nothing_about_the_place_at_another() -> None:
 
 
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20), st.tuples(st.floats(0, 100), st.floats(0, 100)))
-def test_whoever_is_in_stays_in_when_the_percentage_grows(chat: str, user: str, percents: tuple[float, float]) -> None:
+def test_rollout_member_stays_when_percent_grows(chat: str, user: str, percents: tuple[float, float]) -> None:
     small, large = sorted(percents)
     if in_rollout(node(rollout_percent=small), chat, user):
         assert in_rollout(node(rollout_percent=large), chat, user)
@@ -49,7 +49,7 @@ def test_whoever_is_in_stays_in_when_the_percentage_grows(chat: str, user: str, 
         assert in_holdout(node(holdout_percent=large), user)
 
 
-def test_at_ten_percent_about_a_tenth_is_in_and_all_of_it_stays_at_fifty() -> None:
+def test_rollout_percent_selects_that_share() -> None:
     tenth = {chat for chat in CHATS if in_rollout(node(rollout_percent=10), chat, "ann")}
     half = {chat for chat in CHATS if in_rollout(node(rollout_percent=50), chat, "ann")}
 
@@ -57,25 +57,25 @@ def test_at_ten_percent_about_a_tenth_is_in_and_all_of_it_stays_at_fifty() -> No
     assert tenth < half
 
 
-def test_named_communities_come_first_and_everybody_comes_at_a_hundred() -> None:
+def test_rollout_named_communities_come_first() -> None:
     named = node(rollout_percent=0, rollout_communities=frozenset({"c1"}))
     assert in_rollout(named, "c1", "ann")
     assert not any(in_rollout(named, chat, "ann") for chat in CHATS)
     assert all(in_rollout(node(rollout_percent=100), chat, "ann") for chat in CHATS)
 
 
-def test_a_community_goes_together_and_a_customer_without_one_goes_alone() -> None:
+def test_rollout_community_is_decided_as_one() -> None:
     half = node(rollout_percent=50)
     assert all(len({in_rollout(half, chat, user) for user in ("ann", "bob", "cid")}) == 1 for chat in CHATS[:50])
     assert {in_rollout(half, "", f"user-{number}") for number in range(50)} == {True, False}
 
 
-def test_without_a_hold_out_nobody_is_held_out() -> None:
+def test_holdout_of_zero_holds_out_no_customer() -> None:
     assert not any(in_holdout(node(holdout_percent=0), user) for user in CHATS)
     assert all(in_holdout(node(holdout_percent=100), user) for user in CHATS)
 
 
-def test_the_canary_text_goes_to_its_share_and_to_the_named_communities() -> None:
+def test_canary_goes_to_share_and_named_communities() -> None:
     share = [chat for chat in CHATS if template_for(GOLD, chat, "ann").key == "guide-v2"]
 
     assert abs(len(share) - 400) < 6 * 19
@@ -83,7 +83,7 @@ def test_the_canary_text_goes_to_its_share_and_to_the_named_communities() -> Non
     assert template_for(node(), "c9", "ann").key == "guide"
 
 
-def test_whoever_gets_the_canary_keeps_it_while_its_share_grows_and_another_canary_deals_anew() -> None:
+def test_canary_share_is_stable_and_new_per_canary() -> None:
     def share(key: str, percent: float) -> set[str]:
         each = node(canary_template=template(key), canary_percent=percent)
         return {chat for chat in CHATS if template_for(each, chat, "ann").key == key}

@@ -40,7 +40,7 @@ def rollout(matrix: Any) -> GuardedRollout:
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_stats, "PART_SIZE", 40)
 
 
@@ -52,7 +52,7 @@ def _fill(node: Node, other: Node) -> None:
         sql.execute(statement, given)
 
 
-def in_one(rollout: GuardedRollout) -> tuple[VersionCounts, VersionCounts]:
+def count_everything(rollout: GuardedRollout) -> tuple[VersionCounts, VersionCounts]:
     """As the figures are meant, over all there is."""
     stable_since = rollout.started_at if rollout.percent >= 100 else rollout.step_at
     given = {
@@ -67,14 +67,14 @@ def until(rollout: GuardedRollout) -> datetime:
     return datetime.fromisoformat((rollout.counted or {})["until"])
 
 
-def test_there_is_something_of_everything(rollout: GuardedRollout) -> None:
-    assert all(min(each.ended, each.failed, each.complained, each.opted_out) > 0 for each in in_one(rollout))
+def test_sample_data_covers_every_count(rollout: GuardedRollout) -> None:
+    assert all(min(each.ended, each.failed, each.complained, each.opted_out) > 0 for each in count_everything(rollout))
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_stretch_by_stretch_comes_to_the_same(rollout: GuardedRollout, step: int) -> None:
+def test_partial_counts_equal_one_full_count(rollout: GuardedRollout, step: int) -> None:
     rollout.step = step
-    expected, stretches = in_one(rollout), 0
+    expected, stretches = count_everything(rollout), 0
     assert count_version_results(rollout) == expected, "nothing is counted for good yet"
     while count_next_part(rollout):
         stretches += 1
@@ -84,45 +84,43 @@ def test_stretch_by_stretch_comes_to_the_same(rollout: GuardedRollout, step: int
     assert sql.now() - until(rollout) >= rollout_stats.MIN_STORED_AGE
 
 
-def test_another_step_begins_anew_and_the_last_one_compares_with_all(
-    rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_step_restarts_counts_and_last_uses_all(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_stats, "MIN_STORED_AGE", 40 * MINUTE)
     while count_next_part(rollout):
         pass
-    kept, before = until(rollout), in_one(rollout)
+    kept, before = until(rollout), count_everything(rollout)
     rollout.step, rollout.step_at = 2, sql.now() - 30 * MINUTE
-    assert count_version_results(rollout) == in_one(rollout) != before
+    assert count_version_results(rollout) == count_everything(rollout) != before
     assert count_version_results(rollout)[1].ended > 100, "those of the steps before"
     monkeypatch.setattr(rollout_stats, "MIN_STORED_AGE", 20 * MINUTE)
     count_next_part(rollout)
     assert until(rollout) > kept, "it went on where it was"
-    assert count_version_results(rollout) == in_one(rollout)
+    assert count_version_results(rollout) == count_everything(rollout)
 
 
-def test_what_was_kept_for_another_time_is_not_used(rollout: GuardedRollout) -> None:
+def test_stored_counts_of_other_step_are_ignored(rollout: GuardedRollout) -> None:
     """A program of the version before, which knows nothing of what is kept, brought it to another step."""
     while count_next_part(rollout):
         pass
     rollout.step_at = sql.now() - 2 * HOUR
-    assert count_version_results(rollout) == in_one(rollout)
+    assert count_version_results(rollout) == count_everything(rollout)
 
 
-def test_what_came_of_it_later_counts(rollout: GuardedRollout) -> None:
+def test_later_complaints_and_opt_outs_are_counted(rollout: GuardedRollout) -> None:
     while count_next_part(rollout):
         pass
     before = count_version_results(rollout)
     sql.execute("UPDATE scheduling_customer SET opted_out = true, opted_out_at = now()", {})
     sql.execute(f"{_COMPLAIN} WHERE t.state = 'delivered' AND n %% 4 = 2", {})
     after = count_version_results(rollout)
-    assert after == in_one(rollout)
+    assert after == count_everything(rollout)
     assert [each.ended for each in after] == [each.ended for each in before]
     for old, new in zip(before, after, strict=True):
         assert new.complained > old.complained
         assert new.opted_out > old.opted_out
 
 
-def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_counts_scan_no_whole_table(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows
 
@@ -148,8 +146,8 @@ def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: py
 # --- the pass -------------------------------------------------------------------------------------------------------
 
 
-def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
-    expected = in_one(rollout)
+def test_pass_stores_its_counts(rollout: GuardedRollout) -> None:
+    expected = count_everything(rollout)
     rollout_runs.advance_all_rollouts()
     rollout.refresh_from_db()
     assert until(rollout) > rollout.started_at
@@ -159,9 +157,7 @@ def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_too_much_for_one_pass_is_gone_on_with_by_the_next(
-    rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_count_is_resumed_by_next_pass(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", -1.0)
     judged_at, reached = rollout.judged_at, []
     for _ in range(3):
@@ -171,14 +167,14 @@ def test_what_is_too_much_for_one_pass_is_gone_on_with_by_the_next(
         reached.append(until(rollout))
     assert reached == sorted(set(reached))
     monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", 20.0)
-    expected = in_one(rollout)
+    expected = count_everything(rollout)
     rollout_runs.advance_all_rollouts()
     rollout.refresh_from_db()
     assert rollout.figures["stable"]["ended"] == expected[1].ended
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_cannot_catch_up_goes_back_after_a_while(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_count_too_slow_pauses_it(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_stats, "PERSIST_SECONDS", -1.0)
     assert rollout_runs.advance_all_rollouts() == 0
     pass_time(minutes=6)
@@ -188,15 +184,15 @@ def test_who_cannot_catch_up_goes_back_after_a_while(rollout: GuardedRollout, mo
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_somebody_holds_is_left_to_them(
-    rollout: GuardedRollout, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_rollout_paused_during_count_stays_paused(
+    rollout: GuardedRollout, second_connection: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who pauses never waits for a count, nor a count for a person."""
     count = count_next_part
 
     def held_meanwhile(row: GuardedRollout) -> bool:
         more = count(row)
-        elsewhere(lambda: rollout_runs.pause_rollout(row.pk, Actor("ops")))
+        second_connection(lambda: rollout_runs.pause_rollout(row.pk, Actor("ops")))
         return more
 
     monkeypatch.setattr(rollout_stats, "count_next_part", held_meanwhile)

@@ -18,8 +18,8 @@ from scheduling.delivery import pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.settlement import settle_results
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import PATIENCE, deliver_at_last, fall_due, rows
-from tests.scheduling.core.puppets import Puppet, Theatre
+from tests.scheduling.core.conftest import PATIENCE, deliver_when_due, fall_due, rows
+from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,15 +36,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
     ],
     ids=["a time beyond all time", "a reason nobody can store", "a detail nobody can store", "no answer", "a status"],
 )
-def test_an_answer_that_cannot_be_settled_does_not_take_its_neighbours_with_it(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, answer: Outcome, end: tuple[str, str]
+def test_unstorable_result_does_not_affect_others(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    answer: Outcome,
+    end: tuple[str, str],
 ) -> None:
     """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
-    matrix.node(channel=puppet(idempotent=False))
-    theatre.play = lambda message: answer if message.user_id == "user-3" else Delivered("heard")
-    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(6)]
+    matrix.node(channel=create_fake_channel(idempotent=False))
+    fake_channel.play = lambda message: answer if message.user_id == "user-3" else Delivered("heard")
+    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
 
-    found = deliver_at_last(*waiting)
+    found = deliver_when_due(*waiting)
 
     odd = found.pop(3)
     assert {row.state for row in found} == {"delivered"}
@@ -53,19 +58,23 @@ def test_an_answer_that_cannot_be_settled_does_not_take_its_neighbours_with_it(
     assert Attempt.objects.count() == 6
 
 
-def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+def test_target_key_error_fails_one_touch_only(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    matrix.node(channel=puppet())
+    matrix.node(channel=create_fake_channel())
 
-    def target_key(self: Puppet, message: Message) -> str:
+    def target_key(self: FakeChannel, message: Message) -> str:
         if message.user_id == "user-1":
             raise KeyError("url")
         return "here"
 
-    monkeypatch.setattr(Puppet, "target_key", target_key)
-    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(3)]
-    found = deliver_at_last(*waiting)
+    monkeypatch.setattr(FakeChannel, "target_key", target_key)
+    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
+    found = deliver_when_due(*waiting)
 
     assert [(row.state, row.reason) for row in found] == [
         ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
@@ -74,22 +83,26 @@ def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
     assert found[1].reserved_at is None
 
 
-def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_another(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+def test_dead_endpoint_at_capacity_does_not_block_others(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What waited behind it filled the process, and the next batch stood still until the dead one's batch was over."""
     monkeypatch.setattr(sender, "IN_FLIGHT", 10)
     monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 2)
-    matrix.node("dead", channel=puppet("dead", timeout=timedelta(seconds=30)))
-    matrix.node("alive", trigger="other", channel=puppet("alive"))
-    theatre.blocks = True
-    dead = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
+    matrix.node("dead", channel=create_fake_channel("dead", timeout=timedelta(seconds=30)))
+    matrix.node("alive", trigger="other", channel=create_fake_channel("alive"))
+    fake_channel.blocks = True
+    dead = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due(*dead)
     pipeline.deliver_touches(dead)
-    assert wait_until(lambda: len(theatre.heard) == 2, 15)
-    theatre.blocks = False
+    assert wait_until(lambda: len(fake_channel.heard) == 2, 15)
+    fake_channel.blocks = False
 
-    (alive,) = happen(type="other", user="bob").task_ids
+    (alive,) = record_event(type="other", user="bob").task_ids
     fall_due(alive)
     started_at = time.monotonic()  # it would stand still for the 20 s of a batch
     pipeline.deliver_touches([alive])
@@ -101,11 +114,15 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     given_back = Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", attempt=0)
     assert wait_until(lambda: given_back.count() == 10, 15)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
-    theatre.let_go.set()
+    fake_channel.let_go.set()
 
 
-def test_a_chunk_is_marked_with_the_time_that_its_slowest_channel_may_take(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+def test_chunk_margin_covers_its_slowest_channel(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lease that ends during the call would let another worker send it as well."""
     margins: list[timedelta] = []
@@ -116,16 +133,20 @@ def test_a_chunk_is_marked_with_the_time_that_its_slowest_channel_may_take(
         return real(sendings, margin=margin)
 
     monkeypatch.setattr(sender.touches, "mark_sending", mark_sending)
-    matrix.node("quick", channel=puppet("quick", timeout=timedelta(seconds=5)))
-    matrix.node("slow", trigger="other", channel=puppet("slow", timeout=timedelta(seconds=15)))
-    both = [*happen().task_ids, *happen("other", "bob").task_ids]
+    matrix.node("quick", channel=create_fake_channel("quick", timeout=timedelta(seconds=5)))
+    matrix.node("slow", trigger="other", channel=create_fake_channel("slow", timeout=timedelta(seconds=15)))
+    both = [*record_event().task_ids, *record_event("other", "bob").task_ids]
 
-    assert {row.state for row in deliver_at_last(*both)} == {"delivered"}
+    assert {row.state for row in deliver_when_due(*both)} == {"delivered"}
     assert margins == [timedelta(seconds=17)]
 
 
-def test_results_that_cannot_be_settled_at_first_are_settled_later(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+def test_failed_settlement_is_repeated(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries: list[int] = []
 
@@ -138,8 +159,8 @@ def test_results_that_cannot_be_settled_at_first_are_settled_later(
     monkeypatch.setattr(sender, "settle_results", fail_twice)
     leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
     monkeypatch.setattr(pipeline, "sender", lambda: leaving)
-    matrix.node(channel=puppet())
-    (task_id,) = happen().task_ids
+    matrix.node(channel=create_fake_channel())
+    (task_id,) = record_event().task_ids
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
 
@@ -151,7 +172,7 @@ def test_results_that_cannot_be_settled_at_first_are_settled_later(
 
 
 @pytest.fixture
-def marked_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, int]]:
+def marking_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, int]]:
     """The thread and the database's session of each write that marks."""
     found: list[tuple[threading.Thread, int]] = []
 
@@ -177,43 +198,48 @@ def _lives(session: int) -> bool:
         return cursor.fetchone() is not None
 
 
-def test_whatever_takes_the_loops_own_threads_holds_up_no_marking(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, marked_in: list[tuple[threading.Thread, int]]
+def test_busy_event_loop_threads_do_not_block_marking(
+    matrix: Any,
+    create_fake_channel: Any,
+    record_event: Any,
+    fake_channel: FakeChannelState,
+    marking_threads: list[tuple[threading.Thread, int]],
 ) -> None:
     """All channels were marked in them, by whichever was free, and each that ever did kept its connection."""
-    matrix.node("busy", channel=puppet("busy", timeout=timedelta(seconds=30)))
-    matrix.node("other", trigger="other", channel=puppet("other"))
-    theatre.blocks = True
-    busy = [happen(user=f"user-{number}").task_ids[0] for number in range(40)]
+    matrix.node("busy", channel=create_fake_channel("busy", timeout=timedelta(seconds=30)))
+    matrix.node("other", trigger="other", channel=create_fake_channel("other"))
+    fake_channel.blocks = True
+    busy = [record_event(user=f"user-{number}").task_ids[0] for number in range(40)]
     fall_due(*busy)
     pipeline.deliver_touches(busy)
-    assert wait_until(lambda: len(theatre.heard) == 40, PATIENCE)
-    theatre.blocks = False
+    assert wait_until(lambda: len(fake_channel.heard) == 40, PATIENCE)
+    fake_channel.blocks = False
 
-    (other,) = happen(type="other", user="bob").task_ids
+    (other,) = record_event(type="other", user="bob").task_ids
     fall_due(other)
     pipeline.deliver_touches([other])
 
     assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", PATIENCE)
     assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
-    assert len(set(marked_in)) == 1
-    theatre.let_go.set()
+    assert len(set(marking_threads)) == 1
+    fake_channel.let_go.set()
 
 
-def test_a_process_that_leaves_lets_go_of_the_threads_and_the_connection_that_marked(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch,
-    marked_in: list[tuple[threading.Thread, int]],
+def test_sender_finish_ends_threads_and_connection(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState,
+    monkeypatch: pytest.MonkeyPatch,
+    marking_threads: list[tuple[threading.Thread, int]],
 ) -> None:  # fmt: skip
     leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
     monkeypatch.setattr(pipeline, "sender", lambda: leaving)
-    matrix.node(channel=puppet())
-    fall_due(*(ids := happen().task_ids))
+    matrix.node(channel=create_fake_channel())
+    fall_due(*(ids := record_event().task_ids))
     pipeline.deliver_touches(ids)
 
     assert leaving.finish(PATIENCE)
 
     assert Touch.objects.get().state == "delivered"
-    ((thread, session),) = marked_in
+    ((thread, session),) = marking_threads
     assert not thread.is_alive()
     assert wait_until(lambda: not _lives(session), PATIENCE)
 
@@ -231,15 +257,15 @@ def robot(matrix: Any, receiver: ScriptedReceiver) -> ScriptedReceiver:
     return receiver
 
 
-def test_a_robots_quota_is_its_own_whichever_channels_lead_to_it(robot: ScriptedReceiver, happen: Any) -> None:
+def test_robot_quota_is_shared_by_its_channels(robot: ScriptedReceiver, record_event: Any) -> None:
     """It took 20 a minute from each of them, and its vendor mutes a robot for ten minutes that is sent 21."""
     robot.script = [{"errcode": 0}] * 30
     texts, others = (
-        [happen(form, f"{form}-{number}", chat_id="c1").task_ids[0] for number in range(15)]
+        [record_event(form, f"{form}-{number}", chat_id="c1").task_ids[0] for number in range(15)]
         for form in ("text", "markdown")
     )
 
-    first, later = deliver_at_last(*texts), deliver_at_last(*others)
+    first, later = deliver_when_due(*texts), deliver_when_due(*others)
 
     assert len(robot.calls) == 20
     assert {row.state for row in first} == {"delivered"}
@@ -247,14 +273,12 @@ def test_a_robots_quota_is_its_own_whichever_channels_lead_to_it(robot: Scripted
     assert ends == [("delivered", "")] * 5 + [("scheduled", "quota")] * 10
 
 
-def test_a_robot_that_was_muted_through_one_channel_is_left_alone_by_the_other(
-    robot: ScriptedReceiver, happen: Any
-) -> None:
+def test_muted_robot_is_not_called_by_other_channel(robot: ScriptedReceiver, record_event: Any) -> None:
     robot.script = [{"errcode": 130101, "errmsg": "send too fast"}]
-    (text,) = happen("text", "ann", chat_id="c1").task_ids
-    (other,) = happen("markdown", "bob", chat_id="c1").task_ids
+    (text,) = record_event("text", "ann", chat_id="c1").task_ids
+    (other,) = record_event("markdown", "bob", chat_id="c1").task_ids
 
-    found = deliver_at_last(text) + deliver_at_last(other)
+    found = deliver_when_due(text) + deliver_when_due(other)
 
     assert [(row.state, row.reason) for row in found] == [("scheduled", "vendor_130101"), ("scheduled", "quota")]
     assert len(robot.calls) == 1

@@ -72,7 +72,7 @@ def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServ
 
 
 @pytest.fixture
-def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int], list[UUID]]:
+def mails(matrix: Any, record_event: Callable[..., Any]) -> Callable[[RelayServer, int], list[UUID]]:
     """Deliver so many over this relay; returns their ids."""
 
     def mails(relay: RelayServer, count: int) -> list[UUID]:
@@ -82,7 +82,7 @@ def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int
         )
         matrix.node(key, trigger=key, channel=channel)
         users = [f"{key}-{number}" for number in range(count)]
-        ids = [happen(key, user).task_ids[0] for user in users]
+        ids = [record_event(key, user).task_ids[0] for user in users]
         for user in users:
             Customer.objects.filter(user_id=user).update(addresses={"email": f"{user}@example.org"})
         fall_due(*ids)
@@ -92,9 +92,7 @@ def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int
     return mails
 
 
-def test_a_mail_is_not_marked_as_sent_before_there_is_a_thread_for_it(
-    mails: Any, slow: SlowRelay, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_mail_is_marked_when_a_thread_is_free(mails: Any, slow: SlowRelay, loop: asyncio.AbstractEventLoop) -> None:
     """All were marked and their time ran while 32 threads took them one after the other: each thread picked the one
     with the least time left and gave it up on the way, often after the relay had it. Nobody knew what was sent."""
     ids = mails(slow.server, 3 * A_FEW)
@@ -108,7 +106,7 @@ def test_a_mail_is_not_marked_as_sent_before_there_is_a_thread_for_it(
     assert slow.most == A_FEW
 
 
-def test_a_slow_relay_takes_no_thread_from_another(mails: Any, slow: SlowRelay, quick: RelayServer) -> None:
+def test_slow_relay_does_not_block_another(mails: Any, slow: SlowRelay, quick: RelayServer) -> None:
     held = mails(slow.server, A_FEW)
     assert wait_until(lambda: slow.holds == A_FEW, PATIENCE)
 

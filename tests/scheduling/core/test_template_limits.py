@@ -31,7 +31,7 @@ def measured() -> Any:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bomb_any_ends_in_an_error_within_its_limits(name: str, measured: Any) -> None:
+def test_template_bomb_fails_within_limits(name: str, measured: Any) -> None:
     outcome = measured[name]
     assert re.match("CannotRender: |TooMuchWork: |InvalidTemplate: ", outcome["ended"]), outcome
     assert outcome["seconds"] < MOST_SECONDS, outcome
@@ -96,7 +96,7 @@ def rendered(body: str, data: Any, subject: str = "") -> tuple[str, str, str]:
 
 
 @given(TEXTS, st.dictionaries(st.sampled_from(["a", "b", "items"]), DATA, max_size=3))
-def test_render_any_text_raises_nothing_but_cannot_render(body: str, data: dict[str, Any]) -> None:
+def test_render_any_text_raises_only_cannot_render(body: str, data: dict[str, Any]) -> None:
     try:
         _, said, _ = rendered(body, data, subject=body)
     except CannotRender:
@@ -106,7 +106,7 @@ def test_render_any_text_raises_nothing_but_cannot_render(body: str, data: dict[
 
 
 @given(st.text(st.sampled_from("{}%#- '\"()[]|.,:~=*abuser.ifendforset0x9_\n")))
-def test_render_garbage_raises_nothing_but_cannot_render(body: str) -> None:
+def test_render_garbage_raises_only_cannot_render(body: str) -> None:
     with contextlib.suppress(CannotRender):
         rendered(body, {})
 
@@ -123,7 +123,7 @@ def test_render_any_value_prints_its_text_or_fails(value: Any) -> None:
 
 
 @given(TEXTS, st.dictionaries(st.sampled_from(["a", "b", "items"]), DATA, max_size=3))
-def test_render_any_text_leaves_the_data_as_it_was(body: str, data: dict[str, Any]) -> None:
+def test_render_any_text_does_not_change_data(body: str, data: dict[str, Any]) -> None:
     before = repr(data)
     with contextlib.suppress(CannotRender):
         rendered(body, data)

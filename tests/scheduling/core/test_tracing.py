@@ -24,8 +24,8 @@ from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.tracing import read_traceparent
 from tests.docs.pages import commands
-from tests.scheduling.core.conftest import deliver_at_last
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.fake_channels import FakeChannelState
 
 TRACE = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
 THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recommendation's example
@@ -34,7 +34,7 @@ THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recomm
 @pytest.mark.parametrize(
     "value", [THEIRS, THEIRS.replace("-01", "-00"), THEIRS.replace("00-4", "cc-4"), "cc" + THEIRS[2:] + "-more"]
 )
-def test_a_trace_is_read(value: str) -> None:
+def test_read_traceparent_reads_valid_value(value: str) -> None:
     assert read_traceparent(value) == TRACE
 
 
@@ -45,24 +45,24 @@ def test_a_trace_is_read(value: str) -> None:
         f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-{TRACE.hex}-{'0' * 16}-01", THEIRS.replace("f", "g"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_begins_a_trace_of_its_own(value: object) -> None:
+def test_read_traceparent_invalid_is_none(value: object) -> None:
     assert read_traceparent(value) is None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_touch_carries_it_to_its_channel_and_into_the_log(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+def test_touch_passes_trace_to_channel_and_log(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
 ) -> None:
-    matrix.node(channel=puppet())
-    theatre.play = lambda message: Permanent("refused")
-    (named,) = happen(trace_id=TRACE).task_ids
-    (unnamed,) = happen(user="bob").task_ids
+    matrix.node(channel=create_fake_channel())
+    fake_channel.play = lambda message: Permanent("refused")
+    (named,) = record_event(trace_id=TRACE).task_ids
+    (unnamed,) = record_event(user="bob").task_ids
     with structlog.testing.capture_logs() as lines:
-        deliver_at_last(named, unnamed)
+        deliver_when_due(named, unnamed)
         assert sender().drain(10)
 
     its_own = Event.objects.get(user_id="bob").id
-    assert {message.task_id: message.trace_id for message in theatre.heard} == {named: TRACE, unnamed: its_own}
+    assert {message.task_id: message.trace_id for message in fake_channel.heard} == {named: TRACE, unnamed: its_own}
     failed = {line["task_id"]: line for line in lines if line["event"] == "touch_failed"}
     assert {task_id: line["trace_id"] for task_id, line in failed.items()} == {
         str(named): TRACE.hex, str(unnamed): its_own.hex,
@@ -92,37 +92,37 @@ def ends(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_log_alone_follows_an_event_to_its_delivery(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, grep: Any
+def test_log_follows_event_to_delivery(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, grep: Any
 ) -> None:
-    matrix.node(channel=puppet(retry_delays=[60]))
-    (task_id,) = happen(trace_id=TRACE).task_ids
-    happen(user="bob")
-    theatre.play = lambda message: Transient("busy")
-    deliver_at_last(task_id)
-    theatre.play = lambda message: Delivered()
-    deliver_at_last(task_id)
+    matrix.node(channel=create_fake_channel(retry_delays=[60]))
+    (task_id,) = record_event(trace_id=TRACE).task_ids
+    record_event(user="bob")
+    fake_channel.play = lambda message: Transient("busy")
+    deliver_when_due(task_id)
+    fake_channel.play = lambda message: Delivered()
+    deliver_when_due(task_id)
     lines = grep(TRACE.hex)
     assert ends(lines) == [
         ("events_stored", "", ""), ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", ""),
     ]  # fmt: skip
     assert [line["touches"] for line in lines] == [[f"{TRACE.hex}/{task_id}"]] * 3
-    assert {line.get("channel", "puppet") for line in lines} == {"puppet"}
+    assert {line.get("channel", "fake") for line in lines} == {"fake"}
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_was_held_and_what_was_turned_down_is_followed_as_well(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, grep: Any
+def test_log_follows_deferred_and_suppressed_touch(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, grep: Any
 ) -> None:
-    matrix.node(channel=puppet())
-    (first,) = happen().task_ids
-    deliver_at_last(first)
-    (again,) = happen(trace_id=TRACE).task_ids
+    matrix.node(channel=create_fake_channel())
+    (first,) = record_event().task_ids
+    deliver_when_due(first)
+    (again,) = record_event(trace_id=TRACE).task_ids
     pause_scope("node:guide")
-    deliver_at_last(again)
+    deliver_when_due(again)
     resume_scope("node:guide")
     assert touches.resume_paused("node:guide", spread=timedelta(0))
-    deliver_at_last(again)
+    deliver_when_due(again)
     assert ends(grep(TRACE.hex)) == [
         ("events_stored", "", ""), ("touches_settled", "scheduled", "paused"),
         ("touches_settled", "suppressed", "dedupe"),
@@ -130,12 +130,12 @@ def test_what_was_held_and_what_was_turned_down_is_followed_as_well(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_was_called_off_is_followed_by_the_touch_that_the_event_named(
-    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, grep: Any
+def test_log_follows_cancelled_touch_by_task_id(
+    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, grep: Any
 ) -> None:
-    matrix.node(channel=puppet(), cancel_on=["order.paid"])
-    (task_id,) = happen(trace_id=TRACE).task_ids
-    happen("order.paid")
+    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
+    (task_id,) = record_event(trace_id=TRACE).task_ids
+    record_event("order.paid")
     (named,) = grep(TRACE.hex)
     assert named["touches"] == [f"{TRACE.hex}/{task_id}"]
     assert ends(grep(str(task_id))) == [
@@ -144,22 +144,22 @@ def test_what_was_called_off_is_followed_by_the_touch_that_the_event_named(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_event_that_plans_nothing_is_in_the_log_and_one_that_is_rolled_back_is_not(happen: Any, grep: Any) -> None:
+def test_log_has_stored_events_but_not_rolled_back(record_event: Any, grep: Any) -> None:
     with suppress(RuntimeError), transaction.atomic():
-        happen(trace_id=TRACE)
+        record_event(trace_id=TRACE)
         raise RuntimeError
     assert grep(TRACE.hex) == []
-    happen(trace_id=TRACE)
+    record_event(trace_id=TRACE)
     assert [line["touches"] for line in grep(TRACE.hex)] == [[f"{TRACE.hex}/"]]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_burst_pays_one_line_for_fifty_and_a_pipe_keeps_it_whole(
-    matrix: Any, puppet: Any, theatre: Theatre, capsys: Any
+def test_log_groups_50_touches_in_a_short_line(
+    matrix: Any, create_fake_channel: Any, fake_channel: FakeChannelState, capsys: Any
 ) -> None:
-    matrix.node(channel=puppet())
+    matrix.node(channel=create_fake_channel())
     receipts = record_events([NewEvent("shop", str(n), "material.downloaded", f"u{n}") for n in range(120)])
-    deliver_at_last(*(task_id for each in receipts for task_id in each.task_ids))
+    deliver_when_due(*(task_id for each in receipts for task_id in each.task_ids))
     written = [line for line in capsys.readouterr().err.splitlines() if '"touches": [' in line]
     lines = [json.loads(line) for line in written]
     assert [line["count"] for line in lines if line["event"] == "events_stored"] == [50, 50, 20]

@@ -15,7 +15,7 @@ from scheduling.models.versioned import lock_for_write
 
 
 @pytest.mark.django_db(transaction=True)
-def test_edits_at_the_same_time_count_one_by_one(matrix: Any) -> None:
+def test_concurrent_edits_get_distinct_versions(matrix: Any) -> None:
     """Two that shared a number would let a process keep what it had made of the first."""
     node = matrix.node()
     start = threading.Barrier(8)
@@ -34,7 +34,7 @@ def test_edits_at_the_same_time_count_one_by_one(matrix: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_stores_a_file_does_not_come_between_a_row_and_its_write(matrix: Any) -> None:
+def test_config_apply_does_not_deadlock_with_save(matrix: Any) -> None:
     """Each would wait for the other: it has locked the table, the row is locked here."""
     node = matrix.node()
     node.enabled = False
@@ -59,7 +59,7 @@ def test_who_stores_a_file_does_not_come_between_a_row_and_its_write(matrix: Any
 
 
 @pytest.mark.django_db
-def test_a_save_that_changes_nothing_is_no_edit(matrix: Any) -> None:
+def test_save_without_change_keeps_the_version(matrix: Any) -> None:
     node = matrix.node()
     node.save()
     assert Node.objects.get(pk=node.pk).version == 1

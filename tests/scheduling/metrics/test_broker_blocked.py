@@ -17,7 +17,7 @@ from tests.scheduling.metrics.test_figures import broker_is
 pytestmark = pytest.mark.django_db
 
 
-def test_a_redis_that_is_full_and_may_evict_nothing(
+def test_full_redis_is_reported_as_blocked(
     client: Client, valkey: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_server(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as full:
@@ -30,7 +30,7 @@ def test_a_redis_that_is_full_and_may_evict_nothing(
         assert pace.build_queues_card().note
 
 
-def test_a_broker_with_room(client: Client, valkey: Any) -> None:
+def test_redis_with_room_is_reported_as_ok(client: Client, valkey: Any) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
     assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
     assert not pace.build_queues_card().note

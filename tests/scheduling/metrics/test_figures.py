@@ -22,7 +22,7 @@ from scheduling.monitoring import collectors
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 
-def told(text: bytes | None = None) -> dict[str, float]:
+def read_cluster_metrics(text: bytes | None = None) -> dict[str, float]:
     """By series."""
     lines = (collectors.export_cluster_metrics() if text is None else text).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
@@ -33,14 +33,14 @@ def broker_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def planned(matrix: Any, happen: Callable[..., Any]) -> None:
+def planned(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=1))
     matrix.node("soon", delay=timedelta(minutes=10))
     for number in range(3):
-        happen(user=f"u{number}")
+        record_event(user=f"u{number}")
 
 
-def test_touches_are_counted_by_what_they_wait_for(planned: None) -> None:
+def test_touches_are_counted_by_state_and_due(planned: None) -> None:
     ids = list(Touch.objects.order_by("pk").filter(node__key="guide").values_list("pk", flat=True))
     Touch.objects.filter(pk=ids[0]).update(due_at=now() - timedelta(seconds=90))
     Touch.objects.filter(pk=ids[1]).update(
@@ -51,7 +51,7 @@ def test_touches_are_counted_by_what_they_wait_for(planned: None) -> None:
     FailedTask.objects.create(origin="touch", failure="failed", reason="x", state="ignored")
     Pause.objects.create(scope="channel:log", paused_at=now() - timedelta(hours=1))
     Pause.objects.create(scope="channel:other")
-    found = told()
+    found = read_cluster_metrics()
     assert found['aftertouch_pauses{scope="channel"}'] == 2
     assert found['aftertouch_pauses_oldest_age_seconds{scope="channel"}'] == pytest.approx(3600, abs=60)
     assert found['aftertouch_touches{due="overdue",state="scheduled"}'] == 1
@@ -66,7 +66,7 @@ def test_touches_are_counted_by_what_they_wait_for(planned: None) -> None:
 
 
 @pytest.mark.django_db
-def test_nothing_reads_a_whole_table() -> None:
+def test_cluster_metrics_scan_no_whole_table() -> None:
     """With sequential scans made dear, none is left: every statement has an index that serves it."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
@@ -78,9 +78,7 @@ def test_nothing_reads_a_whole_table() -> None:
 
 
 @pytest.mark.django_db
-def test_a_database_that_is_away_takes_its_series_along_and_no_others(
-    client: Client, valkey: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_outage_hides_only_its_series(client: Client, valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
@@ -93,11 +91,9 @@ def test_a_database_that_is_away_takes_its_series_along_and_no_others(
 
 
 @pytest.mark.django_db
-def test_a_broker_that_is_away_takes_its_series_along_and_no_others(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broker_outage_hides_only_its_series(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     broker_is("redis://127.0.0.1:1/0", monkeypatch)
-    found = told(client.get("/metrics").content)
+    found = read_cluster_metrics(client.get("/metrics").content)
     assert "aftertouch_touches_oldest_overdue_seconds" in found
     assert not [name for name in found if name.startswith("celery_queue_length")]
 
@@ -113,13 +109,13 @@ def message(queue: str, published_at: float) -> str:
 
 
 @pytest.mark.django_db
-def test_queues_tell_their_length_their_oldest_message_and_what_is_unacknowledged(valkey: Any) -> None:
+def test_queue_metrics_give_length_age_and_unacked(valkey: Any) -> None:
     for age in (60, 5):
         valkey.lpush("mq:touch.low", message("touch.low", time.time() - age))
     for number in range(4):
         queue = "touch.high" if number else "ticks"
         valkey.hset("mq:unacked", str(number), json.dumps([{"body": "x" * 5000}, queue, queue]))
-    found = told()
+    found = read_cluster_metrics()
     assert found['celery_queue_length{queue_name="touch.low"}'] == 2
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert found['aftertouch_queue_oldest_age_seconds{queue="touch.low"}'] == pytest.approx(60, abs=20)
@@ -130,12 +126,12 @@ def test_queues_tell_their_length_their_oldest_message_and_what_is_unacknowledge
 
 
 @pytest.mark.django_db
-def test_what_a_worker_leaves_unacknowledged_is_seen_as_kombu_keeps_it(valkey: Any) -> None:
+def test_unacked_message_of_kombu_is_counted(valkey: Any) -> None:
     with current_app.connection_for_write() as broker:
         current_app.send_task("scheduling.hand_over", queue="touch.low", connection=broker)
         queue = broker.SimpleQueue("touch.low")
         taken = queue.get(timeout=10)
-        found = told()
+        found = read_cluster_metrics()
         taken.ack()
         queue.close()
     assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 1
@@ -145,14 +141,12 @@ def test_what_a_worker_leaves_unacknowledged_is_seen_as_kombu_keeps_it(valkey: A
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db
-def test_rabbitmq_tells_the_lengths_and_what_it_does_not_tell_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rabbitmq_metrics_give_known_lengths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rabbitmq(tmp_path) as node:
         broker_is(node.url, monkeypatch)
         with Connection(node.url) as broker, broker.SimpleQueue("touch.high") as queue:
             queue.put({})
-        found = told()
+        found = read_cluster_metrics()
     assert found['celery_queue_length{queue_name="touch.high"}'] == 1
     assert 'celery_queue_length{queue_name="touch.low"}' not in found  # nobody has declared it
     assert not [name for name in found if name.startswith(("aftertouch_queue_unacked", "aftertouch_queue_oldest"))]

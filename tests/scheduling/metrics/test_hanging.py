@@ -16,7 +16,7 @@ from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import collectors, queue_stats
 from tests.scheduling.api.serving import PATIENCE
 from tests.scheduling.hanging import Hanging, before_the_database
-from tests.scheduling.metrics.test_figures import told
+from tests.scheduling.metrics.test_figures import read_cluster_metrics
 
 OF_THE_DATABASE = {
     "aftertouch_touches", "aftertouch_touches_oldest_overdue_seconds", "aftertouch_failed_tasks_open",
@@ -32,7 +32,7 @@ def gate(transactional_db: None, valkey: Any) -> Iterator[Hanging]:
 
 
 @pytest.fixture
-def elsewhere(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+def run_in_thread(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """In a thread, whose connections are its own."""
     with ThreadPoolExecutor(1) as thread:
         yield lambda work: thread.submit(work).result(PATIENCE)
@@ -40,9 +40,9 @@ def elsewhere(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
         thread.submit(lambda: connections["default"].close()).result(PATIENCE)
 
 
-def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: Callable[..., Any]) -> None:
+def test_hanging_database_connection_is_tried_once(gate: Hanging, run_in_thread: Callable[..., Any]) -> None:
     gate.hangs()
-    found = told(elsewhere(lambda: Client().get("/metrics").content))
+    found = read_cluster_metrics(run_in_thread(lambda: Client().get("/metrics").content))
     assert gate.taken == 1, "each wait for a connection takes two seconds of the ten that Prometheus has"
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert found["aftertouch_watchers"] == 0
@@ -50,30 +50,32 @@ def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: C
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
 
 
-def test_a_database_that_falls_silent_between_two_answers_is_not_waited_for(
-    gate: Hanging, elsewhere: Callable[..., Any], settings: Any
+def test_database_hanging_during_scrape_is_skipped(
+    gate: Hanging, run_in_thread: Callable[..., Any], settings: Any
 ) -> None:
-    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(collectors.export_cluster_metrics))
+    assert "aftertouch_touches_oldest_overdue_seconds" in read_cluster_metrics(
+        run_in_thread(collectors.export_cluster_metrics)
+    )
     gate.hangs()
     settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=1.0)
-    found = told(elsewhere(collectors.export_cluster_metrics))
+    found = read_cluster_metrics(run_in_thread(collectors.export_cluster_metrics))
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
     gate.answers()
     settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=PATIENCE)
-    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(collectors.export_cluster_metrics)), (
-        "asked on a new connection"
-    )
+    assert "aftertouch_rollouts_oldest_judged_seconds" in read_cluster_metrics(
+        run_in_thread(collectors.export_cluster_metrics)
+    ), "asked on a new connection"
 
 
 @pytest.mark.django_db
-def test_who_was_waited_for_long_enough_is_not_asked(django_assert_num_queries: Any) -> None:
+def test_expired_deadline_runs_no_query(django_assert_num_queries: Any) -> None:
     with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).limit_queries(2.0):
         raise AssertionError("asked")
 
 
 @pytest.mark.django_db
-def test_a_statement_that_is_too_dear_costs_the_others_nothing() -> None:
+def test_slow_statement_does_not_affect_others() -> None:
     deadline = Deadline(PATIENCE)
     with pytest.raises(OperationalError), deadline.limit_queries(0.1):
         collectors.sql.rows("SELECT pg_sleep(60)", {})
@@ -82,13 +84,13 @@ def test_a_statement_that_is_too_dear_costs_the_others_nothing() -> None:
 
 
 @pytest.mark.django_db
-def test_queues_are_known_while_the_database_is_away(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_names_survive_database_outage(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Platform.objects.create(key="own", dedicated_queue=True)
-    assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
+    assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
 
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(collectors.sql, "rows", away)
-    assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
+    assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
     assert "p.own.high" in {each.name for each in queue_stats.read_queue_stats()}

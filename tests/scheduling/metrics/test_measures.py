@@ -24,7 +24,7 @@ def sample(metric: str, /, **labels: str) -> float:
     return REGISTRY.get_sample_value(metric, labels) or 0.0
 
 
-def test_many_at_once_are_what_they_are_one_by_one() -> None:
+def test_observe_all_equals_single_observations() -> None:
     seconds = [random.choice([0.0, 0.01, 0.3, 7, 5000]) * random.random() for _ in range(500)] + [0.01, 3600.0]
     registry = CollectorRegistry()
     once, each = (
@@ -41,19 +41,17 @@ def test_many_at_once_are_what_they_are_one_by_one() -> None:
     assert registry.get_sample_value("once_sum", {"kind": "log"}) == pytest.approx(total)
 
 
-def test_every_shared_instrument_has_labels() -> None:
+def test_every_shared_metric_has_labels() -> None:
     """One without takes its place as it is imported, before anybody says where."""
     instruments = [each for each in vars(metrics).values() if hasattr(each, "_labelnames")]
     assert len(instruments) > 10
     assert [each._name for each in instruments if not each._labelnames] == []
 
 
-def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
-    matrix: Any, happen: Callable[..., Any], valkey: Any
-) -> None:
+def test_delivery_updates_lateness_verdict_and_end(matrix: Any, record_event: Callable[..., Any], valkey: Any) -> None:
     matrix.node()
     user = f"ann-{uuid.uuid4()}"
-    happen(user=user)
+    record_event(user=user)
     before = (
         sample("aftertouch_delivery_lateness_seconds_count", kind="log"),
         sample("aftertouch_verdicts_total", decision="send", rule=""),
@@ -69,7 +67,7 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
         sample("aftertouch_touches_ended_total", state="delivered", reason=""),
         sample("aftertouch_delivery_attempts_total", channel="log", outcome="delivered", reason=""),
     ] == [count + 1 for count in before]
-    happen(user=user)  # the same content within 72 hours
+    record_event(user=user)  # the same content within 72 hours
     suppressed = sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe")
     (again,) = Touch.objects.exclude(state="delivered")
     Touch.objects.filter(pk=again.pk).update(due_at=again.due_at.replace(year=2020))
@@ -77,26 +75,26 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
     assert sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe") == suppressed + 1
 
 
-def test_what_cannot_be_measured_costs_nothing_else(
-    matrix: Any, happen: Callable[..., Any], valkey: Any, monkeypatch: pytest.MonkeyPatch
+def test_metric_failure_does_not_stop_delivery(
+    matrix: Any, record_event: Callable[..., Any], valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(metrics.lateness, "labels", full)
     matrix.node()
-    happen()
+    record_event()
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
     pipeline.deliver_touches([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
 
 
-def test_labels_are_few_whatever_the_reason() -> None:
+def test_reason_label_is_bounded() -> None:
     assert metrics.reason_label("event:order.paid") == "event"
     assert len(metrics.reason_label("x" * 500)) == 40
 
 
-def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:
+def test_task_metrics_count_runs_and_successful_pass() -> None:
     began_at, before = time.time(), sample("celery_task_runtime_count", name="pass")
     task = SimpleNamespace(
         name="pass", is_tick=True, request=SimpleNamespace(delivery_info=None, headers=None, eta=None)
@@ -110,7 +108,7 @@ def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:
 
 
 @pytest.mark.parametrize(("routing_key", "queue"), [("touch.high", "touch.high"), ("task.pdd.low", "low"), (None, "")])
-def test_what_a_worker_takes_is_counted_by_queue_with_its_wait(routing_key: str | None, queue: str) -> None:
+def test_queue_wait_excludes_time_before_eta(routing_key: str | None, queue: str) -> None:
     """Until its eta it does not wait for a worker."""
     labels = {"name": "m", "queue_name": queue}
     before = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]

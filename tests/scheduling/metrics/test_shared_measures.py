@@ -50,53 +50,51 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def told(folder: Path) -> list[str]:
+def read_process_metrics(folder: Path) -> list[str]:
     lines = multiprocess.export_process_metrics(folder).decode().splitlines()
     return sorted(line for line in lines if not line.startswith("#"))
 
 
-def test_counts_of_the_dead_stay_and_their_gauges_go(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
+def test_ended_process_keeps_counts_and_drops_gauges(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
     first, second = counting
     try:
-        assert told(tmp_path) == [
+        assert read_process_metrics(tmp_path) == [
             'alive{kind="worker"} 2.0',
             'done_total{what="work"} 5.0',
             'seen_at{kind="worker"} 7.0',
         ]
         end(first)
-        assert 'alive{kind="worker"} 1.0' in told(tmp_path)
-        assert 'done_total{what="work"} 5.0' in told(tmp_path)
+        assert 'alive{kind="worker"} 1.0' in read_process_metrics(tmp_path)
+        assert 'done_total{what="work"} 5.0' in read_process_metrics(tmp_path)
         assert not list(tmp_path.glob(f"*_{first.pid}.db"))
     finally:
         end(first)
         end(second)
-    assert told(tmp_path) == ['done_total{what="work"} 5.0']
-    assert told(tmp_path) == ['done_total{what="work"} 5.0']  # nothing is added up twice
+    assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']
+    assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']  # nothing is added up twice
 
 
-def test_a_number_that_is_somebody_elses_by_now_counts_as_dead(
-    tmp_path: Path, counting: list[subprocess.Popen[str]]
-) -> None:
+def test_reused_pid_counts_as_ended_process(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
     for process in counting:
         end(process)
     for path in tmp_path.glob(f"*_{counting[0].pid}.db"):
         path.rename(path.with_name(path.name.replace(str(counting[0].pid), "1")))  # the first process of the machine
     for path in tmp_path.glob("*_1.db"):
         os.utime(path, (0, 0))  # last written before that one began
-    assert told(tmp_path) == ['done_total{what="work"} 5.0']
+    assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']
 
 
-def test_a_file_that_its_process_did_not_finish_is_dropped(tmp_path: Path) -> None:
+def test_unfinished_metric_file_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "counter_999999999.db").touch()
-    assert told(tmp_path) == []
+    assert read_process_metrics(tmp_path) == []
     assert not (tmp_path / "counter_999999999.db").exists()
 
 
-def test_a_spoiled_total_is_set_aside_and_counting_goes_on(tmp_path: Path) -> None:
+def test_damaged_total_is_set_aside(tmp_path: Path) -> None:
     spoiled = (64).to_bytes(4, "little") + bytes(4) + (40).to_bytes(4, "little") + b"\xff" * 200
     (tmp_path / "counter_gone.db").write_bytes(spoiled)
     (tmp_path / "counter_999999999.db").touch()
-    assert told(tmp_path) == []
+    assert read_process_metrics(tmp_path) == []
     assert (tmp_path / "counter_gone.db.spoiled").read_bytes() == spoiled
     assert not (tmp_path / "counter_999999999.db").exists()
 
@@ -115,14 +113,14 @@ def shared(folder: Path) -> bool:
     return os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(folder)
 
 
-def test_a_file_of_nobody_keeps_nobody_from_starting(starting: Path) -> None:
+def test_foreign_metric_file_does_not_stop_start(starting: Path) -> None:
     (starting / "counter_copy.db").touch()
     multiprocess.share_metrics()
     assert shared(starting)
     assert (starting / "counter_copy.db").exists()
 
 
-def test_whatever_goes_wrong_with_the_folder_it_starts(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_failure_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> None:
         raise RuntimeError("spoiled")
 
@@ -131,13 +129,13 @@ def test_whatever_goes_wrong_with_the_folder_it_starts(starting: Path, monkeypat
     assert not shared(starting)
 
 
-def test_where_there_is_little_room_it_counts_for_itself(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_disk_space_disables_sharing(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=multiprocess.MIN_FREE_BYTES - 1))
     multiprocess.share_metrics()
     assert not shared(starting)
 
 
-def test_who_holds_the_lock_keeps_nobody_from_starting(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocess, "START_LOCK_TIMEOUT", 0.1)
     (starting / "counter_999999999.db").touch()
     with (starting / "lock").open("a") as lock:
@@ -147,7 +145,7 @@ def test_who_holds_the_lock_keeps_nobody_from_starting(starting: Path, monkeypat
     assert (starting / "counter_999999999.db").exists()
 
 
-def test_who_holds_the_lock_keeps_no_reader_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_ends_reading_with_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocess, "READ_LOCK_TIMEOUT", 0.1)
     with (tmp_path / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -151,7 +151,7 @@ def database_now() -> datetime:
         return at  # type: ignore[no-any-return]
 
 
-def told() -> dict[tuple[UUID, int], Story]:
+def read_decisions() -> dict[tuple[UUID, int], Story]:
     """What really became of each touch."""
     verdicts: dict[UUID, list[tuple[str, str]]] = {}
     for touch_id, decision, rule in Verdict.objects.order_by("id").values_list("touch_id", "decision", "rule"):

@@ -15,7 +15,7 @@ from scheduling.experiments.replay.simulation import SimulatedTouch
 from scheduling.models import Touch
 from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import NodeSpec
-from tests.scheduling.what_if.lives import Life, Story, add, database_now, told
+from tests.scheduling.what_if.lives import Life, Story, add, database_now, read_decisions
 
 pytestmark = pytest.mark.django_db
 
@@ -36,7 +36,7 @@ class Recorder:
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
         self.ends[touch.event.id, node.id] = (state, reason)
 
-    def told(self) -> dict[tuple[UUID, int], Story]:
+    def read_decisions(self) -> dict[tuple[UUID, int], Story]:
         return {key: (tuple(verdicts), *self.ends.get(key, ("waiting", ""))) for key, verdicts in self.verdicts.items()}
 
 
@@ -46,16 +46,16 @@ def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
     results.run_simulations(
         {"live": (snapshot.current(), recorder)}, within, history.load_touches_at_start(within.since).touches
     )
-    return recorder.told()
+    return recorder.read_decisions()
 
 
 @pytest.mark.parametrize("seed", [6, 10, 11, 14, 16])
-def test_what_is_live_decides_as_it_did(matrix: Any, seed: int) -> None:
+def test_replay_of_live_config_decides_as_recorded(matrix: Any, seed: int) -> None:
     life = Life(matrix, seed)
     life.furnish()
     life.live()
     now = database_now()
-    really = told()
+    really = read_decisions()
     assert replayed(now - timedelta(days=60), now) == really
 
     middle = now - life.shifted / 2 + timedelta(seconds=75)  # off the grid as well

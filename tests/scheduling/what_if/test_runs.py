@@ -39,13 +39,13 @@ def edited(**changes: Any) -> str:
 
 
 @pytest.fixture
-def lived(matrix: Any, happen: Callable[..., Any]) -> Any:
+def two_customers_node(matrix: Any, record_event: Callable[..., Any]) -> Any:
     """Five downloads of Ann's and one of Bob's, hours apart, two days ago."""
     node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
     for _ in range(5):
-        happen()
+        record_event()
         pass_time(hours=1)
-    happen(user="bob")
+    record_event(user="bob")
     pass_time(days=2)
     return node
 
@@ -57,7 +57,7 @@ def replayed(text: str, days: int = 7) -> WhatIfRun:
     return run
 
 
-def test_a_lower_cap_sends_less_and_says_why(lived: Any) -> None:
+def test_replay_lower_cap_sends_less_with_reason(two_customers_node: Any) -> None:
     run = replayed(edited(limit=1))
     assert (run.state, run.done, run.total, run.problem) == ("done", 6, 6, "")
     live, after = run.result["live"], run.result["draft"]
@@ -70,7 +70,7 @@ def test_a_lower_cap_sends_less_and_says_why(lived: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
+def test_replay_writes_only_its_row(two_customers_node: Any) -> None:
     before = (list(Touch.objects.order_by("pk").values()), Verdict.objects.count(), Node.objects.get().version)
     version = snapshot.current().version
     run = replayed(edited(delay="1h", key="renamed"))
@@ -83,28 +83,28 @@ def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
     assert HarassmentRule.objects.get(kind="cap").limit == 3
 
 
-def test_a_draft_that_says_what_the_event_does_not_bring_fails_in_the_replay(lived: Any) -> None:
+def test_replay_template_with_missing_data_fails(two_customers_node: Any) -> None:
     text = runs.export_live_draft().replace("user.name", "event.data.order_no")
     assert replayed(text).result["draft"]["failed"] == {"template_data_missing": 6}
 
 
-def test_what_waits_already_is_carried_along(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_replay_includes_waiting_touches(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=3))
-    happen()
+    record_event()
     pass_time(days=2, hours=1)
-    happen(user="bob")
+    record_event(user="bob")
     pass_time(days=1)
     result = replayed(edited(enabled=False), days=2).result
     assert result["live"]["totals"] == {"planned": 2, "carried": 1, "delivered": 1, "waiting": 1}
     assert result["draft"]["suppressed"] == {"node_disabled": 1}
 
 
-def test_more_that_waits_than_may_be_carried_is_not_kept_secret(
-    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_replay_reports_truncated_waiting_touches(
+    matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix.node(delay=timedelta(days=3))
     for user in ("ann", "bob", "eve"):
-        happen(user=user)
+        record_event(user=user)
     pass_time(days=1)
     until = now()
     for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
@@ -113,7 +113,7 @@ def test_more_that_waits_than_may_be_carried_is_not_kept_secret(
         assert (told["live"]["totals"]["carried"], told["waiting_incomplete"]) == (carried, incomplete)
 
 
-def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None:
+def test_replay_window_is_shortened_to_event_limit(two_customers_node: Any) -> None:
     whole = history.choose_window(now() - timedelta(days=7), now())
     assert (whole.events, whole.shortened) == (6, False)
     short = history.choose_window(now() - timedelta(days=7), now(), most=4)
@@ -121,7 +121,7 @@ def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None
     assert sum(len(events) for some in history.iterate_batches(short) for _, events in some) == 4
 
 
-def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
+def test_replay_draft_errors_name_the_field(two_customers_node: Any) -> None:
     with pytest.raises(InvalidConfiguration) as error:
         runs.create_replay(edited(delay="soon", template="none"), 7, OPS)
     assert {each.path for each in error.value.problems} == {"nodes[0].delay", "nodes[0].template"}
@@ -132,7 +132,7 @@ def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
     assert not WhatIfRun.objects.exists()
 
 
-def test_publishing_makes_it_live_and_names_who_did(lived: Any) -> None:
+def test_publish_draft_stores_author_once(two_customers_node: Any) -> None:
     run = replayed(edited(delay="20m"))
     user = User.objects.create_user("ops")
     assert runs.publish_draft(run.pk, Actor("ops", user)) is None
@@ -146,9 +146,9 @@ def test_publishing_makes_it_live_and_names_who_did(lived: Any) -> None:
         runs.publish_draft(run.pk, Actor("ops", user))
 
 
-def test_publishing_may_move_what_waits(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_publish_draft_can_move_waiting_touches(matrix: Any, record_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=1))
-    (task_id,) = happen().task_ids
+    (task_id,) = record_event().task_ids
     before = Touch.objects.get(pk=task_id)
     moved = runs.publish_draft(replayed(edited(delay="2d")).pk, OPS, move_waiting=True)
     assert moved is not None
@@ -156,7 +156,7 @@ def test_publishing_may_move_what_waits(matrix: Any, happen: Callable[..., Any])
     assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
 
 
-def test_what_cannot_be_moved_does_not_undo_the_publishing(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_draft_survives_a_failed_move(two_customers_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise OperationalError
 
@@ -167,13 +167,13 @@ def test_what_cannot_be_moved_does_not_undo_the_publishing(lived: Any, monkeypat
     assert Node.objects.get().delay == timedelta(minutes=20)
 
 
-def test_a_slow_replay_is_heard_of_before_its_first_events(
-    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_slow_replay_sends_heartbeats_before_events(
+    matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each chunk of people counts, and so does finding the window."""
     matrix.node(delay=timedelta(days=3))
     for user in ("ann", "bob"):
-        happen(user=user)
+        record_event(user=user)
     pass_time(days=2)
     monkeypatch.setattr(history, "CHUNK", 1)
     told: list[int] = []
@@ -200,17 +200,17 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
     assert run.beat_at > hour_ago
 
 
-def test_what_was_edited_since_is_not_overwritten(lived: Any) -> None:
+def test_publish_draft_refuses_after_other_edit(two_customers_node: Any) -> None:
     run = replayed(edited(delay="20m"))
-    lived.priority = 0
-    lived.save()
+    two_customers_node.priority = 0
+    two_customers_node.save()
     with pytest.raises(Conflict, match="after the replay"):
         runs.publish_draft(run.pk, OPS)
     run.refresh_from_db()
     assert (run.state, Node.objects.get().delay) == ("done", timedelta(minutes=15))
 
 
-def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discarded_replay_stops(two_customers_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.create_replay(edited(delay="20m"), 7, OPS)
 
     def discarded_meanwhile(*_: Any, progress: Callable[[int], None]) -> Any:
@@ -224,7 +224,7 @@ def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.Monk
     assert (run.state, run.result, run.done) == ("discarded", None, 0)
 
 
-def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_pages_work_without_a_cursor(two_customers_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler. What a later event says is not in memory yet while the first are replayed."""
     monkeypatch.setattr(history, "CHUNK", 2)
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
@@ -239,7 +239,7 @@ def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeyp
     assert (rest[-1].id, rest[-1].data) == (last, {"read": "late"})
 
 
-def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> None:
+def test_one_replay_runs_and_lost_one_is_repeated(two_customers_node: Any) -> None:
     run = runs.create_replay(edited(delay="20m"), 7, OPS)
     other = runs.create_replay(edited(delay="30m"), 7, OPS)
     WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
@@ -251,7 +251,7 @@ def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> 
     assert (run.state, run.tries, other.state) == ("done", 2, "waiting")
 
 
-def test_a_node_whose_clock_is_ahead_takes_nobody_for_dead(lived: Any) -> None:
+def test_replay_liveness_uses_database_time(two_customers_node: Any) -> None:
     run = runs.create_replay(edited(delay="20m"), 7, OPS)
     WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
     with time_machine.travel(now() + timedelta(minutes=10), tick=True):
@@ -260,7 +260,7 @@ def test_a_node_whose_clock_is_ahead_takes_nobody_for_dead(lived: Any) -> None:
     assert (run.state, run.tries) == ("running", 1)
 
 
-def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:
+def test_replay_fails_after_three_lost_workers(two_customers_node: Any) -> None:
     run = runs.create_replay(edited(delay="20m"), 7, OPS)
     WhatIfRun.objects.filter(pk=run.pk).update(
         state="running", tries=runs.TRIES, beat_at=now() - runs.HEARTBEAT_TIMEOUT
@@ -270,7 +270,7 @@ def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:
     assert (run.state, run.problem) == ("failed", "the worker of this replay was lost three times")
 
 
-def test_a_draft_that_no_longer_fits_says_so(lived: Any, matrix: Any) -> None:
+def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Any, matrix: Any) -> None:
     run = runs.create_replay(edited(channel="log"), 7, OPS)
     matrix.channel.retired_at = now()
     matrix.channel.save()

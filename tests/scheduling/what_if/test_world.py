@@ -54,7 +54,7 @@ def figures_of(made: Simulation, until: datetime) -> dict[str, Any]:
     return observer.summarize(made)
 
 
-def test_a_touch_is_sent_when_it_falls_due() -> None:
+def test_simulation_sends_touch_when_due() -> None:
     made = world(node())
     made.receive([event()], NOON)
     assert figures_of(made, NOON + 14 * MINUTE)["totals"] == {"planned": 1, "waiting": 1}
@@ -67,7 +67,7 @@ def world_after(made: Simulation) -> Simulation:
     return made
 
 
-def test_the_night_holds_until_morning_and_the_day_is_counted_in_our_zone() -> None:
+def test_simulation_quiet_hours_defer_until_morning() -> None:
     made = world(node(delay=3 * HOUR), rules=(NIGHT,))  # due 23:00 in Shanghai
     made.receive([event()], NOON)
     told = figures_of(made, NOON + 11 * HOUR)
@@ -75,7 +75,7 @@ def test_the_night_holds_until_morning_and_the_day_is_counted_in_our_zone() -> N
     assert figures_of(made, NOON + 12 * HOUR)["days"] == {"2026-03-04": 1}  # 08:00
 
 
-def test_a_cap_suppresses_or_defers_and_counts_who_met_it() -> None:
+def test_simulation_cap_suppresses_or_defers() -> None:
     nodes = [node("a", id=1), node("b", id=2, trigger="order.paid", over_cap="defer")]
     made = world(*nodes)
     for number in range(4):
@@ -90,7 +90,7 @@ def test_a_cap_suppresses_or_defers_and_counts_who_met_it() -> None:
     assert later["nodes"]["b"]["delivered"] == 1
 
 
-def test_what_was_sent_before_the_replay_counts() -> None:
+def test_simulation_counts_earlier_deliveries() -> None:
     made = world(node(), rules=(DEDUPE,))
     before = CapSlot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
     made.customers["ann"].slots.append(before)
@@ -98,7 +98,7 @@ def test_what_was_sent_before_the_replay_counts() -> None:
     assert figures_of(made, NOON + HOUR)["suppressed"] == {"dedupe": 1}
 
 
-def test_an_event_calls_off_what_waits() -> None:
+def test_simulation_event_cancels_waiting_touch() -> None:
     made = world(node(cancel_on=frozenset({"order.paid"})))
     made.receive([event()], NOON)
     made.receive([event("order.paid", id=new_id(), occurred_at=NOON + MINUTE)], NOON + MINUTE)
@@ -106,7 +106,7 @@ def test_an_event_calls_off_what_waits() -> None:
     assert (told["totals"], told["cancelled"]) == ({"planned": 1, "cancelled": 1}, {"event:order.paid": 1})
 
 
-def test_what_cannot_be_prepared_fails_and_takes_no_slot() -> None:
+def test_simulation_render_failure_takes_no_slot() -> None:
     made = world(node(), prepare=lambda *_: "template_data_missing")
     made.receive([event()], NOON)
     told = figures_of(made, NOON + HOUR)
@@ -114,7 +114,7 @@ def test_what_cannot_be_prepared_fails_and_takes_no_slot() -> None:
     assert not made.customers["ann"].slots
 
 
-def test_who_opts_out_during_the_replay_is_still_reached_before() -> None:
+def test_simulation_opt_out_applies_from_its_time() -> None:
     made = world(node())
     made.customers["ann"].opted_out_at = NOON + HOUR
     made.receive([event()], NOON)
@@ -123,7 +123,7 @@ def test_who_opts_out_during_the_replay_is_still_reached_before() -> None:
     assert (told["totals"]["delivered"], told["suppressed"]) == (1, {"opted_out": 1})
 
 
-def test_the_same_replay_is_the_same_text() -> None:
+def test_simulation_is_deterministic() -> None:
     def told() -> str:
         made = world(node("a", id=1), node("b", id=2), rules=(CAP, DEDUPE))
         for number in range(5):

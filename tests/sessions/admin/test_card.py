@@ -25,14 +25,14 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
+def cleared_hourly_cache() -> Iterator[None]:
     HourlyCache.clear_all()
     yield
     HourlyCache.clear_all()
 
 
 @pytest.fixture
-def request_of_ops(rf: RequestFactory) -> Any:
+def ops_request(rf: RequestFactory) -> Any:
     request = rf.get("/admin/")
     request.user = User.objects.create_superuser("ops", password="x")
     return request
@@ -44,29 +44,29 @@ def told(request: Any) -> dict[str, tuple[Any, str]]:
     return {str(each.words): (each.value, each.tone) for each in found.figures}
 
 
-def test_chats_and_watchers_are_counted(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_counts_chats_and_watchers(chats: Any, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
-    alone = live_chats_card(request_of_ops)
+    alone = live_chats_card(ops_request)
     assert alone is not None
     assert alone.note
     stats.send_report(chats.store, WatcherReport(), (), waits=False)
-    found = list(told(request_of_ops).values())
+    found = list(told(ops_request).values())
     assert [value for value, _tone in found] == [2, 0, 0, 1]
     assert [tone for _value, tone in found] == ["", "", "", ""]
 
 
-def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_marks_late_watchers(chats: Any, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     chats.user("s1")
     chats.pass_time(300)
-    assert [tone for _value, tone in told(request_of_ops).values()][-1] == "bad"
+    assert [tone for _value, tone in told(ops_request).values()][-1] == "bad"
 
 
-@pytest.mark.usefixtures("half_past")
-def test_silences_and_guide_messages_are_told_by_the_hour(
-    request_of_ops: Any, monkeypatch: pytest.MonkeyPatch, client: Any
+@pytest.mark.usefixtures("fixed_hour")
+def test_card_charts_silences_and_guide_messages_by_hour(
+    ops_request: Any, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: sessions._store_of_url("redis://127.0.0.1:1/0"))
     here = now().replace(minute=0, second=0, microsecond=0)
@@ -80,22 +80,22 @@ def test_silences_and_guide_messages_are_told_by_the_hour(
         )  # fmt: skip
     for tag, minutes, sent in (("default", -60, 2), ("vip", -5, 3), ("default", 0, 4), ("default", -65, 7)):
         NudgeTally.objects.create(at=here + timedelta(minutes=minutes), tag=tag, sent=sent)
-    found = live_chats_card(request_of_ops)
+    found = live_chats_card(ops_request)
     assert found is not None
     (chart,) = found.charts
     told = [[count for _, count, _ in column.cells] for column in chart.columns[-3:]]
     assert told == [[0, 7], [2, 5], [0, 4]]
     assert [count for _, count, _ in chart.series] == [2, 16]
-    client.force_login(request_of_ops.user)
+    client.force_login(ops_request.user)
     (_, count, link), _ = chart.columns[-2].cells
     rows = client.get(link).context["cl"].result_list
     assert (count, [row.type for row in rows]) == (2, [SILENT] * 2)
 
 
-def test_a_store_that_is_away_costs_the_card_only(request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_without_store_shows_a_note(ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     away = sessions._store_of_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(sessions, "live_store", lambda: away)
-    found = live_chats_card(request_of_ops)
+    found = live_chats_card(ops_request)
     assert found is not None
     assert found.note
     assert found.figures == []

@@ -33,7 +33,7 @@ def rows(page: str) -> list[list[str]]:
     return [[re.sub("<[^>]+>", "", cell) for cell in row] for row in cells if row]
 
 
-def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> None:
+def test_live_page_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> None:
     chats.policies(vip=Policy(timedelta(minutes=60)))
     for number in range(3):
         chats.user(f"v{number}", tag="vip")
@@ -63,7 +63,7 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
     assert "data-live-again" in page
 
 
-def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
+def test_live_page_reports_late_or_missing_watchers(editor: Client, chats: Chats) -> None:
     chats.user()
     chats.pass_time(75)
     sessions.live_store().clock_offset = chats.store.clock_offset
@@ -75,7 +75,7 @@ def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
     assert "No watcher has reported" in page
 
 
-def test_a_campaign_that_runs_is_named(editor: Client, chats: Chats) -> None:
+def test_live_page_names_running_campaign(editor: Client, chats: Chats) -> None:
     hour = timedelta(hours=1)
     Campaign.objects.create(key="double-11", starts_at=now() - hour, ends_at=now() + hour)
     Campaign.objects.create(key="christmas", starts_at=now() + hour, ends_at=now() + 2 * hour)
@@ -84,7 +84,7 @@ def test_a_campaign_that_runs_is_named(editor: Client, chats: Chats) -> None:
     assert "christmas" not in page
 
 
-def test_without_the_store_it_opens_and_says_so(editor: Client, settings: Any) -> None:
+def test_live_page_without_store_shows_a_note(editor: Client, settings: Any) -> None:
     NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4)
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
@@ -97,13 +97,13 @@ def test_without_the_store_it_opens_and_says_so(editor: Client, settings: Any) -
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
-def test_every_member_may_look(as_member: Callable[[str], Client], chats: Chats, group: str) -> None:
+def test_live_page_opens_for_each_group(as_member: Callable[[str], Client], chats: Chats, group: str) -> None:
     client = as_member(group)
     assert "Live chats" in text(client.get(url("live")))
     assert url("live") in text(client.get("/admin/"))
 
 
-def test_nobody_else_may(client: Client) -> None:
+def test_live_page_requires_permission(client: Client) -> None:
     client.force_login(
         User.objects.create_user("nobody", is_staff=True), backend="django.contrib.auth.backends.ModelBackend"
     )

@@ -32,7 +32,7 @@ SALE = {
 Committed = Callable[..., Any]
 
 
-def complaints(page: str) -> str:
+def form_errors(page: str) -> str:
     return " ".join(re.findall(r"<li[^>]*>\s*([^<]*?)\s*</li>", page))
 
 
@@ -42,7 +42,7 @@ def default() -> SilencePolicy:
     return row
 
 
-def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on(
+def test_saved_policy_applies_from_the_next_frame(
     editor: Client, chats: Chats, default: SilencePolicy, django_capture_on_commit_callbacks: Committed
 ) -> None:
     policies.push_policies()
@@ -61,7 +61,7 @@ def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on
     assert sessions.live_store().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
 
 
-def test_who_saves_a_policy_or_a_campaign_brings_back_none_that_was_retired_meanwhile(
+def test_policy_edit_keeps_concurrent_retirement(
     editor: Client, chats: Chats, default: SilencePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = now()
@@ -89,7 +89,7 @@ def _frame(session: str, tag: str) -> Any:
     return Frame(session, "ann", tag=tag)
 
 
-def test_its_history_says_who_changed_what_when_and_why(editor: Client, default: SilencePolicy) -> None:
+def test_policy_history_shows_user_reason_and_values(editor: Client, default: SilencePolicy) -> None:
     editor.post(url("silencepolicy_add"), VIP)
     row = SilencePolicy.objects.get(tag="vip")
     editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2m", "change_reason": "too slow"})
@@ -115,17 +115,17 @@ def test_its_history_says_who_changed_what_when_and_why(editor: Client, default:
         ("tag", "default", "already exists"),
     ],
 )
-def test_what_a_policy_must_not_say_is_said_at_its_field(
+def test_policy_form_shows_errors_at_fields(
     editor: Client, default: SilencePolicy, field: str, value: str, said: str
 ) -> None:
     answer = editor.post(url("silencepolicy_add"), {**VIP, field: value})
     form = answer.context["adminform"].form
     assert list(form.errors) == [field]
-    assert said in complaints(text(answer))
+    assert said in form_errors(text(answer))
     assert not SilencePolicy.objects.exclude(tag="default").exists()
 
 
-def test_the_default_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
+def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
     page = text(editor.get(url("silencepolicy_change", default.pk)))
     assert 'name="tag"' not in page
     retire = re.search(r'href="([^"]*retire[^"]*)"', page)
@@ -141,7 +141,7 @@ def test_the_default_cannot_be_retired_or_renamed(editor: Client, default: Silen
     assert editor.post(url("silencepolicy_delete", other.pk), {"post": "yes"}).status_code == 403
 
 
-def test_a_campaign_is_planned_and_one_that_ends_before_it_begins_is_refused(editor: Client) -> None:
+def test_campaign_with_end_before_start_is_refused(editor: Client) -> None:
     answer = editor.post(url("campaign_add"), {**SALE, "ends_at_0": "2026-11-10"})
     assert list(answer.context["adminform"].form.errors) == ["ends_at"]
     assert "must be later than the start" in text(answer)
@@ -159,14 +159,14 @@ def test_a_campaign_is_planned_and_one_that_ends_before_it_begins_is_refused(edi
     ("begins", "ends", "enabled", "said"),
     [(-1, 1, True, "Runs for"), (1, 2, True, "Starts in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
 )
-def test_the_list_says_how_a_campaign_stands(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
+def test_campaign_list_shows_state(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
     hour = timedelta(hours=1)
     Campaign.objects.create(key="sale", starts_at=now() + begins * hour, ends_at=now() + ends * hour, enabled=enabled)
     assert said in text(editor.get(url("campaign_changelist")))
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_who_may_look_sees_them_and_changes_nothing(
+def test_viewer_and_operator_cannot_change_policies(
     as_member: Callable[[str], Client], default: SilencePolicy, group: str
 ) -> None:
     client = as_member(group)

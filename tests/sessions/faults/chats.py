@@ -13,7 +13,7 @@ from sessions.frames import Frame
 from sessions.store import client
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
-from tests.sessions.faults.house import POLICIES, THRESHOLD, House
+from tests.sessions.faults.house import POLICIES, THRESHOLD, ChatStack
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Count:
         return f"{name} · seed {seed} · {self.sessions} sessions, {self.events} silences: {states}"
 
 
-def count(house: House, chatter: Chatter) -> Count:
+def count(house: ChatStack, chatter: Chatter) -> Count:
     rows = house.sql(_TOUCHES, [f"{chatter.prefix}%"])
     by_event: dict[str, list[tuple[Any, ...]]] = {}
     for event_id, *touch in rows:

@@ -15,11 +15,11 @@ import requests
 from config.local.processes import wait_until
 from tests.sessions.faults.crowd import Crowd
 from tests.sessions.faults.crowd_count import Count
-from tests.sessions.faults.house import House, Program, house, seed_of_this_run
+from tests.sessions.faults.house import ChatStack, Program, house, seed_of_this_run
 
 
 @pytest.fixture(scope="session")
-def the_house(state_folder: Callable[[str], Path]) -> Iterator[House]:
+def shared_chat_stack(state_folder: Callable[[str], Path]) -> Iterator[ChatStack]:
     with house(state_folder("chats")) as made:
         yield made
 
@@ -31,7 +31,7 @@ CHATS = 20
 class Run:
     """A crowd in a house, while something is done to the house."""
 
-    house: House
+    house: ChatStack
     crowd: Crowd
     chance: random.Random
     notes: list[str] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Run:
         return int(self.house.sql(where, [f"{self.crowd.prefix}%"])[0][0])
 
 
-Crowded = Callable[..., AbstractContextManager[Run]]
+RunUnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
 @pytest.fixture
-def crowded(told: Callable[[str], None]) -> Crowded:
+def run_under_load(report_line: Callable[[str], None]) -> RunUnderLoad:
     @contextmanager
-    def crowded(house: House, name: str, *nodes: Program, in_order: bool = True) -> Iterator[Run]:
+    def run_under_load(house: ChatStack, name: str, *nodes: Program, in_order: bool = True) -> Iterator[Run]:
         """Load for the length of the block, then the end of everything, then the count."""
         seed = seed_of_this_run()
         print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
@@ -74,10 +74,10 @@ def crowded(told: Callable[[str], None]) -> Crowded:
             # What is told last may still be on its way to somebody.
             wait_until(lambda: not count.problems(), 30, pause=0.5)
         problems = count.problems()
-        told(count.line(name, seed, *run.notes))
+        report_line(count.line(name, seed, *run.notes))
         assert not problems, "\n".join([*problems[:20], house.logs()])
 
-    return crowded
+    return run_under_load
 
 
 def _answers(node: Program) -> bool:

@@ -22,7 +22,7 @@ HOUR = 3600.0
 STARTED_WITHIN = 120.0
 
 
-class Roaming(SessionClient):
+class RoamingClient(SessionClient):
     """Each time it has to connect it tries the next node."""
 
     def __init__(self, nodes: Iterator[str], session: str, role: str) -> None:
@@ -48,7 +48,7 @@ class Roaming(SessionClient):
 @dataclass
 class Person:
     role: str
-    client: Roaming
+    client: RoamingClient
     said: list[str] = field(default_factory=list)
     acknowledged: dict[str, float] = field(default_factory=dict)  #: by id, when, by the monotonic clock
     heard: list[dict[str, Any]] = field(default_factory=list)  #: messages
@@ -146,7 +146,7 @@ class Crowd:
 
     def _person(self, number: int, role: str, turn: int) -> Person:
         nodes = islice(cycle(self.nodes), (number + turn) % len(self.nodes), None)
-        return Person(role, Roaming(nodes, f"{self.prefix}{number}", role))
+        return Person(role, RoamingClient(nodes, f"{self.prefix}{number}", role))
 
     async def _chat(self, user: Person, agent: Person) -> None:
         """Now and then the user thinks for longer than the threshold."""

@@ -12,7 +12,7 @@ from sessions.store import client
 from sessions.store.client import Server
 from sessions.store.inbox import Inbox, parse_cursor
 from tests.sessions.faults.crowd import Crowd, Person
-from tests.sessions.faults.house import THRESHOLD, House
+from tests.sessions.faults.house import THRESHOLD, ChatStack
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Silence:
 
 @dataclass
 class Count:
-    house: House
+    house: ChatStack
     crowd: Crowd
     in_order: bool = True  #: nothing is said a second time, so all is there in the order in which it was said
     silences: list[Silence] = field(default_factory=list)
@@ -123,7 +123,7 @@ def _last(silences: list[Silence], handed_in: bytes | None) -> Iterator[str]:
         yield f"got no guide message at the end: {last}"
 
 
-def _silences(house: House, crowd: Crowd) -> list[Silence]:
+def _silences(house: ChatStack, crowd: Crowd) -> list[Silence]:
     found: dict[str, Silence] = {}
     for event_id, occurred_at, *touch in house.sql(_TOUCHES, [f"{crowd.prefix}%"]):
         session, _, armed_at = event_id.rpartition(":")

@@ -81,7 +81,7 @@ class Program:
 
 
 @dataclass
-class House:
+class ChatStack:
     stack: RunningStack
 
     def start(self, name: str, words: list[str], clock: Path | None = None, address: str = "") -> Program:
@@ -115,12 +115,12 @@ class House:
         return self.start("watcher", ["manage.py", "watch_sessions"], clock)
 
     def worker(self, clock: Path | None = None) -> Program:
-        words = _words("core", worker_concurrency=2).replace("core@%h", f"core-{uuid4().hex[:4]}@%h")
+        words = _program_words("core", worker_concurrency=2).replace("core@%h", f"core-{uuid4().hex[:4]}@%h")
         return self.start("worker", words.split(), clock)
 
     def web(self, name: str, clock: Path | None = None, *, port: int = 0) -> Program:
         port = port or select_port()
-        words = _words("web", host="127.0.0.1", port=port, web_workers=1)
+        words = _program_words("web", host="127.0.0.1", port=port, web_workers=1)
         return self.start(name, words.split(), clock, f"127.0.0.1:{port}")
 
     def await_watcher(self, program: Program) -> None:
@@ -174,19 +174,19 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]:
+def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[ChatStack]:
     environment = {
         "DJANGO_SETTINGS_MODULE": "config.settings.test",
         "AFTERTOUCH_WORKER_CONCURRENCY": "2",
         **(env or {}),
     }
     with running_stack(environment, programs=["core", "beat", "watcher"], state_dir=folder) as stack:
-        made = House(stack)
+        made = ChatStack(stack)
         made.send_by("log")
         yield made
 
 
-def _words(program: str, **values: object) -> str:
+def _program_words(program: str, **values: object) -> str:
     """As the stack starts it."""
     return select_programs([program])[0].words.format(**values)
 

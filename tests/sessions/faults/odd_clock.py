@@ -20,7 +20,7 @@ import time_machine
 LOOK_EVERY = 0.1  #: seconds
 
 
-class OddClock:
+class ShiftedClock:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._clock = time_machine.travel(0, tick=True).start()
@@ -54,7 +54,7 @@ def set_clock(file: Path, seconds: float) -> None:
 
 
 def main() -> None:
-    OddClock(Path(sys.argv[1]))
+    ShiftedClock(Path(sys.argv[1]))
     del sys.argv[:2]
     sys.path.insert(0, os.getcwd())
     if sys.argv[0] == "-m":

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.sessions.faults.conftest import Crowded
+from tests.sessions.faults.conftest import RunUnderLoad
 from tests.sessions.faults.crowd import Person
-from tests.sessions.faults.house import House, Program
+from tests.sessions.faults.house import ChatStack, Program
 from tests.sessions.faults.odd_clock import set_clock
 
 pytestmark = pytest.mark.faults
@@ -19,20 +19,20 @@ RESTARTS = 1012
 
 
 @pytest.fixture
-def chat_house(the_house: House) -> Iterator[House]:
+def chat_stack(shared_chat_stack: ChatStack) -> Iterator[ChatStack]:
     """Guide messages appear in the chats."""
-    the_house.send_by("inapp")
-    yield the_house
-    the_house.send_by("log")
+    shared_chat_stack.send_by("inapp")
+    yield shared_chat_stack
+    shared_chat_stack.send_by("log")
 
 
-def test_one_of_two_web_nodes_and_one_of_two_watchers_are_taken_away(chat_house: House, crowded: Crowded) -> None:
+def test_clients_reconnect_when_web_node_and_watcher_stop(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """Who was on that node comes back on the other one, and has missed nothing."""
-    house = chat_house
+    house = chat_stack
     stays, goes, watcher = house.web("web-a"), house.web("web-b"), house.watcher()
     with house.running(stays, goes, watcher):
         house.await_watcher(watcher)
-        with crowded(house, "SIGTERM of a web node and of a watcher", stays, goes) as run:
+        with run_under_load(house, "SIGTERM of a web node and of a watcher", stays, goes) as run:
             run.go_on()
             moved = [(person.client, len(person.client.codes)) for person in run.crowd.people if is_on(goes, person)]
             first, second = run.chance.sample([goes, watcher], 2)
@@ -54,13 +54,13 @@ def is_on(node: Program, person: Person) -> bool:
 
 
 @pytest.mark.campaign
-def test_web_nodes_and_watchers_come_and_go_at_twenty_points(chat_house: House, crowded: Crowded) -> None:
+def test_twenty_node_stops_lose_no_message(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """Asked to end or killed, one of them at a time, and started again."""
-    house = chat_house
+    house = chat_stack
     programs = {"web-a": house.web("web-a"), "web-b": house.web("web-b"), "watcher": house.watcher()}
     try:
         house.await_watcher(programs["watcher"])
-        with crowded(house, "web nodes and a watcher, 20 points", programs["web-a"], programs["web-b"]) as run:
+        with run_under_load(house, "web nodes and a watcher, 20 points", programs["web-a"], programs["web-b"]) as run:
             for _ in range(20):
                 run.go_on()
                 name = run.chance.choice(sorted(programs))
@@ -75,10 +75,10 @@ def test_web_nodes_and_watchers_come_and_go_at_twenty_points(chat_house: House, 
             pass
 
 
-def test_the_clock_of_a_node_jumps_by_30_s(chat_house: House, crowded: Crowded) -> None:
+def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """A web node, all watchers and all workers are half a minute ahead, and then behind: nothing comes early or twice.
     While the workers are behind, everything comes as much later."""
-    house, clock = chat_house, chat_house.stack.state_dir / "clock"
+    house, clock = chat_stack, chat_stack.stack.state_dir / "clock"
     set_clock(clock, 0)
     right, odd = house.web("web-a"), house.web("web-b", clock)
     watcher, worker = house.watcher(clock), house.worker(clock)
@@ -87,7 +87,7 @@ def test_the_clock_of_a_node_jumps_by_30_s(chat_house: House, crowded: Crowded) 
     try:
         with house.running(right, odd, watcher, worker):
             house.await_watcher(watcher)
-            with crowded(house, "the clock of a node jumps", right, odd) as run:
+            with run_under_load(house, "the clock of a node jumps", right, odd) as run:
                 run.go_on()
                 for seconds in (30, -15):
                     set_clock(clock, seconds)

@@ -11,14 +11,14 @@ import pytest
 import redis
 
 from tests.faults.brokers import RedisServer, Sentinels, sentinels
-from tests.sessions.faults.conftest import Crowded, Run
-from tests.sessions.faults.house import House, Program, house
+from tests.sessions.faults.conftest import Run, RunUnderLoad
+from tests.sessions.faults.house import ChatStack, Program, house
 
 pytestmark = pytest.mark.faults
 
 
 @contextmanager
-def chat_house(folder: Path) -> Iterator[tuple[Sentinels, House, Program, Program]]:
+def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Program]]:
     """Servers behind Sentinels, two web nodes and two watchers."""
     with ExitStack() as stack:
         watched = stack.enter_context(sentinels(folder / "redis"))
@@ -31,7 +31,7 @@ def chat_house(folder: Path) -> Iterator[tuple[Sentinels, House, Program, Progra
         yield watched, made, one, other
 
 
-def kill_the_primary(watched: Sentinels, run: Run) -> RedisServer:
+def kill_primary(watched: Sentinels, run: Run) -> RedisServer:
     """Wait until everything goes on, and note how long it took. Returns who was killed."""
     before, silences = watched.primary_port(), run.silences()
     killed = watched.primary if watched.primary.port == before else watched.replica
@@ -49,25 +49,29 @@ def kill_the_primary(watched: Sentinels, run: Run) -> RedisServer:
     return killed
 
 
-def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], crowded: Crowded) -> None:
+def test_sentinel_failover_keeps_chats_and_silences(
+    state_folder: Callable[[str], Path], run_under_load: RunUnderLoad
+) -> None:
     with (
-        chat_house(state_folder("chats")) as (watched, made, one, other),
-        crowded(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
+        chat_stack(state_folder("chats")) as (watched, made, one, other),
+        run_under_load(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
     ):
         run.go_on()
-        kill_the_primary(watched, run)
+        kill_primary(watched, run)
         run.go_on()
 
 
 @pytest.mark.campaign
-def test_sentinels_name_another_primary_again_and_again(state_folder: Callable[[str], Path], crowded: Crowded) -> None:
+def test_repeated_sentinel_failovers_keep_chats_and_silences(
+    state_folder: Callable[[str], Path], run_under_load: RunUnderLoad
+) -> None:
     with (
-        chat_house(state_folder("chats")) as (watched, made, one, other),
-        crowded(made, "Sentinel fail-over, 4 times", one, other, in_order=False) as run,
+        chat_stack(state_folder("chats")) as (watched, made, one, other),
+        run_under_load(made, "Sentinel fail-over, 4 times", one, other, in_order=False) as run,
     ):
         for _ in range(4):
             run.go_on()
-            killed = kill_the_primary(watched, run)
+            killed = kill_primary(watched, run)
             killed.start()
             made.wait(lambda killed=killed: follows(killed), "it is back as a replica")  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ import pytest
 from config.local.processes import wait_until
 from sessions.store.client import Server
 from tests.sessions.faults.chats import Chatter, armings, count
-from tests.sessions.faults.house import PATIENCE, House, Program, seed_of_this_run
+from tests.sessions.faults.house import PATIENCE, ChatStack, Program, seed_of_this_run
 
 pytestmark = pytest.mark.faults
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 class Watchers:
     """The one of the stack, which is started anew when it dies, and a second one of ours."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: ChatStack) -> None:
         self.house = house
         self.second: Program = house.watcher()
 
@@ -37,25 +37,25 @@ class Watchers:
 
 
 @pytest.fixture
-def two_watchers(the_house: House) -> Iterator[Watchers]:
-    made = Watchers(the_house)
+def two_watchers(shared_chat_stack: ChatStack) -> Iterator[Watchers]:
+    made = Watchers(shared_chat_stack)
     try:
-        the_house.await_watcher(made.second)
+        shared_chat_stack.await_watcher(made.second)
         yield made
     finally:
-        with the_house.running(made.second):
+        with shared_chat_stack.running(made.second):
             pass
 
 
-Chatting = Callable[..., AbstractContextManager[tuple[Chatter, random.Random]]]
+ChatLoad = Callable[..., AbstractContextManager[tuple[Chatter, random.Random]]]
 
 
 @pytest.fixture
-def chatting(two_watchers: Watchers, told: Callable[[str], None]) -> Chatting:
+def chat_load(two_watchers: Watchers, report_line: Callable[[str], None]) -> ChatLoad:
     house = two_watchers.house
 
     @contextmanager
-    def chatting(
+    def chat_load(
         name: str, *, rate: float = 20.0, keeps_pinging: bool = False
     ) -> Iterator[tuple[Chatter, random.Random]]:
         """Load for the length of the block, then the end of everything, then the count."""
@@ -68,35 +68,35 @@ def chatting(two_watchers: Watchers, told: Callable[[str], None]) -> Chatting:
             chatter.hush()
         house.await_rest(chatter.prefix)
         found = count(house, chatter)
-        told(found.line(name, seed))
+        report_line(found.line(name, seed))
         assert not found.problems, "\n".join([*found.problems[:20], house.logs()])
         assert found.sessions == len(chatter.chats) > 0
 
-    return chatting
+    return chat_load
 
 
-def test_watchers_killed_at_random_points(two_watchers: Watchers, chatting: Chatting) -> None:
-    with chatting("kill -9 watcher, 3 points") as (_, chance):
+def test_silences_survive_killed_watchers(two_watchers: Watchers, chat_load: ChatLoad) -> None:
+    with chat_load("kill -9 watcher, 3 points") as (_, chance):
         for _ in range(3):
             time.sleep(chance.uniform(0.3, 1.5))
             two_watchers.kill_one(chance)
 
 
 @pytest.mark.campaign
-def test_watchers_killed_at_twenty_random_points(two_watchers: Watchers, chatting: Chatting) -> None:
-    with chatting("kill -9 watcher, 20 points", rate=60) as (_, chance):
+def test_silences_survive_twenty_killed_watchers(two_watchers: Watchers, chat_load: ChatLoad) -> None:
+    with chat_load("kill -9 watcher, 20 points", rate=60) as (_, chance):
         for _ in range(20):
             time.sleep(chance.uniform(0.3, 3.0))
             two_watchers.kill_one(chance)
 
 
-def test_postgresql_killed_and_then_out_of_reach(the_house: House, chatting: Chatting) -> None:
-    with chatting("PostgreSQL killed, then out of reach for 10 s") as (_, chance):
+def test_silences_survive_postgresql_outage(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+    with chat_load("PostgreSQL killed, then out of reach for 10 s") as (_, chance):
         time.sleep(chance.uniform(1.0, 3.0))
-        killed = the_house.stack.kill("PostgreSQL")
-        assert wait_until(lambda: the_house.stack.server_pids.get("PostgreSQL", killed) != killed, PATIENCE)
+        killed = shared_chat_stack.stack.kill("PostgreSQL")
+        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("PostgreSQL", killed) != killed, PATIENCE)
         time.sleep(chance.uniform(1.0, 2.0))
-        main = psutil.Process(the_house.stack.server_pids["PostgreSQL"])
+        main = psutil.Process(shared_chat_stack.stack.server_pids["PostgreSQL"])
         stopped = [main, *main.children(recursive=True)]
         for process in stopped:
             with suppress(psutil.NoSuchProcess):
@@ -110,19 +110,19 @@ def test_postgresql_killed_and_then_out_of_reach(the_house: House, chatting: Cha
         time.sleep(2)
 
 
-def test_valkey_killed(the_house: House, chatting: Chatting) -> None:
-    with chatting("kill -9 Valkey") as (_, chance):
+def test_silences_survive_killed_valkey(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+    with chat_load("kill -9 Valkey") as (_, chance):
         time.sleep(chance.uniform(2.0, 4.0))
-        killed = the_house.stack.kill("Valkey")
-        assert wait_until(lambda: the_house.stack.server_pids.get("Valkey", killed) != killed, PATIENCE)
+        killed = shared_chat_stack.stack.kill("Valkey")
+        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("Valkey", killed) != killed, PATIENCE)
         time.sleep(3)
 
 
-def test_everything_flushed_while_everybody_pings(the_house: House, chatting: Chatting) -> None:
+def test_sessions_are_armed_again_after_flush(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
     """Who is there is armed again by the next ping. What had fallen silent and was not handed in yet is lost."""
-    with chatting("FLUSHALL", keeps_pinging=True) as (chatter, chance):
+    with chat_load("FLUSHALL", keeps_pinging=True) as (chatter, chance):
         time.sleep(chance.uniform(2.0, 4.0))
-        server = Server(the_house.stack.endpoints.redis_url)
+        server = Server(shared_chat_stack.stack.endpoints.redis_url)
         server.client.flushall()
         server.client.script_flush()
         server.client.close()
@@ -131,9 +131,9 @@ def test_everything_flushed_while_everybody_pings(the_house: House, chatting: Ch
         assert len(there) > 20
 
 
-def test_a_watcher_that_is_stopped_leaves_the_rest_to_the_other(two_watchers: Watchers, chatting: Chatting) -> None:
+def test_stopped_watcher_leaves_silences_to_the_other(two_watchers: Watchers, chat_load: ChatLoad) -> None:
     house = two_watchers.house
-    with chatting("SIGTERM watcher"):
+    with chat_load("SIGTERM watcher"):
         for _ in range(3):
             house.await_watcher(two_watchers.second)
             time.sleep(0.5)

@@ -14,7 +14,7 @@ from tests.sessions.front.serving import Page, web
 
 
 @pytest.fixture
-def house(transactional_db: None, valkey: Any) -> None:
+def initial_rows(transactional_db: None, valkey: Any) -> None:
     """Emptying the tables also removed the rows that migrations made. Event types are those of every house."""
     Configuration.objects.get_or_create(pk=1)
     SilencePolicy.objects.get_or_create(tag="default")
@@ -28,21 +28,21 @@ def address(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def enter(address: str, house: None) -> Iterator[Callable[..., Page]]:
+def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]:
     """Open one side of a session and wait until it is in."""
     opened: list[Page] = []
 
-    def enter(session: str = "s1", role: str = "user", *, welcome: bool = True, **more: Any) -> Page:
+    def open_page(session: str = "s1", role: str = "user", *, welcome: bool = True, **more: Any) -> Page:
         opened.append(Page(address, session, role, **more))
         if welcome:
             assert opened[-1].hear()["type"] == "welcome"
         return opened[-1]
 
-    yield enter
+    yield open_page
     for each in opened:
         each.socket.close()
 
 
 @pytest.fixture
-def api(address: str, house: None) -> Client:
+def api(address: str, initial_rows: None) -> Client:
     return Client(f"http://{address}", commands.create_api_key("gateway", Scope.values))

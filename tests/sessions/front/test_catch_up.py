@@ -54,9 +54,7 @@ def scope(session: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_is_said_while_an_empty_read_comes_back_is_there_at_once(
-    valkey: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_during_empty_inbox_read_is_delivered(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a ping: the read was empty, and before that was known another message was told of."""
     since, empty, go_on = Inbox.since, threading.Event(), threading.Event()
 

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from scheduling.models import Event, Touch
-from tests.pictures import picture
+from tests.pictures import save_screenshot
 from tests.scheduling.api.serving import Gate, eventually
 from tests.sessions.front.serving import process, web
 
@@ -45,7 +45,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def stack(house: None) -> Iterator[str]:
+def stack(initial_rows: None) -> Iterator[str]:
     call_command("bootstrap", verbosity=0)
     with web() as address, process("manage.py", "watch_sessions"), process(*WORKER.split()):
         yield f"http://{address}/demo/chat/"
@@ -92,7 +92,7 @@ def session_of(tab: Any) -> str:
     return parse_qs(urlsplit(tab.url).query)["session"][0]
 
 
-def test_write_go_silent_and_a_guide_message_arrives_once(visit: Callable[..., Any]) -> None:
+def test_silent_chat_gets_one_guide_message(visit: Callable[..., Any]) -> None:
     tab = visit()
     write(tab, "#user", "How long is delivery?")
     tab.wait_for_selector("#agent .bubble.theirs >> text=How long is delivery?")
@@ -106,7 +106,7 @@ def test_write_go_silent_and_a_guide_message_arrives_once(visit: Callable[..., A
         each.wait_for_selector("#timeline .entry.delivered", timeout=SOON)
         each.wait_for_selector("#timeline .entry.silent")
     assert "Are you still there?" in tab.inner_text(GUIDE)
-    picture(tab, "demo-chat", full_page=True, animations="disabled")
+    save_screenshot(tab, "demo-chat", full_page=True, animations="disabled")
     (event,) = Event.objects.filter(type="session.silent")
     touch = eventually(lambda: Touch.objects.filter(event=event, state="delivered").first())
     assert touch.chat_id == session_of(tab)
@@ -120,7 +120,7 @@ def test_write_go_silent_and_a_guide_message_arrives_once(visit: Callable[..., A
     assert second.locator(GUIDE).count() <= 2
 
 
-def test_who_pings_is_not_silent_and_a_transfer_pauses(visit: Callable[..., Any]) -> None:
+def test_transfer_pauses_silence_until_agent_writes(visit: Callable[..., Any]) -> None:
     tab = visit()
     write(tab, "#user", "Hello")
     tab.click("[data-sign=transfer]")
@@ -133,7 +133,7 @@ def test_who_pings_is_not_silent_and_a_transfer_pauses(visit: Callable[..., Any]
     assert armed_for["tag"] == "demo"
 
 
-def test_a_page_that_lost_its_connection_catches_up(stack: str, visit: Callable[..., Any], gate: Gate) -> None:
+def test_page_after_lost_connection_shows_missed_messages(stack: str, visit: Callable[..., Any], gate: Gate) -> None:
     tab = visit(stack.replace(urlsplit(stack).netloc, f"127.0.0.1:{gate.port}"))
     write(tab, "#user", "Hello")
     other = visit(f"{stack}?{urlsplit(tab.url).query}")
@@ -152,7 +152,7 @@ def test_a_page_that_lost_its_connection_catches_up(stack: str, visit: Callable[
 
 
 @pytest.mark.parametrize("reason", ["invalid", "replayed"])
-def test_what_is_refused_for_good_waits_no_longer(visit: Callable[..., Any], reason: str) -> None:
+def test_client_drops_refused_message(visit: Callable[..., Any], reason: str) -> None:
     assert visit().evaluate(REFUSED, reason) == {"waiting": 1, "told": [reason], "left": 0}
 
 
@@ -176,7 +176,7 @@ REFUSED = """async (reason) => {
 
 
 @pytest.mark.parametrize("language", ["zh-CN", "en"])
-def test_it_looks_right_in_both_languages_lights_and_on_a_phone(visit: Callable[..., Any], language: str) -> None:
+def test_chat_page_fits_in_all_layouts(visit: Callable[..., Any], language: str) -> None:
     for scheme, width in (("light", 1200), ("dark", 1200), ("light", 380)):
         tab = visit(language=language, scheme=scheme, width=width)
         write(tab, "#user", "你好" if language == "zh-CN" else "Hello")
@@ -186,4 +186,4 @@ def test_it_looks_right_in_both_languages_lights_and_on_a_phone(visit: Callable[
         assert set(asked) == {urlsplit(tab.url).netloc}
         assert tab.troubles == []
         tab.wait_for_selector("#timeline .entry.armed", timeout=SOON)
-        picture(tab, f"demo-chat-{language}-{scheme}-{width}", full_page=True, animations="disabled")
+        save_screenshot(tab, f"demo-chat-{language}-{scheme}-{width}", full_page=True, animations="disabled")

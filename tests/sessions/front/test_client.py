@@ -11,17 +11,17 @@ import pytest
 
 from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
-from tests.scheduling.api.serving import PATIENCE, Gate, told
+from tests.scheduling.api.serving import PATIENCE, Gate, cloud_event
 from tests.sessions.front.serving import Page, token
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-async def fresh(role: str = "agent") -> str:
+async def new_token(role: str = "agent") -> str:
     return token(role=role)
 
 
-async def the_next(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
+async def next_frame(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE):
         while True:
             frame: dict[str, Any] = await anext(frames)
@@ -29,20 +29,20 @@ async def the_next(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
                 return frame
 
 
-def test_it_says_and_hears(address: str, enter: Callable[..., Page]) -> None:
-    ann = enter()
+def test_client_sends_and_receives_messages_and_events(address: str, open_page: Callable[..., Page]) -> None:
+    ann = open_page()
 
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             frames = aiter(chat)
             name = await chat.message("hello")
-            await the_next(frames, "ack", id=name)
+            await next_frame(frames, "ack", id=name)
             await chat.sign("typing")
-            await chat.event(told("e1"), id="x")
-            assert (await the_next(frames, "ack", id="x"))["event_id"] == "e1"
+            await chat.event(cloud_event("e1"), id="x")
+            assert (await next_frame(frames, "ack", id="x"))["event_id"] == "e1"
             await asyncio.to_thread(ann.say, "message", text="hi")
-            assert (await the_next(frames, "message", **{"from": "user"}))["text"] == "hi"
+            assert (await next_frame(frames, "message", **{"from": "user"}))["text"] == "hi"
 
     asyncio.run(gateway())
     assert ann.hear_until("message")["text"] == "hello"
@@ -50,23 +50,23 @@ def test_it_says_and_hears(address: str, enter: Callable[..., Page]) -> None:
     assert Event.objects.filter(event_id="e1").exists()
 
 
-def test_a_lost_connection_costs_no_message_and_brings_none_twice(address: str, enter: Callable[..., Page]) -> None:
+def test_client_after_lost_connection_sends_each_message_once(address: str, open_page: Callable[..., Page]) -> None:
     """Its way to the server is cut; both sides write meanwhile."""
-    ann = enter()
+    ann = open_page()
     gate = Gate(int(address.split(":")[1]))
 
     async def gateway() -> list[str]:
         heard: list[str] = []
-        async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", fresh) as chat:
+        async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             frames = aiter(chat)
-            await the_next(frames, "ack", id=await chat.message("one"))
+            await next_frame(frames, "ack", id=await chat.message("one"))
             await asyncio.to_thread(gate.shut)
             await chat.message("two")
             await asyncio.to_thread(ann.say, "message", text="while you were away")
             await asyncio.to_thread(gate.open)
             while len(heard) < 3:
-                heard.append((await the_next(frames, "message"))["text"])
+                heard.append((await next_frame(frames, "message"))["text"])
         return heard
 
     try:
@@ -77,19 +77,19 @@ def test_a_lost_connection_costs_no_message_and_brings_none_twice(address: str, 
     assert not [frame for frame in ann.heard_so_far() if frame["type"] == "message"]
 
 
-def test_what_is_said_while_it_comes_back_overtakes_nothing(address: str, enter: Callable[..., Page]) -> None:
+def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable[..., Page]) -> None:
     """An earlier seq that came later would be ignored."""
-    bob = enter(role="agent")
+    bob = open_page(role="agent")
 
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             for number in range(3):
                 await chat.message(f"before {number}", seq=number)
             async with asyncio.timeout(PATIENCE):
                 while chat._socket is None:
                     await asyncio.sleep(0)
                 last = await chat.message("while it comes in", seq=3)
-                await the_next(aiter(chat), "ack", id=last)
+                await next_frame(aiter(chat), "ack", id=last)
                 assert not chat._unacknowledged
 
     asyncio.run(gateway())
@@ -98,11 +98,11 @@ def test_what_is_said_while_it_comes_back_overtakes_nothing(address: str, enter:
     assert [frame["seq"] for frame in heard] == [0, 1, 2, 3]  # none had been sent before
 
 
-def test_after_a_long_absence_it_repeats_no_faster_than_the_server_allows(address: str, house: None) -> None:
+def test_client_repeats_messages_within_server_rate(address: str, initial_rows: None) -> None:
     """It would be turned away each time it came back."""
 
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
             async with asyncio.timeout(PATIENCE * 2):
                 async for frame in chat:
@@ -113,38 +113,34 @@ def test_after_a_long_absence_it_repeats_no_faster_than_the_server_allows(addres
     asyncio.run(gateway())
 
 
-def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
-    address: str, enter: Callable[..., Page]
-) -> None:
-    bob = enter(role="agent")
+def test_client_resends_unstored_message_after_later_seq(address: str, open_page: Callable[..., Page]) -> None:
+    bob = open_page(role="agent")
 
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             name = await not_stored(chat, "one", seq=1)
-            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
             await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
-            await the_next(frames, "ack", id=name)
+            await next_frame(frames, "ack", id=name)
 
     asyncio.run(gateway())
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
 
 
-def test_a_message_whose_refusal_was_lost_is_stored_after_a_reconnect_though_a_later_seq_is_there(
-    address: str, enter: Callable[..., Page]
-) -> None:
-    bob = enter(role="agent")
+def test_client_resends_unstored_message_after_reconnect(address: str, open_page: Callable[..., Page]) -> None:
+    bob = open_page(role="agent")
 
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             name = await not_stored(chat, "one", seq=1)
-            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
             assert chat._socket is not None
             await chat._socket.close()
-            await the_next(frames, "ack", id=name)
+            await next_frame(frames, "ack", id=name)
 
     asyncio.run(gateway())
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
@@ -162,29 +158,29 @@ async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
         return await chat.message(text, seq=seq)
 
 
-def test_a_message_that_is_refused_for_its_seq_waits_no_longer_and_is_told(address: str, house: None) -> None:
+def test_client_drops_message_refused_for_its_seq(address: str, initial_rows: None) -> None:
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
-            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
             name = await chat.message("one", seq=1)
-            assert (await the_next(frames, "error", id=name))["reason"] == "replayed"
+            assert (await next_frame(frames, "error", id=name))["reason"] == "replayed"
             assert not chat._unacknowledged
 
     asyncio.run(gateway())
 
 
-def test_a_message_that_does_not_fit_waits_no_longer(address: str, house: None) -> None:
+def test_client_drops_invalid_message(address: str, initial_rows: None) -> None:
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             name = await chat.message(" ")
-            assert (await the_next(aiter(chat), "error", id=name))["reason"] == "invalid"
+            assert (await next_frame(aiter(chat), "error", id=name))["reason"] == "invalid"
             assert not chat._unacknowledged
 
     asyncio.run(gateway())
 
 
-def test_it_comes_back_however_long_the_server_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_reconnects_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("examples.chat_client.LONGEST_PAUSE", 0)
     tries = 0
 
@@ -204,7 +200,7 @@ def test_it_comes_back_however_long_the_server_was_away(monkeypatch: pytest.Monk
     asyncio.run(gateway())
 
 
-def test_what_ends_it_by_surprise_is_told_to_who_reads() -> None:
+def test_client_raises_error_of_token_function() -> None:
     async def odd() -> str:
         raise KeyError("no token in the answer")
 
@@ -217,9 +213,9 @@ def test_what_ends_it_by_surprise_is_told_to_who_reads() -> None:
         asyncio.run(gateway())
 
 
-def test_it_ends_when_the_session_is_closed(address: str, enter: Callable[..., Page]) -> None:
+def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..., Page]) -> None:
     async def gateway() -> list[Any]:
-        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             await chat.close_session()
             async with asyncio.timeout(PATIENCE):
@@ -228,9 +224,9 @@ def test_it_ends_when_the_session_is_closed(address: str, enter: Callable[..., P
     assert asyncio.run(gateway()) == []
 
 
-def test_a_frame_that_cannot_be_ends_it_for_good(address: str, house: None) -> None:
+def test_client_raises_on_refused_frame(address: str, initial_rows: None) -> None:
     async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
             await chat.sign("shout")
             async with asyncio.timeout(PATIENCE):

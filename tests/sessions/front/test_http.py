@@ -19,26 +19,26 @@ from tests.scheduling.api.serving import NOWHERE, Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.front.serving import Page, web
 from tests.sessions.front.test_websocket import deadline
-from tests.sessions.refusing import REFUSALS, refusing
+from tests.sessions.refusing import REFUSALS, refuse_writes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ANN = {"user_id": "ann", "chat_id": "c1", "from": "user", "kind": "message"}
 
 
-def test_a_frame_arms_the_session(api: Client) -> None:
+def test_activity_request_arms_session(api: Client) -> None:
     answer = api("POST", "/sessions/s1/activity", ANN)
     assert answer.status_code == 200
     assert answer.json()["outcome"] == "counted"
     assert datetime.fromisoformat(answer.json()["deadline"]).timestamp() == pytest.approx(deadline() / 1000, abs=0.01)
 
 
-def test_a_replayed_seq_is_dropped(api: Client) -> None:
+def test_activity_request_with_old_seq_is_dropped(api: Client) -> None:
     outcomes = [api("POST", "/sessions/s1/activity", ANN | {"seq": seq}).json()["outcome"] for seq in (2, 2, 1, 3)]
     assert outcomes == ["counted", "dropped", "dropped", "counted"]
 
 
-def test_a_batch_keeps_its_order_and_counts(api: Client) -> None:
+def test_activity_batch_keeps_order_and_counts_outcomes(api: Client) -> None:
     frames = [
         {"session_id": "s1", **ANN, "seq": 1},
         {"session_id": "s2", **ANN, "user_id": "bob"},
@@ -52,7 +52,7 @@ def test_a_batch_keeps_its_order_and_counts(api: Client) -> None:
     assert (deadline("s1"), deadline("s2") > 0) == (0, True)
 
 
-def test_a_batch_in_which_one_does_not_fit_counts_for_nothing(api: Client) -> None:
+def test_activity_batch_with_invalid_frame_stores_nothing(api: Client) -> None:
     frames = [{"session_id": "s1", **ANN}, {"session_id": "", **ANN, "kind": "shout"}]
     answer = api("POST", "/sessions/activity", frames)
     assert answer.status_code == 422
@@ -61,7 +61,7 @@ def test_a_batch_in_which_one_does_not_fit_counts_for_nothing(api: Client) -> No
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, 422), (500, 200), (501, 413)])
-def test_the_bounds_of_a_batch(api: Client, count: int, status: int) -> None:
+def test_activity_batch_size_is_limited(api: Client, count: int, status: int) -> None:
     frames = [{"session_id": f"s{number}", **ANN} for number in range(count)]
     assert api("POST", "/sessions/activity", frames).status_code == status
 
@@ -83,21 +83,21 @@ def test_the_bounds_of_a_batch(api: Client, count: int, status: int) -> None:
         ({"at": "2026-01-01"}, "at"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(api: Client, change: dict[str, Any], field: str) -> None:
+def test_activity_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
     body = {name: value for name, value in (ANN | change).items() if value is not ...}
     answer = api("POST", "/sessions/s1/activity", body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] in (field, field.rpartition(".")[2])
 
 
-def test_an_odd_session_id_is_named_or_taken(api: Client) -> None:
+def test_activity_request_validates_session_id(api: Client) -> None:
     assert api("POST", "/sessions/a%01b/activity", ANN).json()["errors"][0]["field"] == "session_id"
     assert api("POST", f"/sessions/{'x' * 129}/activity", ANN).json()["errors"][0]["field"] == "session_id"
     for odd in ("a%2Fb", "%E9%9D%99", "activity", "%7Bat%3As00%7D%3Adue", "a%20b"):
         assert api("POST", f"/sessions/{odd}/activity", ANN).status_code == 200
 
 
-def test_a_token_lets_in_for_its_session_user_and_side(api: Client, address: str) -> None:
+def test_token_admits_its_session_user_and_role(api: Client, address: str) -> None:
     wish = {"user_id": "ann", "chat_id": "c1", "tag": "vip", "ttl_seconds": 60, "role": "agent"}
     answer = api("POST", "/sessions/s1/token", wish).json()
     left = datetime.fromisoformat(answer["expires_at"]) - datetime.now(UTC)
@@ -117,7 +117,7 @@ def test_a_token_lets_in_for_its_session_user_and_side(api: Client, address: str
         ({"tag": "x" * 65}, "tag"),
     ],
 )
-def test_a_token_that_cannot_be(api: Client, change: dict[str, Any], field: str) -> None:
+def test_token_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
     answer = api("POST", "/sessions/s1/token", {"user_id": "ann"} | change)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
@@ -126,7 +126,7 @@ def test_a_token_that_cannot_be(api: Client, change: dict[str, Any], field: str)
     ("change", "field"),
     [({"user_id": 7}, "user_id"), ({"chat_id": "a\u0000"}, "chat_id"), ({"seq": -1}, "seq"), ({"epoch": 1.5}, "epoch")],
 )
-def test_post_batch_names_fields_in_one_style(api: Client, change: dict[str, Any], field: str) -> None:
+def test_activity_batch_errors_name_fields_uniformly(api: Client, change: dict[str, Any], field: str) -> None:
     answer = api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}, {"session_id": "s2", **ANN, **change}])
     assert answer.status_code == 422
     assert {each["field"].partition(".int")[0].partition(".function")[0] for each in answer.json()["errors"]} >= {
@@ -134,7 +134,7 @@ def test_post_batch_names_fields_in_one_style(api: Client, change: dict[str, Any
     }
 
 
-def test_post_activity_with_another_user_names_the_field(api: Client) -> None:
+def test_activity_of_other_user_names_field(api: Client) -> None:
     api("POST", "/sessions/s1/activity", ANN)
     before = deadline()
     for side, kind in (("user", "message"), ("agent", "message"), ("user", "close")):
@@ -152,7 +152,7 @@ def test_post_activity_with_another_user_names_the_field(api: Client) -> None:
     assert api("GET", "/sessions/s1").json()["user_id"] == "ann"
 
 
-def test_post_activity_new_epoch_accepts_a_lower_seq(api: Client, address: str) -> None:
+def test_activity_with_new_epoch_accepts_lower_seq(api: Client, address: str) -> None:
     def send(**more: Any) -> tuple[str, str | None]:
         answer = api("POST", "/sessions/s1/activity", ANN | more).json()
         return answer["outcome"], answer["dropped"]
@@ -171,7 +171,7 @@ def test_post_activity_new_epoch_accepts_a_lower_seq(api: Client, address: str) 
     assert eventually(lambda: stale() == before + 2)
 
 
-def test_get_session_tells_how_it_stands(api: Client) -> None:
+def test_get_session_returns_state_and_times(api: Client) -> None:
     assert api("GET", "/sessions/s1").status_code == 404
     api("POST", "/sessions/s1/activity", ANN | {"kind": "ping", "tag": "vip"})
     found = api("GET", "/sessions/s1").json()
@@ -194,7 +194,7 @@ def test_get_session_tells_how_it_stands(api: Client) -> None:
     assert stranger("GET", "/sessions/s1").status_code == 403
 
 
-def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chats) -> None:
+def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -205,7 +205,7 @@ def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chat
     assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
 
 
-def test_post_activity_over_the_rate_renews_known_sessions(api: Client, valkey: Any) -> None:
+def test_activity_above_rate_renews_known_sessions(api: Client, valkey: Any) -> None:
     """Chats whose renewals are refused fall silent together. A new minute would bring a new allowance."""
     assert wait_until(lambda: valkey.time()[0] % 60 < 40, 30)
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
@@ -226,8 +226,8 @@ def test_post_activity_over_the_rate_renews_known_sessions(api: Client, valkey: 
     assert slow("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 429
 
 
-def test_deleting_a_session_closes_it_and_its_connections(api: Client, enter: Callable[..., Page]) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Callable[..., Page]) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     assert api("DELETE", "/sessions/s1").status_code == 204
@@ -237,7 +237,7 @@ def test_deleting_a_session_closes_it_and_its_connections(api: Client, enter: Ca
     assert api("DELETE", "/sessions/s1").status_code == 204
 
 
-def test_another_scope_does_not_open_this_door(api: Client) -> None:
+def test_session_request_without_scope_returns_403(api: Client) -> None:
     stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
     assert stranger("POST", "/sessions/s1/activity", ANN).status_code == 403
     assert stranger("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 403
@@ -245,39 +245,39 @@ def test_another_scope_does_not_open_this_door(api: Client) -> None:
 
 
 @pytest.fixture
-def cut_off(house: None) -> Iterator[str]:
+def cut_off(initial_rows: None) -> Iterator[str]:
     with web(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
         yield address
 
 
-def test_while_redis_is_away_everybody_is_told_to_come_again(cut_off: str) -> None:
+def test_session_requests_without_redis_return_503(cut_off: str) -> None:
     api = Client(f"http://{cut_off}", commands.create_api_key("gateway", ["sessions"]))
-    everybody_comes_again(api)
-    comes_again(api("DELETE", "/sessions/s1"))
+    check_all_return_503(api)
+    check_503(api("DELETE", "/sessions/s1"))
     assert eventually(lambda: api("POST", "/sessions/s1/token", {"user_id": "ann"})).status_code == 200
     with Page(cut_off) as page:
         assert page.close_code()[0] == 1013
 
 
-def everybody_comes_again(api: Client) -> None:
-    comes_again(api("POST", "/sessions/s1/activity", ANN))
-    comes_again(api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}]))
+def check_all_return_503(api: Client) -> None:
+    check_503(api("POST", "/sessions/s1/activity", ANN))
+    check_503(api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}]))
 
 
-def comes_again(answer: Any) -> None:
+def check_503(answer: Any) -> None:
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) >= 1
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_while_redis_takes_nothing_everybody_is_told_to_come_again(
-    api: Client, enter: Callable[..., Page], valkey: Any, code: str
+def test_session_requests_with_full_redis_return_503(
+    api: Client, open_page: Callable[..., Page], valkey: Any, code: str
 ) -> None:
     """A full one is there, and answers. (It still takes a close, which gives memory back.)"""
-    ann = enter()
-    with refusing(valkey, code):
-        everybody_comes_again(api)
+    ann = open_page()
+    with refuse_writes(valkey, code):
+        check_all_return_503(api)
         ann.say("message", text="hi", id="m1")
         assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200

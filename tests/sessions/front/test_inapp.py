@@ -18,7 +18,7 @@ from sessions.store import sessions
 from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
 from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import NOWHERE
-from tests.scheduling.core.conftest import deliver_at_last
+from tests.scheduling.core.conftest import deliver_when_due
 from tests.sessions.front.serving import Page
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,15 +53,15 @@ def texts(session: str = "s1") -> list[str]:
 
 
 @pytest.fixture
-def chat(house: None) -> Callable[..., None]:
+def chat(initial_rows: None) -> Callable[..., None]:
     def chat(session: str = "s1", user: str = "ann") -> None:
         sessions.live_store().note_activity([Frame(session, user, "c1")])
 
     return chat
 
 
-def test_it_arrives_in_the_open_chat_of_user_and_agent(enter: Callable[..., Page]) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_inapp_message_reaches_user_and_agent(open_page: Callable[..., Page]) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     (outcome,) = send(touch := message())
@@ -71,17 +71,17 @@ def test_it_arrives_in_the_open_chat_of_user_and_agent(enter: Callable[..., Page
         assert (heard["text"], heard["id"], heard["node"]) == ("还在吗？", str(touch.delivery_key), "guide")
 
 
-def test_a_page_that_was_away_catches_up(enter: Callable[..., Page]) -> None:
-    ann = enter()
+def test_inapp_message_is_read_after_reconnect(open_page: Callable[..., Page]) -> None:
+    ann = open_page()
     ann.say("message", text="hi", id="m1")
     cursor = ann.hear_until("message")["cursor"]
     ann.socket.close()
     send(message())
-    assert enter(cursor=cursor).hear_until("message")["text"] == "还在吗？"
+    assert open_page(cursor=cursor).hear_until("message")["text"] == "还在吗？"
 
 
-def test_a_retry_puts_and_pushes_no_second_one(enter: Callable[..., Page]) -> None:
-    ann = enter()
+def test_inapp_retry_adds_no_second_message(open_page: Callable[..., Page]) -> None:
+    ann = open_page()
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     touch = message()
@@ -91,17 +91,17 @@ def test_a_retry_puts_and_pushes_no_second_one(enter: Callable[..., Page]) -> No
     assert len(texts()) == 2
 
 
-def test_64_at_once_with_one_key_are_one(chat: Callable[..., None]) -> None:
+def test_concurrent_inapp_sends_with_one_key_store_one(chat: Callable[..., None]) -> None:
     chat()
     send(*[message(delivery_key=new_id())] * 64)
     assert len(texts()) == 1
 
 
-def test_without_a_live_session_it_says_so(house: None) -> None:
+def test_inapp_send_without_session_fails_permanently(initial_rows: None) -> None:
     assert send(message("nobody")) == [Permanent("no_session", "the customer has no chat that is open")]
 
 
-def test_a_closed_session_takes_nothing(chat: Callable[..., None]) -> None:
+def test_inapp_send_to_closed_session_fails_permanently(chat: Callable[..., None]) -> None:
     chat()
     sessions.live_store().close("s1", "ann")
     (outcome,) = send(message())
@@ -109,7 +109,7 @@ def test_a_closed_session_takes_nothing(chat: Callable[..., None]) -> None:
     assert texts() == []
 
 
-def test_the_silent_session_is_meant_and_no_other(chat: Callable[..., None]) -> None:
+def test_inapp_send_uses_session_of_the_silence(chat: Callable[..., None]) -> None:
     chat("silent:1")
     chat("newer")
     event = {"source": "/sessions", "id": "silent:1:1700000000000000", "type": "session.silent", "time": None}
@@ -117,14 +117,14 @@ def test_the_silent_session_is_meant_and_no_other(chat: Callable[..., None]) -> 
     assert (len(texts("silent:1")), len(texts("newer"))) == (1, 0)
 
 
-def test_an_address_of_the_customer_names_the_session(chat: Callable[..., None]) -> None:
+def test_inapp_send_uses_session_of_customer_address(chat: Callable[..., None]) -> None:
     chat("s1")
     chat("s2")
     send(message(target={"address": "s1"}), message())
     assert (len(texts("s1")), len(texts("s2"))) == (1, 1)
 
 
-def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
+def test_inbox_is_bounded_and_expires(chat: Callable[..., None]) -> None:
     chat()
     posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
     inbox().put(posts)
@@ -136,7 +136,7 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
     assert max(client.zcard(name) for name in names if b":once:" in name) == MOST_KEYS
 
 
-def test_it_lies_in_the_slot_of_its_session() -> None:
+def test_inbox_keys_share_slot_of_session() -> None:
     from sessions.store import client as keys
     from sessions.store.inbox import _put_call
 
@@ -145,17 +145,19 @@ def test_it_lies_in_the_slot_of_its_session() -> None:
     assert names[0] == keys.SESSION[keys.shard_of("s1")] + "s1"
 
 
-def test_while_redis_is_away_it_is_tried_again(settings: Any, house: None) -> None:
+def test_inapp_send_without_redis_is_unknown(settings: Any, initial_rows: None) -> None:
     settings.REDIS_URL = NOWHERE
     (outcome,) = send(message())
     assert isinstance(outcome, Unknown)
     assert send(message(), seconds=0.000001) == [Transient("no_time")]
 
 
-def test_a_touch_goes_all_the_way(chat: Callable[..., None], matrix: Any, happen: Callable[..., Any]) -> None:
+def test_inapp_touch_is_delivered_to_chat(
+    chat: Callable[..., None], matrix: Any, record_event: Callable[..., Any]
+) -> None:
     chat()
     matrix.node("paid", trigger="order.paid", channel=ChannelConfig.objects.create(key="chat", kind="inapp"),
                 guard_conversation="ignore")  # fmt: skip
-    (touch,) = deliver_at_last(*happen("order.paid", "ann").task_ids)
+    (touch,) = deliver_when_due(*record_event("order.paid", "ann").task_ids)
     assert touch.state == "delivered"
     assert "hi" in texts()[0]

@@ -57,7 +57,7 @@ async def until(condition: Callable[[], Any]) -> None:
 # --- frames that come in ---
 
 
-class Held:
+class HeldWriter:
     """The store, which notes nothing until `go_on` is set."""
 
     def __init__(self) -> None:
@@ -66,18 +66,18 @@ class Held:
 
 
 @pytest.fixture
-def held(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held, file = Held(), FrameWriter.write_batch
+def held_writer(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
+    held_writer, file = HeldWriter(), FrameWriter.write_batch
 
     def wait(self: FrameWriter, slips: Any) -> Any:
-        assert held.go_on.wait(PATIENCE)
-        held.noted += len(slips)
+        assert held_writer.go_on.wait(PATIENCE)
+        held_writer.noted += len(slips)
         return file(self, slips)
 
     monkeypatch.setattr(FrameWriter, "write_batch", wait)
     monkeypatch.setattr(connection, "BURST", 10_000.0)
-    yield held
-    held.go_on.set()
+    yield held_writer
+    held_writer.go_on.set()
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def end_of(wire: Wire) -> dict[str, Any]:
     return message
 
 
-def test_consumer_more_frames_wait_than_allowed_ends_the_connection(held: Held) -> None:
+def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -> None:
     async def scene() -> None:
         async with page() as (wire, serving), page("s2") as (_, other):
             await say(wire, consumer.MOST_WAITING)
@@ -114,28 +114,28 @@ def test_consumer_more_frames_wait_than_allowed_ends_the_connection(held: Held) 
             end = await end_of(wire)
             assert (end["code"], end["reason"]) == (4429, "more than 100 frames wait to be noted")
             assert not other.outlet.ended
-            held.go_on.set()
+            held_writer.go_on.set()
             await until(lambda: serving.waiting == 0)
 
     run(scene)
-    assert held.noted == 100
+    assert held_writer.noted == 100
 
 
-def test_consumer_frames_that_were_noted_make_room(held: Held) -> None:
+def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> None:
     async def scene() -> None:
         async with page() as (wire, serving):
             for _ in range(3):
-                held.go_on.clear()
+                held_writer.go_on.clear()
                 await say(wire, consumer.MOST_WAITING)
                 assert serving.waiting == consumer.MOST_WAITING
-                held.go_on.set()
+                held_writer.go_on.set()
                 await until(lambda: serving.waiting == 0)
             assert not serving.outlet.ended
 
     run(scene)
 
 
-def test_allowance_after_a_quiet_hour_is_the_burst_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_rate_after_pause_is_limited_to_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(connection, "time", clock)
     allowance = FrameRateLimiter()
@@ -148,7 +148,7 @@ def test_allowance_after_a_quiet_hour_is_the_burst_and_no_more(monkeypatch: pyte
 # --- messages that go out ---
 
 
-def test_outlet_more_frames_wait_than_allowed_ends_the_connection(valkey: Any) -> None:
+def test_send_queue_with_too_many_frames_closes(valkey: Any) -> None:
     sent: list[dict[str, Any]] = []
 
     async def scene() -> None:
@@ -179,7 +179,7 @@ async def subscribed(found: hub.Layer, group: str) -> str:
     return channel
 
 
-def test_layer_full_queue_keeps_the_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_layer_queue_keeps_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RECEIVED_LIMIT", 5)
 
     async def scene() -> None:
@@ -200,7 +200,7 @@ def test_layer_full_queue_keeps_the_first_and_reports_once(valkey: Any, monkeypa
     run(scene)
 
 
-def test_tell_more_than_the_limit_drops_the_last_and_goes_on(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_above_limit_drops_latest(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
 
     async def scene() -> None:
@@ -216,7 +216,7 @@ def test_tell_more_than_the_limit_drops_the_last_and_goes_on(valkey: Any, monkey
     run(scene)
 
 
-def test_hub_queue_overflowed_lets_every_connection_look(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_of_hub_queue_notifies_every_connection(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
     monkeypatch.setattr(hub, "RECEIVED_LIMIT", 1)
 
@@ -234,7 +234,7 @@ def test_hub_queue_overflowed_lets_every_connection_look(valkey: Any, monkeypatc
     run(scene)
 
 
-def test_consumer_lost_messages_are_read_from_the_inbox(valkey: Any) -> None:
+def test_consumer_reads_lost_messages_from_inbox(valkey: Any) -> None:
     async def scene() -> None:
         async with page() as (wire, serving):
             await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])

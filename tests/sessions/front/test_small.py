@@ -25,7 +25,7 @@ PAGE, BEGIN, STATE = "/demo/chat/", "/demo/chat/begin", "/demo/chat/state"
 
 
 @pytest.fixture
-def in_production(settings: Any, tmp_path: Any, house: None) -> None:
+def in_production(settings: Any, tmp_path: Any, initial_rows: None) -> None:
     resolve(PAGE)  # the addresses are loaded once in a process, and other tests need those of the demo
     settings.AFTERTOUCH_DEMO = False
     settings.STATIC_ROOT = tmp_path
@@ -33,7 +33,7 @@ def in_production(settings: Any, tmp_path: Any, house: None) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("in_production")
-def test_demo_chat_outside_of_a_demo_gives_no_token_to_anyone() -> None:
+def test_demo_chat_outside_demo_returns_404() -> None:
     stranger, staff, root = Client(), Client(), Client()
     staff.force_login(User.objects.create_user("ops", is_staff=True))
     root.force_login(User.objects.create_superuser("root"))
@@ -45,7 +45,7 @@ def test_demo_chat_outside_of_a_demo_gives_no_token_to_anyone() -> None:
     assert not Customer.objects.exists()
 
 
-def test_production_settings_have_no_address_of_the_demo_chat() -> None:
+def test_demo_chat_is_absent_in_production_settings() -> None:
     """In a process of its own, with the settings that a server runs with."""
     script = (
         "import django; django.setup()\n"
@@ -69,8 +69,8 @@ def test_production_settings_have_no_address_of_the_demo_chat() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("house")
-def test_it_lets_nobody_into_a_session_of_a_customer() -> None:
+@pytest.mark.usefixtures("initial_rows")
+def test_demo_chat_refuses_other_sessions() -> None:
     visitor = Client()
     visitor.get(PAGE)
     for session in ("s1", "demo-", "demo-a/b-c-d", "x-demo-abcdef"):
@@ -83,14 +83,14 @@ def test_it_lets_nobody_into_a_session_of_a_customer() -> None:
     assert (admission.user_id, admission.role, admission.tag) == (told["user"], "agent", "demo")
 
 
-def test_a_token_does_not_get_into_the_log() -> None:
+def test_log_filter_removes_websocket_token() -> None:
     words = ("127.0.0.1:1", "/ws/v1/sessions/s1?cursor=0&token=abc:def-_.~&x=1")
     record = logging.LogRecord("uvicorn.error", logging.INFO, "", 0, '%s - "WebSocket %s" [accepted]', words, None)
     assert WithoutTokens().filter(record)
     assert record.getMessage() == '127.0.0.1:1 - "WebSocket /ws/v1/sessions/s1?cursor=0&token=…&x=1" [accepted]'
 
 
-def test_the_channel_layer_finds_redis_by_itself_or_by_sentinel() -> None:
+def test_layer_host_supports_redis_and_sentinel_urls() -> None:
     assert layer_host("redis://:pw@h:1/2", "m")["address"] == "redis://:pw@h:1/2"
     found = layer_host("sentinel://:p%40w@h1:1/2;sentinel://h2:2/2", "main")
     assert (found["master_name"], found["sentinels"]) == ("main", [("h1", 1), ("h2", 2)])

@@ -53,7 +53,7 @@ def push(count: int, session: str = "s1") -> None:
     asyncio.run(tell())
 
 
-def test_a_reader_who_does_not_read_is_closed_and_nobody_else(address: str, house: None) -> None:
+def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_rows: None) -> None:
     with lazy_reader(address) as lazy, Page(address, "s2") as eve:
         push(700)
         with pytest.raises(ConnectionClosed) as closed:
@@ -64,7 +64,7 @@ def test_a_reader_who_does_not_read_is_closed_and_nobody_else(address: str, hous
         eve.hear_until("pong")
 
 
-def test_one_who_never_reads_again_is_cut_off(address: str, house: None) -> None:
+def test_reader_that_does_not_resume_is_cut_off(address: str, initial_rows: None) -> None:
     with lazy_reader(address) as lazy:
         push(700)
         # It reads nothing; that it was cut shows in its own writing.
@@ -103,7 +103,7 @@ def redis_gate() -> Iterator[Gate]:
     gate.shut()
 
 
-def test_redis_goes_away_and_comes_back(house: None, redis_gate: Gate) -> None:
+def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, redis_gate: Gate) -> None:
     """Who writes meanwhile is told; the repeat is there once; what was told to nobody comes with a ping."""
     parts = urlsplit(environment().redis)
     url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
@@ -118,15 +118,15 @@ def test_redis_goes_away_and_comes_back(house: None, redis_gate: Gate) -> None:
         ann.say("ping")
         ann.hear_until("pong")
         redis_gate.open()
-        eventually_within(PATIENCE, lambda: sent_again(ann))
-        eventually_within(PATIENCE, lambda: heard_by_ping(bob, "m1"))
+        eventually_within(PATIENCE, lambda: is_acknowledged(ann))
+        eventually_within(PATIENCE, lambda: is_received_by_ping(bob, "m1"))
         assert [entry.cursor for entry in inbox().since("s1", "0-0")] == sorted(
             {entry.cursor for entry in inbox().since("s1", "0-0")}
         )
         assert sum('"m1"' in entry.body for entry in inbox().since("s1", "0-0")) == 1
 
 
-def sent_again(page: Page) -> bool:
+def is_acknowledged(page: Page) -> bool:
     page.say("message", text="hello?", id="m1")
     while True:
         frame = page.hear()
@@ -134,5 +134,5 @@ def sent_again(page: Page) -> bool:
             return bool(frame["type"] == "ack")
 
 
-def heard_by_ping(page: Page, name: str) -> bool:
+def is_received_by_ping(page: Page, name: str) -> bool:
     return any(frame.get("id") == name for frame in page.heard_so_far())

@@ -17,7 +17,7 @@ from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
 from sessions.store.inbox import live_inbox as inbox
-from tests.scheduling.api.serving import eventually, told
+from tests.scheduling.api.serving import cloud_event, eventually
 from tests.sessions.front.serving import Page, token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Page]
 
 
-def test_user_and_agent_see_what_the_other_writes(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_user_and_agent_receive_messages(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="你好", id="m1")
     seen = bob.hear_until("message")
     assert (seen["from"], seen["text"], seen["id"]) == ("user", "你好", "m1")
@@ -39,24 +39,24 @@ def test_user_and_agent_see_what_the_other_writes(enter: Open) -> None:
     assert answer["at"].endswith("+00:00")
 
 
-def test_typing_is_seen_by_the_other_side_only_and_never_kept(enter: Open) -> None:
-    ann, second, bob = enter(), enter(), enter(role="agent")
+def test_typing_reaches_only_other_side_and_is_not_stored(open_page: Open) -> None:
+    ann, second, bob = open_page(), open_page(), open_page(role="agent")
     ann.say("typing")
     assert bob.hear_until("typing") == {"type": "typing", "from": "user"}
     assert second.heard_so_far() == []
     assert inbox().since("s1", "0-0") == []
 
 
-def test_every_frame_of_the_user_renews(enter: Open) -> None:
-    ann = enter()
+def test_each_user_frame_over_websocket_renews_deadline(open_page: Open) -> None:
+    ann = open_page()
     for kind in ("message", "ping", "typing", "read", "message"):
         before = deadline()
         ann.say(kind, text="x")
         eventually(lambda before=before: deadline() > before)
 
 
-def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_ping_after_flush_arms_session_again(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     sessions.live_store().server.client.flushall()
@@ -66,8 +66,8 @@ def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
     assert bob.hear_until("message", text="still here")
 
 
-def test_ping_that_says_the_user_has_spoken_arms_after_a_flush_and_a_reconnect(enter: Open) -> None:
-    ann = enter()
+def test_ping_of_user_who_wrote_arms_after_reconnect(open_page: Open) -> None:
+    ann = open_page()
     ann.say("ping")
     ann.hear_until("pong")
     ann.say("read")
@@ -77,18 +77,18 @@ def test_ping_that_says_the_user_has_spoken_arms_after_a_flush_and_a_reconnect(e
     assert eventually(deadline)
 
 
-def test_after_a_flush_an_open_chat_goes_on_and_an_old_cursor_shows_what_came_since(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_chat_after_flush_continues_with_old_cursor(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="before")
     cursor = bob.hear_until("message")["cursor"]
     sessions.live_store().server.client.flushall()
     ann.say("message", text="after")
     assert bob.hear_until("message")["text"] == "after"
-    assert enter(cursor=cursor).hear_until("message")["text"] == "after"
+    assert open_page(cursor=cursor).hear_until("message")["text"] == "after"
 
 
-def test_an_agent_who_types_pauses_and_a_message_arms_again(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_transfer_pauses_and_agent_message_arms_again(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="hi")
     eventually(lambda: deadline())
     bob.say("transfer")
@@ -97,49 +97,49 @@ def test_an_agent_who_types_pauses_and_a_message_arms_again(enter: Open) -> None
     eventually(lambda: deadline())
 
 
-def test_another_session_hears_nothing(enter: Open) -> None:
-    ann, eve = enter(), enter("s2", user="eve")
+def test_message_does_not_reach_other_session(open_page: Open) -> None:
+    ann, eve = open_page(), open_page("s2", user="eve")
     ann.say("message", text="secret", id="m1")
     ann.hear_until("ack")
     assert eve.heard_so_far() == []
 
 
-def test_pings_are_answered(enter: Open) -> None:
-    ann = enter()
+def test_each_ping_is_answered(open_page: Open) -> None:
+    ann = open_page()
     for _ in range(5):
         ann.say("ping")
     assert [ann.hear()["type"] for _ in range(5)] == ["pong"] * 5
 
 
-def test_a_replayed_seq_is_ignored(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_message_with_old_seq_is_ignored(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     for seq, text in ((5, "first"), (5, "again"), (3, "earlier"), (6, "next")):
         ann.say("message", seq=seq, text=text)
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["first", "next"]
 
 
-def test_a_message_that_is_sent_again_after_a_reconnect_is_there_once(enter: Open) -> None:
-    bob = enter(role="agent")
-    ann = enter()
+def test_message_repeated_after_reconnect_is_stored_once(open_page: Open) -> None:
+    bob = open_page(role="agent")
+    ann = open_page()
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     ann.socket.close()
-    ann = enter()
+    ann = open_page()
     ann.say("message", text="hi", id="m1")
     assert ann.hear_until("ack")["duplicate"] is True
     ann.say("message", text="end", id="m2")
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
-def test_a_repeat_is_acknowledged_though_its_seq_is_not_above_the_last(enter: Open) -> None:
+def test_repeated_message_with_old_seq_is_acknowledged(open_page: Open) -> None:
     """Who was cut off before the acknowledgement came would repeat it for ever."""
-    bob = enter(role="agent")
-    ann = enter()
+    bob = open_page(role="agent")
+    ann = open_page()
     ann.say("message", text="hi", id="m1", seq=1)
     ann.say("message", text="hi", id="m1", seq=1)
     assert [ann.hear_until("ack", id="m1")["duplicate"] for _ in range(2)] == [False, True]
     ann.socket.close()
-    ann = enter()
+    ann = open_page()
     ann.say("message", text="hi", id="m1", seq=1)
     assert ann.hear_until("ack", id="m1")["duplicate"] is True
     ann.say("message", text="forged", id="m2", seq=1)
@@ -147,9 +147,9 @@ def test_a_repeat_is_acknowledged_though_its_seq_is_not_above_the_last(enter: Op
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
-def test_a_replay_under_another_id_is_refused_for_good(enter: Open) -> None:
+def test_old_seq_with_other_id_is_refused(open_page: Open) -> None:
     """Without an answer its client would repeat it for ever."""
-    ann = enter()
+    ann = open_page()
     for name, seq in (("m2", 2), ("m1", 1)):
         ann.say("message", text="x", id=name, seq=seq)
     assert ann.hear_until("error")["id"] == "m1"
@@ -158,9 +158,9 @@ def test_a_replay_under_another_id_is_refused_for_good(enter: Open) -> None:
     assert (error["id"], error["reason"]) == ("m3", "replayed")
 
 
-def test_a_repeat_is_acknowledged_though_a_later_one_came_just_before(enter: Open) -> None:
+def test_repeated_message_in_same_batch_is_acknowledged(open_page: Open) -> None:
     """In one batch: it is there, and to call it replayed would be a lie."""
-    ann = enter()
+    ann = open_page()
     ann.say("message", text="x", id="m1", seq=1)
     ann.hear_until("ack", id="m1")
     ann.say("message", text="y", id="m2", seq=2)
@@ -168,25 +168,25 @@ def test_a_repeat_is_acknowledged_though_a_later_one_came_just_before(enter: Ope
     assert ann.hear_until("ack", id="m1")["duplicate"] is True
 
 
-def test_who_comes_back_with_a_cursor_gets_what_was_missed_in_order(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_cursor_returns_missed_messages_in_order(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     bob.say("message", text="seen")
     cursor = ann.hear_until("message")["cursor"]
     ann.socket.close()
     for number in range(30):
         bob.say("message", text=f"missed {number}", id=f"m{number}")
         bob.hear_until("ack")
-    again = enter(cursor=cursor)
+    again = open_page(cursor=cursor)
     assert [again.hear_until("message")["text"] for _ in range(30)] == [f"missed {n}" for n in range(30)]
     assert again.heard_so_far() == []
-    assert enter().heard_so_far() == []
-    assert enter(cursor="0").hear_until("message")["text"] == "seen"
+    assert open_page().heard_so_far() == []
+    assert open_page(cursor="0").hear_until("message")["text"] == "seen"
 
 
-def test_what_the_layer_lost_comes_with_the_next_ping(enter: Open) -> None:
+def test_ping_delivers_message_lost_by_layer(open_page: Open) -> None:
     from sessions.store.inbox import Post
 
-    ann = enter()
+    ann = open_page()
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     inbox().put([Post("s1", "lost", "system", "nobody told of it")])
@@ -194,9 +194,9 @@ def test_what_the_layer_lost_comes_with_the_next_ping(enter: Open) -> None:
     assert ann.hear_until("message", id="lost")["text"] == "nobody told of it"
 
 
-def test_an_event_goes_through_the_front_door(enter: Open) -> None:
-    ann = enter()
-    event = told("e1", subject=..., data={"page": 7})
+def test_event_over_websocket_is_recorded(open_page: Open) -> None:
+    ann = open_page()
+    event = cloud_event("e1", subject=..., data={"page": 7})
     ann.say("event", event=event, id="x")
     ack = ann.hear_until("ack")
     assert ack == {
@@ -206,7 +206,7 @@ def test_an_event_goes_through_the_front_door(enter: Open) -> None:
     assert (stored.source, stored.user_id, stored.chat_id) == ("/sessions/s1/user", "ann", "c1")
     assert stored.data == {"page": 7, "chat_id": "c1"}
     ann.socket.close()
-    ann = enter()
+    ann = open_page()
     ann.say("event", event=event, id="y")
     assert ann.hear_until("ack", id="y")["duplicate"] is True
     assert Event.objects.count() == 1
@@ -215,18 +215,18 @@ def test_an_event_goes_through_the_front_door(enter: Open) -> None:
 @pytest.mark.parametrize(
     ("event", "field"),
     [
-        (told(subject="eve"), "event.subject"),
-        (told(subject=None), "event.subject"),
-        (told(type=["order.paid"]), "event.type"),
-        (told(data="c1"), "event.data"),
-        (told(type="session.silent"), "event.type"),
-        (told(id=...), "event.id"),
-        (told(time="2999-01-01T00:00:00Z"), "event.time"),
+        (cloud_event(subject="eve"), "event.subject"),
+        (cloud_event(subject=None), "event.subject"),
+        (cloud_event(type=["order.paid"]), "event.type"),
+        (cloud_event(data="c1"), "event.data"),
+        (cloud_event(type="session.silent"), "event.type"),
+        (cloud_event(id=...), "event.id"),
+        (cloud_event(time="2999-01-01T00:00:00Z"), "event.time"),
         ("no object", "event"),
     ],
 )
-def test_an_event_that_does_not_fit_is_named_and_nothing_else_happens(enter: Open, event: Any, field: str) -> None:
-    ann = enter()
+def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, field: str) -> None:
+    ann = open_page()
     ann.say("event", event=event)
     error = ann.hear_until("error")
     assert (error["reason"], error["errors"][0]["field"]) == ("invalid", field)
@@ -250,8 +250,8 @@ def test_an_event_that_does_not_fit_is_named_and_nothing_else_happens(enter: Ope
         ({"text": "x", "id": "x" * 65}, "id"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(enter: Open, frame: dict[str, Any], field: str) -> None:
-    ann = enter()
+def test_invalid_message_names_field(open_page: Open, frame: dict[str, Any], field: str) -> None:
+    ann = open_page()
     ann.say("message", **{"id": "m1", **frame})
     error = ann.hear_until("error")
     assert [each["field"] for each in error["errors"]] == [field]
@@ -260,8 +260,8 @@ def test_a_field_that_does_not_fit_is_named(enter: Open, frame: dict[str, Any], 
 
 
 @pytest.mark.parametrize("at", [-1, 10**18, "yesterday", None])
-def test_a_time_that_a_client_names_counts_for_nothing(enter: Open, at: Any) -> None:
-    ann = enter()
+def test_client_time_in_message_is_ignored(open_page: Open, at: Any) -> None:
+    ann = open_page()
     ann.say("message", text="x", at=at, time=at, timestamp=at)
     assert ann.hear_until("message")["at"] != at
     assert abs(deadline() / 1000 - server_time() - 60) < 20
@@ -283,10 +283,8 @@ def test_a_time_that_a_client_names_counts_for_nothing(enter: Open, at: Any) -> 
         ('{"type": ["ping"]}', 4400, "unknown type"),
     ],
 )
-def test_what_cannot_be_a_frame_ends_its_connection_and_no_other(
-    enter: Open, sent: str | bytes, code: int, reason: str
-) -> None:
-    bob, odd = enter(role="agent"), enter()
+def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | bytes, code: int, reason: str) -> None:
+    bob, odd = open_page(role="agent"), open_page()
     with suppress(ConnectionClosed):  # it need not have been sent to its end
         odd.socket.send(sent)
     found = odd.close_code()
@@ -306,43 +304,43 @@ def test_what_cannot_be_a_frame_ends_its_connection_and_no_other(
         (lambda: token("another"), "other_session"),
     ],
 )
-def test_a_token_that_does_not_let_in(enter: Open, secret: Callable[[], str], reason: str) -> None:
-    assert enter(token=secret(), welcome=False).close_code() == (4401, f"token: {reason}")
+def test_invalid_token_closes_with_4401(open_page: Open, secret: Callable[[], str], reason: str) -> None:
+    assert open_page(token=secret(), welcome=False).close_code() == (4401, f"token: {reason}")
 
 
-def test_without_a_token(address: str, house: None) -> None:
+def test_missing_token_closes_with_4401(address: str, initial_rows: None) -> None:
     with Page(address, token="") as odd:
         assert odd.close_code() == (4401, "token: missing")
 
 
-def test_connection_ends_when_its_token_does(enter: Open) -> None:
-    ann, bob = enter(token=token(seconds=2)), enter(role="agent")
+def test_connection_closes_when_token_expires(open_page: Open) -> None:
+    ann, bob = open_page(token=token(seconds=2)), open_page(role="agent")
     assert ann.close_code() == (4401, "token: expired")
     bob.say("ping")
     bob.hear_until("pong")
 
 
-def test_connections_of_a_session_are_bounded_for_each_side(enter: Open) -> None:
+def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> None:
     """60 sockets of one chat slowed the answers of all others."""
-    opened = [enter(token=token(seconds=600 + number)) for number in range(10)]
-    assert enter(token=token(seconds=900), welcome=False).close_code()[0] == 4409
-    enter(role="agent")
-    enter("s2")
+    opened = [open_page(token=token(seconds=600 + number)) for number in range(10)]
+    assert open_page(token=token(seconds=900), welcome=False).close_code()[0] == 4409
+    open_page(role="agent")
+    open_page("s2")
     opened[0].socket.close()
     assert eventually(lambda: Page.is_let_in(opened[0].address, token(seconds=901)))
 
 
-def test_connections_of_a_token_are_bounded(enter: Open) -> None:
+def test_connections_of_token_are_limited(open_page: Open) -> None:
     secret = token()
     for _ in range(5):
-        enter(token=secret)
-    code, reason = enter(token=secret, welcome=False).close_code()
+        open_page(token=secret)
+    code, reason = open_page(token=secret, welcome=False).close_code()
     assert (code, reason) == (4409, "the token has too many connections")
-    enter(token=token(seconds=700))
+    open_page(token=token(seconds=700))
 
 
-def test_frame_with_another_user_ends_the_connection_and_is_not_stored(enter: Open) -> None:
-    ann, eve = enter(), enter(user="eve", role="agent")
+def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
+    ann, eve = open_page(), open_page(user="eve", role="agent")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     eve.say("message", text="forged", id="m2")
@@ -350,8 +348,8 @@ def test_frame_with_another_user_ends_the_connection_and_is_not_stored(enter: Op
     assert [entry.body for entry in inbox().since("s1", "0-0") if "forged" in entry.body] == []
 
 
-def test_frames_of_a_socket_do_not_bring_the_tag_of_the_token_back(enter: Open) -> None:
-    ann = enter(tag="new")
+def test_token_tag_does_not_replace_session_tag(open_page: Open) -> None:
+    ann = open_page(tag="new")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
     assert stats.session_snapshot(sessions.live_store(), "s1").tag == "new"
@@ -361,8 +359,8 @@ def test_frames_of_a_socket_do_not_bring_the_tag_of_the_token_back(enter: Open) 
     assert stats.session_snapshot(sessions.live_store(), "s1").tag == "vip"
 
 
-def test_message_with_a_new_epoch_is_stored_though_its_seq_is_lower(enter: Open) -> None:
-    ann, bob = enter(), enter(role="agent")
+def test_message_with_new_epoch_and_lower_seq_is_stored(open_page: Open) -> None:
+    ann, bob = open_page(), open_page(role="agent")
     for text, seq, epoch in (
         ("one", 9, 1),
         ("late", 3, 1),
@@ -375,15 +373,15 @@ def test_message_with_a_new_epoch_is_stored_though_its_seq_is_lower(enter: Open)
     assert [bob.hear_until("message")["text"] for _ in range(3)] == ["one", "two", "three"]
 
 
-def test_inbox_that_was_lost_and_began_again_by_a_slower_clock_is_read(enter: Open) -> None:
+def test_restarted_inbox_with_slower_clock_is_read(open_page: Open) -> None:
     """After a failover to a server without the inbox, its cursors are below those that pages have."""
-    ann, bob = enter(), enter(role="agent")
+    ann, bob = open_page(), open_page(role="agent")
     ann.say("message", text="before", id="m0")
     cursor = bob.hear_until("message")["cursor"]
     slow_clock("s1", inbox_module.parse_cursor(cursor)[0] - 60_000, "missed")
     bob.say("ping")
     assert bob.hear_until("message")["id"] == "missed"
-    late = enter(role="agent", cursor=cursor)
+    late = open_page(role="agent", cursor=cursor)
     assert late.hear_until("message")["id"] == "missed"
     ann.say("message", text="after", id="m1")
     assert [page.hear_until("message", id="m1")["text"] for page in (bob, late)] == ["after"] * 2
@@ -398,11 +396,11 @@ def slow_clock(session: str, at_ms: int, name: str) -> None:
     client.xtrim(key, maxlen=100)
 
 
-def test_a_cursor_that_nobody_gave_out(enter: Open) -> None:
-    assert enter(cursor="abc", welcome=False).close_code()[0] == 4400
+def test_invalid_cursor_closes_with_4400(open_page: Open) -> None:
+    assert open_page(cursor="abc", welcome=False).close_code()[0] == 4400
 
 
-def test_another_address_is_refused(address: str, house: None) -> None:
+def test_unknown_websocket_path_is_refused(address: str, initial_rows: None) -> None:
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
@@ -411,14 +409,14 @@ def test_another_address_is_refused(address: str, house: None) -> None:
 
 
 @pytest.mark.parametrize("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
-def test_a_session_may_be_called_anything(enter: Open, session: str) -> None:
-    ann, bob = enter(session), enter(session, "agent")
+def test_session_id_may_contain_any_characters(open_page: Open, session: str) -> None:
+    ann, bob = open_page(session), open_page(session, "agent")
     ann.say("message", text="hi")
     assert bob.hear_until("message")["text"] == "hi"
 
 
-def test_ten_times_the_rate_ends_the_connection_and_no_other(enter: Open) -> None:
-    bob, fast = enter(role="agent"), enter()
+def test_excessive_frame_rate_closes_only_its_connection(open_page: Open) -> None:
+    bob, fast = open_page(role="agent"), open_page()
     with suppress(ConnectionClosed):
         for _ in range(200):
             fast.say("ping")
@@ -427,8 +425,8 @@ def test_ten_times_the_rate_ends_the_connection_and_no_other(enter: Open) -> Non
     bob.hear_until("pong")
 
 
-def test_a_close_frame_ends_the_session_for_its_side_and_tells_the_other(enter: Open) -> None:
-    ann, second, bob = enter(), enter(), enter(role="agent")
+def test_close_frame_ends_own_side_and_notifies_other(open_page: Open) -> None:
+    ann, second, bob = open_page(), open_page(), open_page(role="agent")
     ann.say("message", text="bye", id="m1")
     ann.hear_until("ack")
     ann.say("close")
@@ -450,7 +448,7 @@ def server_time() -> float:
     return float(sessions.live_store().server.client.time()[0])
 
 
-def test_open_sockets_are_counted_by_side(enter: Open, address: str) -> None:
+def test_open_connections_are_counted_by_side(open_page: Open, address: str) -> None:
     def agents() -> str:
         found = requests.get(f"http://{address}/metrics", timeout=20).text
         (line,) = [
@@ -458,7 +456,7 @@ def test_open_sockets_are_counted_by_side(enter: Open, address: str) -> None:
         ]
         return line.rpartition(" ")[2]
 
-    opened = [enter(role="agent") for _ in range(3)]
+    opened = [open_page(role="agent") for _ in range(3)]
     assert eventually(lambda: agents() == "3.0")
     for page in opened:
         page.socket.close()

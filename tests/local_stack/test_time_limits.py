@@ -69,34 +69,34 @@ def run_pytest(folder: Path, text: str, *words: str, limit: str = "1", clean_up:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_time_limit_of_a_hanging_test_fails_it_and_runs_the_rest(tmp_path: Path) -> None:
+def test_time_limit_fails_hanging_test_and_runs_the_rest(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, HANGING_TEST)
     assert code == 1
     assert "Timeout (>1.0s)" in output
     assert "1 failed, 1 passed" in output
 
 
-def test_time_limit_with_hanging_threads_ends_the_process_and_shows_stacks(tmp_path: Path) -> None:
+def test_time_limit_with_hanging_threads_ends_process(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, HANGING_THREADS)
     assert code == 1
     assert "in test_hangs_in_threads" in output
 
 
-def test_time_limit_with_hanging_threads_in_a_worker_fails_the_test_and_runs_the_rest(tmp_path: Path) -> None:
+def test_time_limit_in_xdist_worker_fails_test_and_runs_the_rest(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, HANGING_THREADS, "-n", "1")
     assert code == 1
     assert "crashed while running" in output
     assert "1 failed, 1 passed" in output
 
 
-def test_thread_left_by_a_test_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_left_thread_does_not_keep_process(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, LEFT_THREAD, limit="60")
     assert code == 1
     assert "1 passed" in output
 
 
 @pytest.mark.parametrize(("marker", "seconds"), [("faults", 900), ("campaign", 7200), ("timeout(7)", 7)])
-def test_time_limit_of_a_marked_test_is_its_own(tmp_path: Path, marker: str, seconds: int) -> None:
+def test_time_limit_follows_marker(tmp_path: Path, marker: str, seconds: int) -> None:
     code, output = run_pytest(tmp_path, MARKED.format(marker=marker), "-s")
     assert code == 0
     assert f"args=({seconds},)" in output

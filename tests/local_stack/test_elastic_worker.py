@@ -22,17 +22,17 @@ def bounds(settings: Any, queues: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
-def test_prepare_args_worker_of_core_queues_gets_the_bounds(settings: Any, queues: str) -> None:
+def test_core_worker_autoscale_uses_settings(settings: Any, queues: str) -> None:
     assert bounds(settings, queues) == [6, 2]
 
 
 @pytest.mark.parametrize("queues", ["", RPA_QUEUES[0], f"{CORE_QUEUES[0]},{RPA_QUEUES[0]}"])
-def test_prepare_args_worker_of_other_queues_keeps_its_size(settings: Any, queues: str) -> None:
+def test_autoscale_of_other_worker_is_unset(settings: Any, queues: str) -> None:
     """A run needs a browser: more processes would not find one."""
     assert bounds(settings, queues) is None
 
 
-def test_prepare_args_command_line_goes_before_the_settings(settings: Any) -> None:
+def test_autoscale_option_of_command_line_overrides_settings(settings: Any) -> None:
     assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3]
 
 
@@ -41,9 +41,7 @@ def test_prepare_args_command_line_goes_before_the_settings(settings: Any) -> No
     [(10, None, 10.0), (60, 5, 5.0), (10, 20, 10.0), (60, -5, 0.0), (-5, None, 0.0), (None, 5, 0.0)],
     ids=["due when published", "waited for its eta", "overdue when published", "not due", "clock ahead", "a tick"],
 )
-def test_age_counts_from_when_the_message_was_ready(
-    published: float | None, eta: float | None, expected: float
-) -> None:
+def test_waited_seconds_count_from_ready_time(published: float | None, eta: float | None, expected: float) -> None:
     """Both are seconds before now."""
     request = SimpleNamespace(
         request_dict={} if published is None else {"published_at": NOW.timestamp() - published},

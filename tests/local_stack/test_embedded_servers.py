@@ -78,14 +78,14 @@ def kill_servers(state_dir: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_second_start_finds_the_same_servers(state_dir: Path) -> None:
+def test_second_start_finds_running_servers(state_dir: Path) -> None:
     first, pids = servers.start_servers(state_dir), servers.server_pids(state_dir)
     assert servers.start_servers(state_dir) == first == read_endpoints(state_dir)
     assert servers.server_pids(state_dir) == pids
     assert all(pids.values())
 
 
-def test_stop_ends_both_and_withdraws_the_addresses(state_dir: Path) -> None:
+def test_stop_ends_servers_and_addresses(state_dir: Path) -> None:
     servers.start_servers(state_dir)
     servers.stop_servers(state_dir)
     assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
@@ -93,7 +93,7 @@ def test_stop_ends_both_and_withdraws_the_addresses(state_dir: Path) -> None:
     servers.stop_servers(state_dir)  # nothing to end is no error
 
 
-def test_a_stop_and_a_start_keep_the_data_and_the_addresses(state_dir: Path) -> None:
+def test_restart_keeps_data_and_addresses(state_dir: Path) -> None:
     first = servers.start_servers(state_dir)
     write(first, "kept")
     servers.stop_servers(state_dir)
@@ -102,7 +102,7 @@ def test_a_stop_and_a_start_keep_the_data_and_the_addresses(state_dir: Path) -> 
 
 
 @pytest.mark.faults
-def test_what_was_accepted_survives_kill_9_of_both_servers(state_dir: Path) -> None:
+def test_accepted_writes_survive_sigkill_of_both_servers(state_dir: Path) -> None:
     endpoints = servers.start_servers(state_dir)
     for times in range(1, 4):
         write(endpoints, str(times))
@@ -114,7 +114,7 @@ def test_what_was_accepted_survives_kill_9_of_both_servers(state_dir: Path) -> N
 
 @pytest.mark.faults
 @pytest.mark.parametrize("moment", ["postgres/data.*", "postgres/data", "postgres/data/postmaster.pid", "valkey"])
-def test_a_starter_killed_at_any_moment_leaves_something_that_starts(state_dir: Path, moment: str) -> None:
+def test_killed_start_leaves_state_that_starts_again(state_dir: Path, moment: str) -> None:
     starter = start_in_a_process(state_dir)
     assert wait_until(lambda: any(state_dir.glob(moment)), 60, pause=0.001)
     starter.kill()
@@ -123,7 +123,7 @@ def test_a_starter_killed_at_any_moment_leaves_something_that_starts(state_dir: 
 
 
 @pytest.mark.faults
-def test_a_lock_file_that_names_a_stranger_is_no_obstacle(state_dir: Path) -> None:
+def test_stale_postmaster_pid_does_not_prevent_start(state_dir: Path) -> None:
     write(servers.start_servers(state_dir), "kept")
     kill_servers(state_dir)
     lock = state_dir / "postgres" / "data" / "postmaster.pid"
@@ -132,7 +132,7 @@ def test_a_lock_file_that_names_a_stranger_is_no_obstacle(state_dir: Path) -> No
 
 
 @pytest.mark.faults
-def test_servers_of_a_removed_folder_give_way_to_those_of_the_new_one(state_dir: Path) -> None:
+def test_removed_folder_gets_new_servers(state_dir: Path) -> None:
     before = servers.start_servers(state_dir)
     shutil.rmtree(state_dir)
     after = servers.start_servers(state_dir)
@@ -141,7 +141,7 @@ def test_servers_of_a_removed_folder_give_way_to_those_of_the_new_one(state_dir:
     assert notes(after) == (["new"], ["new"])
 
 
-def test_a_lost_password_is_named(state_dir: Path) -> None:
+def test_start_with_changed_password_names_the_cause(state_dir: Path) -> None:
     servers.start_servers(state_dir)
     servers.stop_servers(state_dir)
     (state_dir / "secrets" / "postgres").write_text("another")
@@ -149,14 +149,14 @@ def test_a_lost_password_is_named(state_dir: Path) -> None:
         servers.start_servers(state_dir)
 
 
-def test_two_starters_at_once_agree(state_dir: Path) -> None:
+def test_concurrent_starts_agree_on_servers(state_dir: Path) -> None:
     starters = [start_in_a_process(state_dir) for _ in range(3)]
     told = [starter.communicate(timeout=120) for starter in starters]
     assert [starter.returncode for starter in starters] == [0, 0, 0], told
     assert len({out for out, _ in told}) == 1  # the same pids
 
 
-def test_a_port_taken_meanwhile_is_not_fatal(state_dir: Path) -> None:
+def test_start_with_taken_port_selects_another(state_dir: Path) -> None:
     first = servers.start_servers(state_dir)
     write(first, "kept")
     servers.stop_servers(state_dir)
@@ -170,7 +170,7 @@ def test_a_port_taken_meanwhile_is_not_fatal(state_dir: Path) -> None:
         assert notes(second) == (["kept"], ["kept"])
 
 
-def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
+def test_servers_refuse_missing_password(state_dir: Path) -> None:
     endpoints = servers.start_servers(state_dir)
     database, cache = urlsplit(endpoints.database_url), urlsplit(endpoints.redis_url)
     for password in ("", "guess"):
@@ -198,7 +198,7 @@ def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
         "ALTER SYSTEM SET jit = on",
     ],
 )
-def test_application_role_has_no_rights_beyond_its_database(shared: Endpoints, statement: str) -> None:
+def test_application_role_cannot_leave_its_database(shared: Endpoints, statement: str) -> None:
     with (
         psycopg.connect(shared.database_url, autocommit=True) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
@@ -206,14 +206,14 @@ def test_application_role_has_no_rights_beyond_its_database(shared: Endpoints, s
         connection.execute(statement)
 
 
-def test_no_connection_is_trusted(state_dir: Path) -> None:
+def test_pg_hba_requires_scram_everywhere(state_dir: Path) -> None:
     servers.start_servers(state_dir)
     lines = (state_dir / "postgres" / "data" / "pg_hba.conf").read_text().splitlines()
     methods = {line.split()[-1] for line in lines if line.strip() and not line.startswith("#")}
     assert methods == {"scram-sha-256"}
 
 
-def test_cluster_whose_application_was_superuser_is_converted(state_dir: Path) -> None:
+def test_cluster_with_superuser_application_is_converted(state_dir: Path) -> None:
     """As earlier versions made it: the application is the bootstrap superuser and owns all."""
     state_dir.mkdir(mode=0o700)
     postgres = Postgres(state_dir, server_account())
@@ -249,7 +249,7 @@ def test_cluster_whose_application_was_superuser_is_converted(state_dir: Path) -
     assert ask(servers.start_servers(state_dir), "SELECT count(*) FROM kept") == "3"
 
 
-def test_they_listen_on_loopback_and_keep_what_they_accept(state_dir: Path) -> None:
+def test_servers_listen_on_loopback_with_durable_settings(state_dir: Path) -> None:
     endpoints = servers.start_servers(state_dir)
     expected = {"listen_addresses": "127.0.0.1", "synchronous_commit": "on", "fsync": "on", "data_checksums": "on"}
     assert {name: ask(endpoints, f"SHOW {name}") for name in expected} == expected
@@ -267,14 +267,14 @@ def test_they_listen_on_loopback_and_keep_what_they_accept(state_dir: Path) -> N
         ({"REDIS_URL": "redis://127.0.0.1:1/0"}, {"PostgreSQL": True, "Valkey": False}),
     ],
 )
-def test_a_server_that_is_given_is_not_started(state_dir: Path, given: dict[str, str], runs: dict[str, bool]) -> None:
+def test_server_given_by_url_is_not_started(state_dir: Path, given: dict[str, str], runs: dict[str, bool]) -> None:
     starter = start_in_a_process(state_dir, **given)
     _, complaint = starter.communicate(timeout=120)
     assert starter.returncode == 0, complaint
     assert {label: pid is not None for label, pid in servers.server_pids(state_dir).items()} == runs
 
 
-def test_a_cluster_of_another_version_is_refused_by_name(state_dir: Path) -> None:
+def test_start_with_cluster_of_other_version_is_refused(state_dir: Path) -> None:
     servers.start_servers(state_dir)
     servers.stop_servers(state_dir)
     (state_dir / "postgres" / "data" / "PG_VERSION").write_text("11\n")
@@ -282,7 +282,7 @@ def test_a_cluster_of_another_version_is_refused_by_name(state_dir: Path) -> Non
         servers.start_servers(state_dir)
 
 
-def test_a_server_that_cannot_start_shows_its_last_words(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_shows_last_log_lines(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers.start_servers(state_dir)
     servers.stop_servers(state_dir)
     (state_dir / "postgres" / "data" / "global" / "pg_control").unlink()

@@ -40,7 +40,7 @@ def market(db: None) -> Market:
 
 
 @pytest.fixture
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     from rpa_tasks.jobs import wakeups
 
@@ -59,13 +59,13 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def house(transactional_db: None) -> None:
+def initial_rows(transactional_db: None) -> None:
     """Emptying the tables also removed the row that migrations made."""
     Configuration.objects.get_or_create(pk=1)
 
 
 @pytest.fixture
-def key(house: None) -> str:
+def key(initial_rows: None) -> str:
     return commands.create_api_key("shop", [Scope.RPA])
 
 
@@ -94,15 +94,15 @@ def apply(tmp_path: Path, db: None) -> Apply:
 
 
 @pytest.fixture
-def refused(apply: Apply) -> Callable[..., list[str]]:
+def refusal_of(apply: Apply) -> Callable[..., list[str]]:
     """Apply a text that must be refused; returns the lines of the refusal."""
 
-    def refused(text: str, *flags: str) -> list[str]:
+    def refusal_of(text: str, *flags: str) -> list[str]:
         with pytest.raises(CommandError) as error:
             apply(text, *flags)
         return str(error.value).splitlines()
 
-    return refused
+    return refusal_of
 
 
 @pytest.fixture

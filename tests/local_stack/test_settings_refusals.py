@@ -30,7 +30,7 @@ def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[s
     ],
 )
 @pytest.mark.parametrize("action", ["servers", "run"])
-def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, action: str, name: str, value: str) -> None:
+def test_invalid_setting_stops_start_and_is_named(tmp_path: Path, action: str, name: str, value: str) -> None:
     state_dir = tmp_path / "state"
     refused = start("config.local", action, AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})
     assert refused.returncode == 1
@@ -46,19 +46,19 @@ def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, action: st
         ({"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
     ],
 )
-def test_bounds_of_a_pool_that_do_not_fit_name_what_they_do_not_fit(others: dict[str, str], words: str) -> None:
+def test_conflicting_worker_bounds_are_named(others: dict[str, str], words: str) -> None:
     refused = start("config.local", "run", AFTERTOUCH_WORKER_MAX="2", **others)
     assert refused.returncode == 1
     assert "AFTERTOUCH_WORKER_MAX" in refused.stderr
     assert words in refused.stderr
 
 
-def test_bounds_of_a_pool_that_are_equal_are_accepted() -> None:
+def test_equal_worker_bounds_are_accepted() -> None:
     bounds = Environment(aftertouch_worker_min=2, aftertouch_worker_max=2)
     assert (bounds.aftertouch_worker_min, bounds.aftertouch_worker_max) == (2, 2)
 
 
-def test_every_bad_value_is_named_at_once() -> None:
+def test_all_invalid_settings_are_named() -> None:
     refused = start("config.local", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in refused.stderr
     assert "AFTERTOUCH_FLOWER_PORT" in refused.stderr
@@ -98,7 +98,7 @@ def load(module: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("AFTERTOUCH_TIME_SCALE", "0.5"),
     ],
 )
-def test_production_with_a_weak_or_unfit_value_stops_and_names_it(tmp_path: Path, name: str, value: str) -> None:
+def test_weak_production_value_stops_start_without_its_text(tmp_path: Path, name: str, value: str) -> None:
     refused = load("config.asgi", **{**PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path), name: value})
     assert refused.returncode == 1
     assert [line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]] == [name]
@@ -106,7 +106,7 @@ def test_production_with_a_weak_or_unfit_value_stops_and_names_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("module", ["config.asgi", "config.wsgi"])
-def test_entry_point_without_settings_module_uses_production(tmp_path: Path, module: str) -> None:
+def test_entry_point_without_settings_uses_production(tmp_path: Path, module: str) -> None:
     refused = load(module, AFTERTOUCH_STATE_DIR=str(tmp_path))
     assert refused.returncode == 1
     assert "DJANGO_SECRET_KEY: must be set in production" in refused.stderr

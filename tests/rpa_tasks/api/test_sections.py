@@ -56,7 +56,7 @@ shops:
 """
 
 
-def test_a_market_is_stored_and_what_is_not_said_has_its_default(apply: Apply) -> None:
+def test_apply_market_stores_defaults(apply: Apply) -> None:
     assert apply(MARKET) == "platforms\n  + pdd\nflows\n  + pdd/sync_order\nshops\n  + pdd/s1\napplied\n"
     flow, shop = Flow.objects.get(), Shop.objects.get()
     assert (flow.name, flow.command[0], flow.timeout) == ("pdd_sync_order", "true", timedelta(minutes=10))
@@ -66,7 +66,7 @@ def test_a_market_is_stored_and_what_is_not_said_has_its_default(apply: Apply) -
     assert Lane.objects.filter(shop=shop).exists()
 
 
-def test_every_key_of_the_format_is_stored(apply: Apply) -> None:
+def test_apply_market_stores_all_keys(apply: Apply) -> None:
     apply(EVERYTHING)
     platform, flow, shop = Platform.objects.get(), Flow.objects.get(), Shop.objects.get()
     assert (platform.dedicated_queue, platform.paused, platform.backlog_limit, platform.breaker_threshold) == (
@@ -81,7 +81,7 @@ def test_every_key_of_the_format_is_stored(apply: Apply) -> None:
     assert (shop.dedicated_queue, shop.paused, shop.profile, shop.backlog_limit) == (True, True, "old.1", 9)
 
 
-def test_what_is_exported_changes_nothing(apply: Apply, export: Apply) -> None:
+def test_apply_of_export_changes_nothing(apply: Apply, export: Apply) -> None:
     for text in (MARKET, EVERYTHING):
         apply(text)
         before = export()
@@ -89,12 +89,12 @@ def test_what_is_exported_changes_nothing(apply: Apply, export: Apply) -> None:
         assert export() == before
 
 
-def test_a_dry_run_stores_nothing(apply: Apply) -> None:
+def test_apply_dry_run_stores_nothing(apply: Apply) -> None:
     assert apply(MARKET, "--dry-run").endswith("  + pdd/s1\ndry run: nothing was stored\n")
     assert not Platform.objects.exists()
 
 
-def test_a_section_is_the_whole_truth(apply: Apply) -> None:
+def test_apply_section_retires_unlisted_shops(apply: Apply) -> None:
     apply(MARKET)
     assert apply("shops: [{platform: pdd, shop_id: s2}]") == "shops\n  + pdd/s2\n  - pdd/s1 (retired)\napplied\n"
     assert Shop.objects.get(shop_id="s1").retired_at
@@ -102,16 +102,16 @@ def test_a_section_is_the_whole_truth(apply: Apply) -> None:
     assert Shop.objects.get(shop_id="s1").retired_at is None
 
 
-def test_a_platform_goes_only_with_what_is_on_it(apply: Apply, refused: Refused) -> None:
+def test_apply_keeps_platform_that_is_in_use(apply: Apply, refusal_of: Refused) -> None:
     apply(MARKET)
-    assert refused("platforms: []")[:2] == [
+    assert refusal_of("platforms: []")[:2] == [
         "platforms: platform “pdd” is not listed, but flow “pdd_sync_order” still uses it",
         "platforms: platform “pdd” is not listed, but shop “旗舰店” still uses it",
     ]
     assert "pdd (retired)" in apply("{platforms: [], flows: [], shops: []}")
 
 
-def test_who_waits_for_what_goes_is_said_before(apply: Apply, rung: list[Any]) -> None:
+def test_apply_notes_jobs_that_retirement_cancels(apply: Apply, sent_wakeups: list[Any]) -> None:
     apply(MARKET)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
     said = apply("{shops: [], flows: []}", "--dry-run")
@@ -124,7 +124,7 @@ def test_who_waits_for_what_goes_is_said_before(apply: Apply, rung: list[Any]) -
 # --- what somebody paused ---------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_does_not_mention_a_pause_leaves_it_alone(apply: Apply) -> None:
+def test_apply_without_pause_key_keeps_pause(apply: Apply) -> None:
     apply(MARKET)
     Shop.objects.update(paused=True)
     Platform.objects.update(paused=True)
@@ -136,15 +136,15 @@ def test_a_file_that_does_not_mention_a_pause_leaves_it_alone(apply: Apply) -> N
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["name: 拼多多", "name: 旗舰店"])
-def test_a_file_that_ends_a_pause_wakes_the_shop(apply: Apply, rung: list[Any], where: str) -> None:
+def test_apply_that_ends_pause_wakes_shop(apply: Apply, sent_wakeups: list[Any], where: str) -> None:
     apply(MARKET.replace(where, f"{where}, paused: true"))
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
-    rung.clear()
+    sent_wakeups.clear()
     apply(MARKET.replace(where, f"{where}, paused: false"))
-    assert [hint.route for hint in rung] == [Shop.objects.get().pk]
+    assert [hint.route for hint in sent_wakeups] == [Shop.objects.get().pk]
 
 
-def test_applying_a_file_logs_nobody_in(apply: Apply) -> None:
+def test_apply_keeps_needed_login(apply: Apply) -> None:
     apply(MARKET)
     lost_at = datetime(2026, 3, 1, tzinfo=UTC)
     Shop.objects.update(login_state="needed", login_lost_at=lost_at)
@@ -177,13 +177,13 @@ def test_applying_a_file_logs_nobody_in(apply: Apply) -> None:
         ),
     ],
 )
-def test_a_shop_that_cannot_be_meant(refused: Refused, shops: str, problem: str) -> None:
-    (line, *_) = refused(f"{{platforms: [{{key: pdd}}], shops: [{shops}]}}")
+def test_apply_with_invalid_shop_names_problem(refusal_of: Refused, shops: str, problem: str) -> None:
+    (line, *_) = refusal_of(f"{{platforms: [{{key: pdd}}], shops: [{shops}]}}")
     assert line.startswith(problem)
 
 
-def test_two_shops_never_share_a_profile_whatever_their_names(refused: Refused) -> None:
-    said = refused(
+def test_apply_refuses_equal_default_profiles(refusal_of: Refused) -> None:
+    said = refusal_of(
         """
         platforms: [{key: a}, {key: a-b}]
         shops: [{platform: a, shop_id: b-c}, {platform: a-b, shop_id: c}]
@@ -192,12 +192,12 @@ def test_two_shops_never_share_a_profile_whatever_their_names(refused: Refused) 
     assert said[0] == "shops[1].profile_id: browser profile “a-b-c” is used at shops[0] too"
 
 
-def test_a_profile_is_not_handed_on_even_by_a_shop_that_is_gone(apply: Apply, refused: Refused) -> None:
+def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused) -> None:
     apply(EVERYTHING)
-    said = refused("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")
+    said = refusal_of("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")
     assert said[0] == "shops[0].profile_id: browser profile “old.1” belongs to pdd/s1; set another one"
     apply("shops: []")
-    assert refused("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")[0] == said[0]
+    assert refusal_of("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")[0] == said[0]
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_a_profile_is_not_handed_on_even_by_a_shop_that_is_gone(apply: Apply, re
         ('command: ["true", "{param}"], environment: [HOME]', "flows[0].environment: HOME is set"),
     ],
 )
-def test_a_flow_that_cannot_work(refused: Refused, flow: str, problem: str) -> None:
-    (line, *_) = refused(f"{{platforms: [{{key: pdd}}], flows: [{{platform: pdd, task_type: sync, {flow}}}]}}")
+def test_apply_with_invalid_flow_names_problem(refusal_of: Refused, flow: str, problem: str) -> None:
+    (line, *_) = refusal_of(f"{{platforms: [{{key: pdd}}], flows: [{{platform: pdd, task_type: sync, {flow}}}]}}")
     assert line.startswith(problem), line
     assert len(line) > len(problem) or not problem.endswith(" ")
     assert not Flow.objects.exists()
 
 
-def test_apply_program_that_this_machine_lacks_is_a_note(apply: Apply) -> None:
+def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
     flow = '{platform: pdd, task_type: sync, command: [no-such-program, "{param}"]}'
     said = apply(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")
     assert "flow pdd/sync: no-such-program was not found on this machine" in said
@@ -253,14 +253,14 @@ def test_apply_program_that_this_machine_lacks_is_a_note(apply: Apply) -> None:
         ("{key: pdd, paused: maybe}", "platforms[0].paused: must be true or false"),
     ],
 )
-def test_a_platform_that_cannot_be_meant(refused: Refused, platform: str, problem: str) -> None:
-    assert refused(f"platforms: [{platform}]")[0].startswith(problem)
+def test_apply_with_invalid_platform_names_problem(refusal_of: Refused, platform: str, problem: str) -> None:
+    assert refusal_of(f"platforms: [{platform}]")[0].startswith(problem)
 
 
 # --- the demo's file, and any other -----------------------------------------------------------------------------------
 
 
-def test_the_demos_market_works_on_this_machine(apply: Apply, export: Apply) -> None:
+def test_apply_of_demo_file_works(apply: Apply, export: Apply) -> None:
     apply(DEMO.read_text(encoding="utf-8"))
     assert [str(shop.shop_id) for shop in Shop.objects.all()] == ["s1", "s2", "s3"]
     for flow in Flow.objects.all():
@@ -340,7 +340,7 @@ def apply_market(market: dict[str, Any]) -> plan.ChangePlan:
 
 @settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
 @given(first=markets(), second=markets())
-def test_any_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_apply_of_generated_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
     with transaction.atomic():
         for market in (first, second):
             try:

@@ -50,7 +50,7 @@ def is_running(stack: RunningStack, program: str) -> bool:
     return stack.supervisor.states()[program] == "RUNNING"
 
 
-def test_web_direct_client_cannot_choose_the_address_of_its_login(stack: RunningStack) -> None:
+def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> None:
     token = "t" * 32
     form = f"csrfmiddlewaretoken={token}&username=ann&password=wrong"
     headers = {"Cookie": f"csrftoken={token}", "Content-Type": "application/x-www-form-urlencoded"}
@@ -66,7 +66,7 @@ def test_web_direct_client_cannot_choose_the_address_of_its_login(stack: Running
 
 @pytest.mark.faults
 @pytest.mark.parametrize("program", ["web", "beat"])
-def test_a_killed_program_is_started_again(stack: RunningStack, program: str) -> None:
+def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
     killed = stack.kill(program)
     stack.wait_until(lambda: stack.pids.get(program, killed) != killed, PATIENCE)
     stack.wait_until(lambda: is_running(stack, program), PATIENCE)
@@ -75,13 +75,13 @@ def test_a_killed_program_is_started_again(stack: RunningStack, program: str) ->
 
 @pytest.mark.faults
 @pytest.mark.parametrize("server", ["PostgreSQL", "Valkey"])
-def test_a_killed_server_comes_back_at_its_address(stack: RunningStack, server: str) -> None:
+def test_killed_server_returns_at_its_address(stack: RunningStack, server: str) -> None:
     before, killed = stack.endpoints, stack.kill(server)
     stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, PATIENCE)
     assert servers.start_servers(stack.state_dir) == before  # proves that both answer
 
 
-def test_flower_serves_nothing_without_its_login(stack: RunningStack) -> None:
+def test_flower_without_login_serves_nothing(stack: RunningStack) -> None:
     login = f"aftertouch:{read_or_create_secret(stack.state_dir, 'flower')}"
     stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, PATIENCE)
     for path in ("/workers", "/metrics", "/healthcheck", "/api/workers"):
@@ -93,11 +93,11 @@ def test_flower_serves_nothing_without_its_login(stack: RunningStack) -> None:
         assert login not in " ".join(psutil.Process(pid).cmdline())
 
 
-def test_manage_py_reaches_the_same_servers(stack: RunningStack) -> None:
+def test_manage_uses_servers_of_the_stack(stack: RunningStack) -> None:
     assert "[X]" in stack.manage("showmigrations", "contenttypes")
 
 
-def test_a_second_stack_of_the_same_folder_is_refused(stack: RunningStack) -> None:
+def test_second_stack_in_folder_is_refused(stack: RunningStack) -> None:
     refused = run("run", stack.state_dir)
     assert refused.returncode == 1
     assert "already runs" in refused.stderr
@@ -113,7 +113,7 @@ def run(action: str, state_dir: Path, **env: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("variable", ["AFTERTOUCH_PORT", "AFTERTOUCH_FLOWER_PORT"])
-def test_a_taken_port_names_its_setting_and_nothing_is_started(tmp_path: Path, variable: str) -> None:
+def test_taken_port_names_setting_and_starts_nothing(tmp_path: Path, variable: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = run("run", tmp_path / "state", **{variable: str(port)})
@@ -123,7 +123,7 @@ def test_a_taken_port_names_its_setting_and_nothing_is_started(tmp_path: Path, v
     assert not (tmp_path / "state" / "postgres").exists()
 
 
-def test_a_program_that_cannot_be_started_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program("broken", "-c exit(3)")
     settings = Environment(aftertouch_state_dir=tmp_path)
     monkeypatch.setattr(foreground, "LIVE_WITHIN", 600.0)
@@ -137,7 +137,7 @@ def test_a_program_that_cannot_be_started_is_named_at_once(tmp_path: Path, monke
 
 
 @pytest.mark.faults
-def test_a_stack_leaves_nothing_behind_though_its_owner_is_killed(tmp_path: Path) -> None:
+def test_stack_with_killed_owner_leaves_no_process(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     with running_stack(programs=["beat"], state_dir=state_dir) as stack:
         programs = [psutil.Process(pid) for pid in stack.pids.values()]
@@ -150,7 +150,7 @@ def test_a_stack_leaves_nothing_behind_though_its_owner_is_killed(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_everything_and_is_no_error(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_stack_without_error(tmp_path: Path, number: signal.Signals) -> None:
     state_dir = tmp_path / "state"
     with running_stack(programs=["beat"], state_dir=state_dir):
         owner = ownership.owner_pid(state_dir)
@@ -162,7 +162,7 @@ def test_a_signal_stops_everything_and_is_no_error(tmp_path: Path, number: signa
         assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
 
 
-def test_a_long_folder_name_gets_a_short_socket(tmp_path: Path) -> None:
+def test_socket_path_of_long_folder_is_short(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     assert len(os.fsencode(socket_path(long))) <= SOCKET_PATH_LIMIT
     assert socket_path(long) == socket_path(long) != socket_path(tmp_path / ("y" * 100))
@@ -187,7 +187,7 @@ while True:
 """
 
 
-def test_stop_asks_all_programs_at_once(tmp_path: Path) -> None:
+def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
     """One after another, their times would add up to more than the supervisor has, and the last would get none."""
     (tmp_path / "program.py").write_text(WAITS_FOR_THE_OTHER)
     names = ("one", "two")
@@ -206,6 +206,6 @@ def test_stop_asks_all_programs_at_once(tmp_path: Path) -> None:
     assert [name for name in names if not (tmp_path / f"{name}.ended").exists()] == []
 
 
-def test_stop_gives_the_owner_time_for_every_program_and_server() -> None:
+def test_stop_time_limit_covers_programs_and_servers() -> None:
     assert stop_time_limit(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
     assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN

@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from rpa_tasks import checks
 from rpa_tasks.models import Flow
 from rpa_tasks.worker import runner
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 
 pytestmark = pytest.mark.django_db
 
@@ -23,7 +23,7 @@ def found(*databases: str) -> list[tuple[str | None, str]]:
     return [(each.id, each.msg) for each in ours]
 
 
-def test_a_flow_whose_program_is_gone_is_named(market: Market) -> None:
+def test_check_warns_of_missing_flow_program(market: Market) -> None:
     assert found("default") == []
     Flow.objects.filter(pk=market.sync.pk).update(command=["/nowhere/rpa-cli", "{param}"])
     ((id, message),) = found("default")
@@ -32,30 +32,30 @@ def test_a_flow_whose_program_is_gone_is_named(market: Market) -> None:
     assert "/nowhere/rpa-cli" in message
 
 
-def test_what_is_retired_may_be_broken(market: Market) -> None:
+def test_check_ignores_retired_flow(market: Market) -> None:
     market.flow("retired", command=["nope"], retired_at=now())
     assert found("default") == []
 
 
-def test_without_leave_the_database_is_not_asked(market: Market, django_assert_num_queries: Any) -> None:
+def test_check_without_database_runs_no_query(market: Market, django_assert_num_queries: Any) -> None:
     Flow.objects.update(command=["nope"])
     with django_assert_num_queries(0):
         assert found() == []
 
 
-def test_before_the_first_migration_there_is_nothing_to_say(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_before_first_migration_reports_nothing(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     Flow.objects.update(command=["nope"])
     monkeypatch.setattr(connection.introspection, "table_names", lambda *_: ["auth_user"])
     assert found("default") == []
 
 
-def test_in_the_middle_of_an_upgrade_there_is_nothing_to_say(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_during_upgrade_reports_nothing(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     Flow.objects.update(command=["nope"])
     monkeypatch.setattr(checks, "_existing_columns", lambda _: {"a_column_that_is_to_come"})
     assert found("default") == []
 
 
-def test_a_lease_that_two_lost_renewals_would_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_too_short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == []
     monkeypatch.setattr(runner, "LEASE", timedelta(seconds=3 * runner.RENEW_INTERVAL - 1))
     ((id, _),) = found()

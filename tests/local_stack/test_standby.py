@@ -30,9 +30,7 @@ def tick(beat: LeaderScheduler, valkey: Any, *, times: int) -> int:
     return int(valkey.llen("mq:ticks") - before)
 
 
-def test_tick_of_a_standby_publishes_nothing_until_the_leader_is_gone(
-    valkey: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tick_of_standby_publishes_only_after_leader_is_gone(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
     try:
@@ -50,7 +48,7 @@ def test_tick_of_a_standby_publishes_nothing_until_the_leader_is_gone(
         standby.close()
 
 
-def test_tick_of_a_leader_whose_lock_is_lost_publishes_nothing(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_of_leader_without_lock_publishes_nothing(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL ended its session, and another beat leads since."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from rpa_tasks.models import Job
 from scheduling.api.app import api as described
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import PATIENCE, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,7 +24,7 @@ assert len(OPERATIONS) == 10
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
-def test_nothing_that_is_sent_makes_the_server_fail(api: Client, market: Market, operation: Any) -> None:
+def test_rpa_api_answers_generated_requests_without_5xx(api: Client, market: Market, operation: Any) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     Job.objects.create(shop=market.s1, flow=market.sync, due_at=at, planned_at=at)
 
@@ -40,7 +40,7 @@ def test_nothing_that_is_sent_makes_the_server_fail(api: Client, market: Market,
     story()
 
 
-def test_values_that_exist_are_fuzzed_too(api: Client, market: Market) -> None:
+def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: Market) -> None:
     """The description does not know the shops, so a machine would never get behind the first lookup."""
     (operation,) = [each for each in OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from rpa_tasks.models import Breaker, Job, Lane, Platform, Shop
 from scheduling.ids import new_id
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import Client, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def test_a_shop_says_whether_it_gets_on(api: Client, market: Market) -> None:
+def test_list_shops_returns_login_pause_and_jobs(api: Client, market: Market) -> None:
     running = new_id()
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT, paused=True)
     Platform.objects.update(paused=True)
@@ -38,7 +38,7 @@ def test_a_shop_says_whether_it_gets_on(api: Client, market: Market) -> None:
     assert (second["shop_id"], second["login"], second["waiting"], second["running"]) == ("s2", "ok", 0, None)
 
 
-def test_shops_are_found_and_paged(api: Client, market: Market) -> None:
+def test_list_shops_filters_and_pages(api: Client, market: Market) -> None:
     temu = Platform.objects.create(key="temu")
     market.shop("t1", platform=temu, login_state="needed")
     market.shop("gone", retired_at=AT)
@@ -58,14 +58,14 @@ def test_shops_are_found_and_paged(api: Client, market: Market) -> None:
     assert api.get("/rpa/shops", login="maybe").status_code == 422
 
 
-def test_a_person_has_logged_the_shop_in(api: Client, market: Market) -> None:
+def test_logged_in_request_clears_needed_login(api: Client, market: Market) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
     answer = api("POST", "/rpa/shops/pdd/s1/logged-in")
     assert (answer.status_code, answer.json()["login"], answer.json()["login_lost_at"]) == (200, "ok", None)
     assert market.s1.history.latest().history_change_reason == "logged in by api:shop"
 
 
-def test_pausing_and_going_on(api: Client, market: Market) -> None:
+def test_pause_and_resume_requests_record_history(api: Client, market: Market) -> None:
     assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
     assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
     assert api("POST", "/rpa/shops/pdd/s1/resume").json()["paused"] is False
@@ -74,21 +74,21 @@ def test_pausing_and_going_on(api: Client, market: Market) -> None:
     assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
 
 
-def test_of_many_who_pause_at_once_one_is_noted(api: Client, market: Market) -> None:
+def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
     answers = at_once(8, lambda _: api("POST", "/rpa/shops/pdd/s1/pause"))
     assert {answer.status_code for answer in answers} == {200}
     assert market.s1.history.filter(history_change_reason="paused by api:shop").count() == 1
 
 
 @pytest.mark.parametrize("action", ["logged-in", "pause", "resume"])
-def test_a_shop_that_is_not_there(api: Client, market: Market, action: str) -> None:
+def test_action_on_unknown_shop_returns_404(api: Client, market: Market, action: str) -> None:
     market.shop("gone", retired_at=AT)
     for path in ("pdd/s9", "temu/s1", "pdd/gone"):
         assert api("POST", f"/rpa/shops/{path}/{action}").status_code == 404, path
     assert api("POST", f"/rpa/shops/pdd/%00/{action}").status_code == 422
 
 
-def test_rebalance_releases_free_shops_of_a_platform_or_a_node(api: Client, market: Market) -> None:
+def test_rebalance_releases_shops_without_running_job(api: Client, market: Market) -> None:
     Lane.objects.filter(shop=market.s1).update(home="n1")
     Lane.objects.filter(shop=market.s2).update(home="n1", task_id=new_id())
 
@@ -108,7 +108,7 @@ def test_rebalance_releases_free_shops_of_a_platform_or_a_node(api: Client, mark
         ({"platform": "pdd", "more": 1}, 422),
     ],
 )
-def test_rebalance_unclear_request_releases_nothing(
+def test_rebalance_with_invalid_request_releases_nothing(
     api: Client, market: Market, wish: dict[str, Any], status: int
 ) -> None:
     Lane.objects.update(home="n1")

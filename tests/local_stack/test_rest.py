@@ -35,7 +35,7 @@ def scheduler(transactional_db: None, valkey: Any) -> Iterator[LeaderScheduler]:
     made.close()
 
 
-def test_beat_sleeps_until_the_next_is_due(scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beat_sleeps_until_next_entry_is_due(scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery's own wakes 10 ms early and turns without a pause."""
     for each in PeriodicTask.objects.all():
         each.enabled = False
@@ -52,7 +52,7 @@ def test_beat_sleeps_until_the_next_is_due(scheduler: LeaderScheduler, monkeypat
     assert ticks < 5 * len(sent)
 
 
-def test_beat_schedules_only_the_passes(scheduler: LeaderScheduler) -> None:
+def test_beat_schedules_exactly_the_passes(scheduler: LeaderScheduler) -> None:
     """At each hour of the day: django-celery-beat leaves out a crontab entry that is not due soon."""
     assert set(PeriodicTask.objects.values_list("task", flat=True)) == PASSES
 
@@ -65,7 +65,7 @@ def tick_until_nothing_is_due(scheduler: LeaderScheduler) -> None:
     assert wait_until(lambda: scheduler.tick() > 0, 60, pause=0), "beat always finds something due"
 
 
-def test_passes_that_nobody_takes_do_not_fill_redis(
+def test_beat_with_full_backlog_publishes_no_passes(
     scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps what has expired until a worker looks at it. What ops have scheduled goes out all the same."""
@@ -80,7 +80,7 @@ def test_passes_that_nobody_takes_do_not_fill_redis(
     assert alive, "whatever it publishes, it ticks"
 
 
-def test_passes_go_on_when_they_are_taken(
+def test_beat_with_drained_backlog_publishes_passes_again(
     scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)
@@ -92,9 +92,7 @@ def test_passes_go_on_when_they_are_taken(
     assert set(tasks_in(valkey)) == PASSES
 
 
-def test_what_waits_is_asked_seldom_and_costs_no_pass(
-    scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_backlog_check_is_rate_limited(scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", 3600.0)
     asked: list[str] = []
 
@@ -108,19 +106,19 @@ def test_what_waits_is_asked_seldom_and_costs_no_pass(
     assert not scheduler._backlog.is_full(SimpleNamespace(channel=object())), "RabbitMQ is not asked"
 
 
-def line(logger: str, level: int = logging.INFO, **context: Any) -> logging.LogRecord:
+def make_log_record(logger: str, level: int = logging.INFO, **context: Any) -> logging.LogRecord:
     return logging.LogRecord(logger, level, "", 0, "Task %(name)s[%(id)s] …", (context,), None)
 
 
-def test_a_pass_fills_no_log_and_a_failed_one_does() -> None:
+def test_log_filter_drops_passes_but_keeps_their_errors() -> None:
     shown = WithoutPasses().filter
-    assert not shown(line("celery.app.trace", name=dispatch_due.name, id="1"))
-    assert shown(line("celery.app.trace", logging.ERROR, name=dispatch_due.name, id="1"))
-    assert shown(line("celery.app.trace", name=deliver.name, id="1"))
+    assert not shown(make_log_record("celery.app.trace", name=dispatch_due.name, id="1"))
+    assert shown(make_log_record("celery.app.trace", logging.ERROR, name=dispatch_due.name, id="1"))
+    assert shown(make_log_record("celery.app.trace", name=deliver.name, id="1"))
     assert shown(logging.LogRecord("celery.worker.strategy", logging.INFO, "", 0, "%s", ("a line",), None))
 
 
-def test_flower_shows_work_and_no_passes() -> None:
+def test_task_events_are_sent_for_work_but_not_for_passes() -> None:
     app.loader.import_default_modules()
     silent = {name for name, task in app.tasks.items() if not task.send_events}
     assert silent == PASSES

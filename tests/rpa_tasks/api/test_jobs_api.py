@@ -14,7 +14,7 @@ from rpa_tasks.models import Evidence, Job, Run
 from rpa_tasks.worker.evidence import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from scheduling.operations import commands
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import Client, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,12 +27,12 @@ BRIEF = {
 LATER = 3_600
 
 
-def wish(shop_id: str = "s1", **changes: Any) -> dict[str, Any]:
+def job_request(shop_id: str = "s1", **changes: Any) -> dict[str, Any]:
     return {"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes
 
 
 def publish(api: Client, shop_id: str = "s1", **changes: Any) -> str:
-    answer = api("POST", "/rpa/jobs", wish(shop_id, **changes))
+    answer = api("POST", "/rpa/jobs", job_request(shop_id, **changes))
     assert answer.status_code == 202, answer.text
     task_id: str = answer.json()["task_id"]
     return task_id
@@ -44,8 +44,8 @@ def fields_of(answer: Any) -> list[str]:
     return [each["field"] for each in answer.json()["errors"]]
 
 
-def test_a_job_is_accepted_and_stored(api: Client) -> None:
-    answer = api("POST", "/rpa/jobs", wish(payload={"since": "2026-03-01"}, priority="high", delay_seconds=90.5))
+def test_publish_job_stores_request(api: Client) -> None:
+    answer = api("POST", "/rpa/jobs", job_request(payload={"since": "2026-03-01"}, priority="high", delay_seconds=90.5))
 
     assert answer.status_code == 202
     row = Job.objects.get()
@@ -54,17 +54,17 @@ def test_a_job_is_accepted_and_stored(api: Client) -> None:
     assert timedelta(seconds=90) < row.due_at - row.created_at < timedelta(seconds=91)
 
 
-def test_a_second_request_merges_into_the_one_that_waits(api: Client) -> None:
+def test_publish_job_merges_into_waiting_job(api: Client) -> None:
     first = publish(api, delay_seconds=LATER, payload={"n": 1})
-    answer = api("POST", "/rpa/jobs", wish(delay_seconds=LATER, payload={"n": 2}, priority="high")).json()
+    answer = api("POST", "/rpa/jobs", job_request(delay_seconds=LATER, payload={"n": 2}, priority="high")).json()
     assert answer == {"task_id": first, "duplicate": True, "state": "scheduled"}
     assert publish(api, delay_seconds=LATER, dedupe_key="other") != first
     told = api.get(f"/rpa/jobs/{first}").json()
     assert (told["payload"], told["priority"], told["requests"]) == ({"n": 2}, "high", 2)
 
 
-def test_of_many_who_publish_at_once_one_makes_a_job(api: Client) -> None:
-    answers = at_once(10, lambda _: api("POST", "/rpa/jobs", wish(delay_seconds=LATER)).json())
+def test_concurrent_publish_requests_create_one_job(api: Client) -> None:
+    answers = at_once(10, lambda _: api("POST", "/rpa/jobs", job_request(delay_seconds=LATER)).json())
     assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 9
     assert {answer["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
 
@@ -92,20 +92,20 @@ def test_of_many_who_publish_at_once_one_makes_a_job(api: Client) -> None:
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_what_cannot_be_meant_is_named(api: Client, changes: dict[str, Any], field: str) -> None:
-    assert fields_of(api("POST", "/rpa/jobs", wish() | changes)) == [field]
+def test_publish_job_with_invalid_member_names_field(api: Client, changes: dict[str, Any], field: str) -> None:
+    assert fields_of(api("POST", "/rpa/jobs", job_request() | changes)) == [field]
     assert not Job.objects.exists()
 
 
-def test_a_retired_shop_and_flow_are_unknown(api: Client, market: Market) -> None:
+def test_publish_job_for_retired_shop_or_flow_is_refused(api: Client, market: Market) -> None:
     market.s1.retired_at = market.sync.retired_at = datetime.now(UTC)
     market.s1.save()
-    assert fields_of(api("POST", "/rpa/jobs", wish())) == ["shop_id"]
+    assert fields_of(api("POST", "/rpa/jobs", job_request())) == ["shop_id"]
     market.sync.save()
-    assert fields_of(api("POST", "/rpa/jobs", wish("s2"))) == ["task_type"]
+    assert fields_of(api("POST", "/rpa/jobs", job_request("s2"))) == ["task_type"]
 
 
-def test_a_payload_that_does_not_fit_its_schema_is_named_by_path(api: Client, market: Market) -> None:
+def test_publish_job_with_invalid_payload_names_paths(api: Client, market: Market) -> None:
     market.sync.payload_schema = {
         "type": "object",
         "required": ["reply"],
@@ -113,18 +113,18 @@ def test_a_payload_that_does_not_fit_its_schema_is_named_by_path(api: Client, ma
     }
     market.sync.save()
     payload = {"reply": "", "x": {"y": "no"}, "list": ["ok", "z" * 9_000]}
-    answer = api("POST", "/rpa/jobs", wish(payload=payload))
+    answer = api("POST", "/rpa/jobs", job_request(payload=payload))
     assert sorted(fields_of(answer)) == ["payload.list.1", "payload.x.y"]
     assert len(answer.text) < 2_000
-    assert fields_of(api("POST", "/rpa/jobs", wish())) == ["payload"]
+    assert fields_of(api("POST", "/rpa/jobs", job_request())) == ["payload"]
     publish(api, payload={"reply": "您好", "x": {"y": 3}})
 
 
-def test_a_full_backlog_is_refused_with_a_time_to_come_back(api: Client, market: Market) -> None:
+def test_publish_job_above_backlog_returns_429_with_retry_after(api: Client, market: Market) -> None:
     market.s1.backlog_limit = 1
     market.s1.save()
     first = publish(api, delay_seconds=LATER)
-    answer = api("POST", "/rpa/jobs", wish(delay_seconds=LATER, dedupe_key="k"))
+    answer = api("POST", "/rpa/jobs", job_request(delay_seconds=LATER, dedupe_key="k"))
     assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
     assert int(answer.headers["Retry-After"]) >= 60
     assert "pdd/s1" in answer.json()["detail"]
@@ -132,9 +132,9 @@ def test_a_full_backlog_is_refused_with_a_time_to_come_back(api: Client, market:
     publish(api, "s2", delay_seconds=LATER)
 
 
-def test_a_key_for_something_else_opens_nothing(server: str, house: None, market: Market) -> None:
+def test_rpa_api_without_scope_returns_403(server: str, initial_rows: None, market: Market) -> None:
     other = Client(server, commands.create_api_key("other", ["events", "touches"]))
-    assert other("POST", "/rpa/jobs", wish()).status_code == 403
+    assert other("POST", "/rpa/jobs", job_request()).status_code == 403
     for path in ("/rpa/jobs", "/rpa/shops", f"/rpa/jobs/{new_id()}", f"/rpa/jobs/{new_id()}/evidence/1"):
         assert other.get(path).status_code == 403, path
 
@@ -150,7 +150,7 @@ def jobs(api: Client, market: Market) -> dict[str, str]:
     }
 
 
-def test_jobs_are_found_by_what_they_are(api: Client, jobs: dict[str, str]) -> None:
+def test_list_jobs_filters_by_members(api: Client, jobs: dict[str, str]) -> None:
     Job.objects.filter(pk=jobs["s2 sync"]).update(state="succeeded")
     names = {task_id: name for name, task_id in jobs.items()}
 
@@ -171,11 +171,11 @@ def test_jobs_are_found_by_what_they_are(api: Client, jobs: dict[str, str]) -> N
     ("query", "field"),
     [({"state": "lost"}, "state"), ({"limit": 0}, "limit"), ({"limit": 201}, "limit"), ({"cursor": "x"}, "cursor")],
 )
-def test_a_question_that_cannot_be_meant(api: Client, query: dict[str, Any], field: str) -> None:
+def test_list_jobs_names_invalid_field(api: Client, query: dict[str, Any], field: str) -> None:
     assert fields_of(api.get("/rpa/jobs", **query)) == [field]
 
 
-def test_pages_of_jobs_follow_each_other(api: Client, jobs: dict[str, str]) -> None:
+def test_list_jobs_pages_are_consecutive(api: Client, jobs: dict[str, str]) -> None:
     first = api.get("/rpa/jobs", limit=2).json()
     second = api.get("/rpa/jobs", limit=2, cursor=first["next"]).json()
     assert [item["task_id"] for item in first["items"] + second["items"]] == list(reversed(jobs.values()))
@@ -198,7 +198,7 @@ def failed(api: Client) -> Callable[[], Job]:
     return failed
 
 
-def test_a_job_says_everything_about_itself(api: Client, failed: Callable[[], Job]) -> None:
+def test_get_job_returns_runs_and_evidence(api: Client, failed: Callable[[], Job]) -> None:
     row = failed()
     told = api.get(f"/rpa/jobs/{row.task_id}").json()
 
@@ -210,7 +210,7 @@ def test_a_job_says_everything_about_itself(api: Client, failed: Callable[[], Jo
     assert [each["kind"] for each in run["evidence"]] == ["screenshot", "html"]
 
 
-def test_evidence_is_a_download_that_no_browser_runs(api: Client, failed: Callable[[], Job]) -> None:
+def test_evidence_is_served_as_attachment(api: Client, failed: Callable[[], Job]) -> None:
     (run,) = api.get(f"/rpa/jobs/{failed().task_id}").json()["runs"]
     picture, page = (api.get(each["url"].removeprefix("/api/v1")) for each in run["evidence"])
     assert (picture.headers["content-type"], picture.content) == ("image/png", b"\x89PNG\r\n\x1a\n...")
@@ -228,7 +228,7 @@ def test_evidence_is_a_download_that_no_browser_runs(api: Client, failed: Callab
         (zlib.compress(b"whole")[:-4], b"whole"),
     ],
 )
-def test_evidence_of_any_kind_neither_breaks_nor_floods_a_page(
+def test_evidence_with_damaged_or_large_content_is_limited(
     api: Client, failed: Callable[[], Job], kept: bytes, given: bytes
 ) -> None:
     """A node may write what it likes, and a few bytes of zlib may hold gigabytes."""
@@ -238,7 +238,7 @@ def test_evidence_of_any_kind_neither_breaks_nor_floods_a_page(
     assert (page.status_code, page.content == given) == (200, True)
 
 
-def test_evidence_belongs_to_its_job(api: Client, failed: Callable[[], Job]) -> None:
+def test_evidence_of_other_job_returns_404(api: Client, failed: Callable[[], Job]) -> None:
     row = failed()
     (run,) = api.get(f"/rpa/jobs/{row.task_id}").json()["runs"]
     number = run["evidence"][0]["url"].rpartition("/")[2]
@@ -247,14 +247,14 @@ def test_evidence_belongs_to_its_job(api: Client, failed: Callable[[], Job]) -> 
         assert api.get(f"/rpa/jobs/{row.task_id}/evidence/{wrong}").status_code == 404, wrong
 
 
-def test_a_job_that_waits_is_called_off(api: Client) -> None:
+def test_cancel_of_waiting_job_ends_it(api: Client) -> None:
     task_id = publish(api, delay_seconds=LATER)
     told = api("POST", f"/rpa/jobs/{task_id}/cancel").json()
     assert (told["state"], told["reason"]) == ("cancelled", "by:api:shop")
     assert api("POST", f"/rpa/jobs/{task_id}/cancel").status_code == 409
 
 
-def test_a_job_that_runs_is_asked_to_stop(api: Client) -> None:
+def test_cancel_of_running_job_requests_stop(api: Client) -> None:
     task_id = publish(api, delay_seconds=LATER)
     Job.objects.filter(pk=task_id).update(state="running", lease_until=datetime(2099, 1, 1, tzinfo=UTC))
     told = api("POST", f"/rpa/jobs/{task_id}/cancel").json()
@@ -263,12 +263,12 @@ def test_a_job_that_runs_is_asked_to_stop(api: Client) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/rpa/jobs/{}"), ("POST", "/rpa/jobs/{}/cancel")])
-def test_a_job_that_is_not_there(api: Client, method: str, path: str) -> None:
+def test_unknown_job_returns_404(api: Client, method: str, path: str) -> None:
     assert api(method, path.format(UUID(int=7))).status_code == 404
     assert api(method, path.format("no-uuid")).status_code == 422
 
 
-def test_a_retry_names_its_origin_and_is_named_there(api: Client, failed: Callable[[], Job], market: Market) -> None:
+def test_retried_job_links_origin_and_retry(api: Client, failed: Callable[[], Job], market: Market) -> None:
     old = failed()
     again = Job.objects.create(
         shop=market.s1, flow=market.sync, retry_of=old.task_id, root_id=old.root_id, due_at=old.due_at,

@@ -21,7 +21,7 @@ from scheduling.tasks import deliver, dispatch_due
     ],
     ids=["a defect", "retried", "a tick"],
 )
-def test_on_failure_of_a_task_keeps_what_does_not_come_back(task: Any, error: Exception, kept: list[str]) -> None:
+def test_on_failure_records_only_tasks_without_retry(task: Any, error: Exception, kept: list[str]) -> None:
     task.on_failure(error, "id", [["t1"]], {}, None)
     rows = FailedTask.objects.filter(origin="message", reason="task_error")
     assert [row.detail for row in rows] == kept

@@ -31,7 +31,7 @@ from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import PATIENCE, at_once
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
@@ -53,7 +53,7 @@ scheduled_rounds.publish_waiting_rounds()
 """
 
 
-def elsewhere(act: Callable[[], Any]) -> Any:
+def run_on_other_connection(act: Callable[[], Any]) -> Any:
     """Do it over a connection of its own."""
 
     def run() -> Any:
@@ -66,13 +66,13 @@ def elsewhere(act: Callable[[], Any]) -> Any:
         return pool.submit(run).result(PATIENCE)
 
 
-def wrong(**changes: Any) -> list[str]:
+def invalid_fields(**changes: Any) -> list[str]:
     with pytest.raises(InvalidInput) as error:
         schedules.publish_schedule(ORDER | changes)
     return [each.field for each in error.value.errors]
 
 
-def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
+def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeups: list[Any]) -> None:
     market.shop("gone", retired_at=now())
     told = schedules.publish_schedule(ORDER | {"priority": "low", "payload": {"n": 1}})
     assert told == BulkPublishCounts(published=2)
@@ -82,12 +82,12 @@ def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
     assert all(job.payload == {"n": 1} for job in Job.objects.all())
 
 
-def test_only_the_shops_that_are_named(market: Market, rung: list[Any]) -> None:
+def test_schedule_publishes_for_listed_shops(market: Market, sent_wakeups: list[Any]) -> None:
     assert schedules.publish_schedule(ORDER | {"shops": ["s2"]}).published == 1
     assert Job.objects.get().shop == market.s2
 
 
-def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> None:
+def test_schedule_leaves_waiting_job_unchanged(market: Market, sent_wakeups: list[Any]) -> None:
     publish_job(
         PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2)
     )
@@ -102,7 +102,7 @@ def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> Non
     assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2)
 
 
-def test_publish_for_shops_of_a_flow_that_merges_nothing_keeps_each_payload(market: Market, rung: list[Any]) -> None:
+def test_schedule_without_dedupe_keeps_each_payload(market: Market, sent_wakeups: list[Any]) -> None:
     """Two schedules of one flow; the same payload is still not published twice."""
     market.sync.dedupe_by = "none"
     market.sync.save()
@@ -112,19 +112,19 @@ def test_publish_for_shops_of_a_flow_that_merges_nothing_keeps_each_payload(mark
     assert sorted(job.payload["n"] for job in Job.objects.all()) == [1, 1, 2, 2]
 
 
-def test_one_that_runs_does_not_keep_the_next_from_waiting(market: Market, rung: list[Any]) -> None:
+def test_schedule_publishes_behind_running_job(market: Market, sent_wakeups: list[Any]) -> None:
     schedules.publish_schedule(ORDER)
     Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
     assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, waiting=1)
 
 
-def test_a_shop_whose_backlog_is_full_is_passed_over(market: Market, rung: list[Any]) -> None:
+def test_schedule_skips_shop_with_full_backlog(market: Market, sent_wakeups: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
     assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, refused=1)
 
 
-def test_a_platform_whose_backlog_is_full_takes_what_it_has_room_for(market: Market, rung: list[Any]) -> None:
+def test_schedule_fills_platform_backlog_to_its_limit(market: Market, sent_wakeups: list[Any]) -> None:
     market.pdd.backlog_limit = 3
     market.pdd.save()
     for number in range(4):
@@ -134,7 +134,7 @@ def test_a_platform_whose_backlog_is_full_takes_what_it_has_room_for(market: Mar
     assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2, refused=4)
 
 
-def test_a_round_makes_what_publishing_would_have_made(market: Market, rung: list[Any]) -> None:
+def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeups: list[Any]) -> None:
     """Two statements insert jobs; they must not drift apart."""
     for delay in (0, 120):
         Job.objects.all().delete()
@@ -155,13 +155,13 @@ def test_a_round_makes_what_publishing_would_have_made(market: Market, rung: lis
             assert row["lease_until"] is None or row["lease_until"] - row["due_at"] == timedelta(seconds=10)
 
 
-def test_only_what_is_due_soon_rings_the_bell(market: Market, rung: list[Any]) -> None:
+def test_publish_bulk_wakes_only_for_due_jobs(market: Market, sent_wakeups: list[Any]) -> None:
     places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
     rounds.publish_bulk(market.sync, places, payload={}, priority=0)
-    assert [(hint.route, hint.priority) for hint in rung] == [(market.s1.pk, 0)]
+    assert [(hint.route, hint.priority) for hint in sent_wakeups] == [(market.s1.pk, 0)]
 
 
-def test_rounds_that_race_publish_once(market: Market, rung: list[Any]) -> None:
+def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: list[Any]) -> None:
     """Two beats at the same moment, and a person who publishes into the middle of it."""
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(98))
 
@@ -180,7 +180,7 @@ def test_rounds_that_race_publish_once(market: Market, rung: list[Any]) -> None:
     assert all(each.published + each.waiting == 100 and not each.refused for each in told[1:])
 
 
-def test_shops_are_spread_and_each_keeps_its_place(market: Market, rung: list[Any]) -> None:
+def test_schedule_spreads_shops_with_constant_delay(market: Market, sent_wakeups: list[Any]) -> None:
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(58))
     assert schedules.publish_schedule(ORDER | {"spread_seconds": 600}).published == 60
     due = {job.shop.shop_id: (job.due_at - job.created_at) for job in Job.objects.select_related("shop")}
@@ -191,7 +191,7 @@ def test_shops_are_spread_and_each_keeps_its_place(market: Market, rung: list[An
         assert abs(delay - schedules.spread_delay("pdd", shop_id, "sync_order", 600)) < timedelta(milliseconds=1)
 
 
-def test_a_place_is_the_same_for_ever_and_another_for_another_task() -> None:
+def test_spread_delay_is_stable_and_differs_by_task_type() -> None:
     assert schedules.spread_delay("pdd", "s1", "sync_order", 600) == timedelta(seconds=283.19)
     assert schedules.spread_delay("pdd", "s1", "sync_order", 0) == timedelta(0)
     assert (
@@ -221,16 +221,16 @@ def test_a_place_is_the_same_for_ever_and_another_for_another_task() -> None:
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_an_order_that_cannot_be_meant_publishes_nothing(market: Market, changes: dict[str, Any], field: str) -> None:
-    assert wrong(**changes) == [field]
+def test_schedule_with_invalid_order_publishes_nothing(market: Market, changes: dict[str, Any], field: str) -> None:
+    assert invalid_fields(**changes) == [field]
     assert not Job.objects.exists()
 
 
-def test_a_payload_is_held_against_the_flows_schema(market: Market, rung: list[Any]) -> None:
+def test_schedule_payload_is_checked_against_schema(market: Market, sent_wakeups: list[Any]) -> None:
     market.sync.payload_schema = {"properties": {"days": {"type": "integer"}}, "required": ["days"]}
     market.sync.save()
-    assert wrong(payload={"days": "3"}) == ["payload.days"]
-    assert wrong() == ["payload"]
+    assert invalid_fields(payload={"days": "3"}) == ["payload.days"]
+    assert invalid_fields() == ["payload"]
     assert schedules.publish_schedule(ORDER | {"payload": {"days": 3}}).published == 2
 
 
@@ -248,7 +248,7 @@ def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
     )
 
 
-def beat(valkey: Any, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
+def run_beat(valkey: Any, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
     """Let a beat tick until nothing is due, then run what it published as a worker would. Returns what was run."""
     tick_until_idle()
     then()
@@ -269,27 +269,27 @@ def tick_until_idle() -> None:
         scheduler.close()
 
 
-def test_a_row_that_ops_edit_leads_to_jobs(market: Market, valkey: Any, rung: list[Any]) -> None:
+def test_due_periodic_task_publishes_round(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
     row = every_ten_minutes(**ORDER, shops="all", priority="normal", spread_seconds=600)
-    assert beat(valkey)
+    assert run_beat(valkey)
     assert {job.shop.shop_id for job in Job.objects.all()} == {"s1", "s2"}
     row.refresh_from_db()
     assert row.last_run_at is not None
 
-    assert beat(valkey) == []  # ten minutes have not passed
+    assert run_beat(valkey) == []  # ten minutes have not passed
 
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=10))
     PeriodicTasks.update_changed()
-    assert beat(valkey)
+    assert run_beat(valkey)
     assert Job.objects.count() == 2  # both wait still
 
 
 @pytest.mark.parametrize("order", [{"platform": "temu", "task_type": "sync_order"}, {"plattform": "pdd"}, {}])
-def test_a_row_that_cannot_be_meant_reaches_a_person(
-    market: Market, valkey: Any, order: dict[str, Any], rung: list[Any]
+def test_invalid_periodic_task_becomes_failed_task(
+    market: Market, valkey: Any, order: dict[str, Any], sent_wakeups: list[Any]
 ) -> None:
     every_ten_minutes(**order)
-    assert beat(valkey)
+    assert run_beat(valkey)
     assert ScheduledRound.objects.get().state == "failed"
     row = FailedTask.objects.latest("failed_at")
     assert (row.origin, row.reason, row.state) == ("message", "task_error", "open")
@@ -301,9 +301,9 @@ def test_a_row_that_cannot_be_meant_reaches_a_person(
 # --- rounds as rows ---------------------------------------------------------------------------------------------------
 
 
-def test_round_whose_message_was_flushed_is_published_by_the_pass(market: Market, valkey: Any, rung: list[Any]) -> None:
+def test_round_with_lost_message_is_published_by_pass(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
     every_ten_minutes(**ORDER)
-    assert beat(valkey, then=valkey.flushall) == []
+    assert run_beat(valkey, then=valkey.flushall) == []
     assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("waiting", 0)
 
     keep_moving.apply()
@@ -312,9 +312,7 @@ def test_round_whose_message_was_flushed_is_published_by_the_pass(market: Market
     assert Job.objects.count() == 2
 
 
-def test_beat_that_dies_before_it_saves_last_run_at_stores_the_round_once(
-    market: Market, valkey: Any, rung: list[Any]
-) -> None:
+def test_beat_killed_before_save_stores_round_once(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
     row = every_ten_minutes(**ORDER)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=15))
     before = PeriodicTask.objects.get(pk=row.pk).last_run_at
@@ -328,8 +326,8 @@ def test_beat_that_dies_before_it_saves_last_run_at_stores_the_round_once(
     assert (found.schedule_id, found.kwargs) == (row.pk, ORDER)
 
 
-def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
-    market: Market, valkey: Any, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_due_during_database_outage_is_stored_later(
+    market: Market, valkey: Any, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under the instant at which it fell due, however often beat tries in vain."""
     row = every_ten_minutes(**ORDER)
@@ -356,7 +354,7 @@ def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
     assert found.due_at == before + timedelta(minutes=10)
 
 
-def test_last_run_of_a_row_of_ops_is_saved_without_delay(market: Market, valkey: Any, rung: list[Any]) -> None:
+def test_last_run_of_schedule_is_saved_at_once(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
     """A beat that starts again would publish the row a second time."""
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
@@ -374,7 +372,7 @@ def test_last_run_of_a_row_of_ops_is_saved_without_delay(market: Market, valkey:
     assert row.last_run_at > before
 
 
-def test_due_instant_of_a_crontab_is_the_same_whenever_it_is_asked(market: Market) -> None:
+def test_due_instant_of_crontab_is_stable(market: Market) -> None:
     crontab = CrontabSchedule.objects.create(minute="30", hour="*", timezone="Asia/Shanghai")
     last = datetime(2026, 3, 1, 10, 31, 7, 123, tzinfo=UTC)
     row = PeriodicTask.objects.create(name="hourly", task=TASK, crontab=crontab, last_run_at=last)
@@ -383,8 +381,8 @@ def test_due_instant_of_a_crontab_is_the_same_whenever_it_is_asked(market: Marke
 
 
 @pytest.mark.parametrize("action", ["enable_tasks", "edit"])
-def test_fixed_time_that_ops_enable_again_stores_another_round(
-    market: Market, valkey: Any, rung: list[Any], action: str
+def test_reenabled_fixed_time_stores_second_round(
+    market: Market, valkey: Any, sent_wakeups: list[Any], action: str
 ) -> None:
     """Its clock time stays the same. The action on the list updates the row without dating it."""
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
@@ -411,7 +409,7 @@ def test_fixed_time_that_ops_enable_again_stores_another_round(
     assert first.due_at < second.due_at
 
 
-def test_beat_that_dies_before_it_saves_a_fixed_time_stores_its_round_once(market: Market, valkey: Any) -> None:
+def test_beat_killed_before_save_stores_fixed_time_once(market: Market, valkey: Any) -> None:
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
     PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
     before = PeriodicTask.objects.values("last_run_at", "total_run_count", "date_changed", "enabled").get()
@@ -425,16 +423,16 @@ def test_beat_that_dies_before_it_saves_a_fixed_time_stores_its_round_once(marke
     assert [each["is_new"] for each in logs if each["event"] == "round_stored"] == [True, False]
 
 
-def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(market: Market, rung: list[Any]) -> None:
+def test_round_of_killed_worker_is_completed_without_repeats(market: Market, sent_wakeups: list[Any]) -> None:
     """A real process, killed with the second batch before it; the first batch's job has ended by then."""
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     with transaction.atomic():
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
         publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
         with program(WORKER) as worker:
-            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("rounds")), PATIENCE)
+            assert wait_until(lambda: run_on_other_connection(lambda: waits_for_a_lock("rounds")), PATIENCE)
             worker.kill()
-        first = elsewhere(lambda: list(Job.objects.values_list("shop_id", flat=True)))
+        first = run_on_other_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
         transaction.set_rollback(True)
     assert wait_until(lambda: not is_connected("rounds"), PATIENCE)
     assert first == [market.s1.pk]
@@ -448,7 +446,7 @@ def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(mar
     assert ScheduledRound.objects.get().published == 2
 
 
-def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[Any]) -> None:
+def test_concurrent_workers_publish_round_once(market: Market, sent_wakeups: list[Any]) -> None:
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
 
     def act(number: int) -> int:
@@ -461,8 +459,8 @@ def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[A
     assert Job.objects.count() == 2
 
 
-def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_worker_with_lost_round_lease_publishes_nothing(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     ScheduledRound.objects.update(lease_no=1)
@@ -471,8 +469,8 @@ def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
     assert not Job.objects.exists()
 
 
-def test_round_that_fails_each_time_becomes_a_failed_task(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_above_retry_limit_becomes_failed_task(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     market.sync.delete()
@@ -490,8 +488,8 @@ def claim_again() -> int:
     return scheduled_rounds.publish_waiting_rounds()
 
 
-def test_round_that_stores_a_batch_at_each_claim_is_not_given_up(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_with_progress_at_each_claim_is_not_failed(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(scheduled_rounds.TRIES):
         market.shop(f"more-{number}")
@@ -520,8 +518,8 @@ def exceed_statement_timeout(*_: Any, **__: Any) -> None:
             cursor.execute("SET statement_timeout = 0")
 
 
-def test_round_of_lost_connections_is_not_given_up(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_with_lost_connections_is_not_failed(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     with monkeypatch.context() as patched:
@@ -533,8 +531,8 @@ def test_round_of_lost_connections_is_not_given_up(
     assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
 
 
-def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_during_database_outage_is_not_failed(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database comes back after the worker has given the round up for this time."""
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
@@ -562,8 +560,8 @@ def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up
     assert ScheduledRound.objects.get().state == "done"
 
 
-def test_round_that_is_always_too_slow_becomes_a_failed_task(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_with_repeated_timeouts_becomes_failed_task(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     monkeypatch.setattr(schedules, "publish_bulk", exceed_statement_timeout)
@@ -574,8 +572,8 @@ def test_round_that_is_always_too_slow_becomes_a_failed_task(
     assert (ScheduledRound.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
 
 
-def test_round_that_breaks_each_time_becomes_a_failed_task_that_names_the_error(
-    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_round_with_repeated_errors_becomes_failed_task(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd")
@@ -586,7 +584,7 @@ def test_round_that_breaks_each_time_becomes_a_failed_task_that_names_the_error(
     assert (ScheduledRound.objects.get().state, FailedTask.objects.get().detail) == ("failed", "RuntimeError: odd")
 
 
-def test_passes_that_beat_publishes_name_no_expiry(market: Market, valkey: Any) -> None:
+def test_passes_of_beat_have_no_expiry(market: Market, valkey: Any) -> None:
     """Celery compares it with the worker's clock: one that is seconds ahead would drop every pass."""
     scheduler = LeaderScheduler(app=app)
     try:
@@ -614,7 +612,7 @@ def save_in_admin(**changes: Any) -> Any:
     return browser.post("/admin/django_celery_beat/periodictask/add/", form | changes)
 
 
-def test_a_good_row_is_saved_in_the_admin(market: Market) -> None:
+def test_admin_saves_valid_periodic_task(market: Market) -> None:
     answer = save_in_admin()
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     assert PeriodicTask.objects.get(name="sync").task == TASK
@@ -630,16 +628,14 @@ def test_a_good_row_is_saved_in_the_admin(market: Market) -> None:
         ({"kwargs": "{"}, "kwargs", "JSON"),
     ],
 )
-def test_a_row_that_cannot_be_meant_is_refused_in_the_admin(
-    market: Market, changes: dict[str, Any], field: str, said: str
-) -> None:
+def test_admin_refuses_invalid_periodic_task(market: Market, changes: dict[str, Any], field: str, said: str) -> None:
     answer = save_in_admin(**changes)
     assert answer.status_code == 200
     assert said in str(answer.context["adminform"].form.errors[field])
     assert not PeriodicTask.objects.filter(name="sync").exists()
 
 
-def test_the_lock_of_a_leader_whose_machine_lost_its_power_is_let_go(market: Market, valkey: Any) -> None:
+def test_leader_connection_sets_tcp_timeouts(market: Market, valkey: Any) -> None:
     """By PostgreSQL, which would wait for two hours unless its session says otherwise."""
     scheduler = LeaderScheduler(app=app)
     try:

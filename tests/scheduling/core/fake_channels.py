@@ -15,7 +15,7 @@ from scheduling.channels.base import Delivered, Message, Outcome, Quota
 
 
 @dataclass
-class Theatre:
+class FakeChannelState:
     """The play of one test."""
 
     play: Callable[[Message], Outcome | Exception] = lambda message: Delivered("heard")
@@ -26,14 +26,14 @@ class Theatre:
     in_transaction: list[bool] = field(default_factory=list)  #: at each call, of the calling thread
 
 
-class Puppet:
-    kind: ClassVar[str] = "puppet"
+class FakeChannel:
+    kind: ClassVar[str] = "fake"
     needs_target: ClassVar[bool] = False
     address_key: ClassVar[str] = ""
     quotas: ClassVar[tuple[Quota, ...]] = ()
     secret_fields: ClassVar[frozenset[str]] = frozenset()
     default_idempotent: ClassVar[bool] = True
-    theatre: ClassVar[Theatre] = Theatre()
+    fake_channel: ClassVar[FakeChannelState] = FakeChannelState()
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         self._name = config["name"]
@@ -46,20 +46,20 @@ class Puppet:
         return str(self._name)
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        theatre = self.theatre
-        blocks = theatre.blocks  # before anybody sees that it was heard, and lets those after it pass
-        theatre.heard.append(message)
-        theatre.in_transaction.append(connection.in_atomic_block)
-        theatre.on_stage.set()
+        fake_channel = self.fake_channel
+        blocks = fake_channel.blocks  # before anybody sees that it was heard, and lets those after it pass
+        fake_channel.heard.append(message)
+        fake_channel.in_transaction.append(connection.in_atomic_block)
+        fake_channel.on_stage.set()
         if blocks:
-            await asyncio.to_thread(theatre.let_go.wait, 60)
-        answer = theatre.play(message)
+            await asyncio.to_thread(fake_channel.let_go.wait, 60)
+        answer = fake_channel.play(message)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-class Limited(Puppet):
+class Limited(FakeChannel):
     """The same, but no receiver hears more than two in an hour."""
 
     kind: ClassVar[str] = "limited"

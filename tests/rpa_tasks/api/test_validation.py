@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rpa_tasks.configuration import validation
 from rpa_tasks.jobs.publish import unstorable_reason
 from scheduling.errors import InvalidInput
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 
 
-def wrong(check: Any, *rest: Any, **values: Any) -> list[str]:
+def invalid_fields(check: Any, *rest: Any, **values: Any) -> list[str]:
     try:
         check(values, *rest)
     except InvalidInput as error:
@@ -25,8 +25,13 @@ def wrong(check: Any, *rest: Any, **values: Any) -> list[str]:
     return []
 
 
-def test_nothing_that_is_absent_is_judged() -> None:
-    assert wrong(validation.check_platform) == wrong(validation.check_flow) == wrong(validation.check_shop) == []
+def test_checks_accept_absent_values() -> None:
+    assert (
+        invalid_fields(validation.check_platform)
+        == invalid_fields(validation.check_flow)
+        == invalid_fields(validation.check_shop)
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,57 +52,59 @@ def test_nothing_that_is_absent_is_judged() -> None:
         (True, ["payload_schema"]),
     ],
 )
-def test_a_schema(schema: Any, fields: list[str]) -> None:
-    assert wrong(validation.check_flow, payload_schema=schema) == fields
+def test_check_flow_validates_payload_schema(schema: Any, fields: list[str]) -> None:
+    assert invalid_fields(validation.check_flow, payload_schema=schema) == fields
 
 
-def test_a_schema_without_bottom() -> None:
+def test_check_flow_refuses_deep_schema() -> None:
     deep: dict[str, Any] = {}
     for _ in range(20_000):
         deep = {"not": deep}
-    assert wrong(validation.check_flow, payload_schema=deep) == ["payload_schema"]
+    assert invalid_fields(validation.check_flow, payload_schema=deep) == ["payload_schema"]
 
 
 @pytest.mark.parametrize("table", [[], None, {"business": 65}, {"business": [True]}, {"business": ["65"]}, {"ok": []}])
-def test_exit_codes(table: Any) -> None:
-    assert wrong(validation.check_flow, exit_codes=table)
+def test_check_flow_refuses_invalid_exit_codes(table: Any) -> None:
+    assert invalid_fields(validation.check_flow, exit_codes=table)
 
 
 @pytest.mark.parametrize("delays", [None, "30", [True], ["30"], [0], [-1], [float("nan")], [float("inf")], [1] * 21])
-def test_retry_delays(delays: Any) -> None:
-    assert wrong(validation.check_flow, retry_delays=delays) == ["retry_delays"]
-    assert wrong(validation.check_flow, retry_delays=[0.5, 30, 604_800]) == []
+def test_check_flow_validates_retry_delays(delays: Any) -> None:
+    assert invalid_fields(validation.check_flow, retry_delays=delays) == ["retry_delays"]
+    assert invalid_fields(validation.check_flow, retry_delays=[0.5, 30, 604_800]) == []
 
 
 @pytest.mark.parametrize("names", [None, "PATH", [1], [""], ["A=B"], ["1A"], ["LANG"], ["AFTERTOUCH_SECRETS_KEYS"]])
-def test_environment(names: Any) -> None:
-    assert set(wrong(validation.check_flow, environment=names)) == {"environment"}
+def test_check_flow_refuses_invalid_environment(names: Any) -> None:
+    assert set(invalid_fields(validation.check_flow, environment=names)) == {"environment"}
 
 
 @pytest.mark.parametrize(("seconds", "fits"), [(0.999, False), (1, True), (86_400, True), (86_401, False)])
-def test_timeout(seconds: float, fits: bool) -> None:
-    assert wrong(validation.check_flow, timeout=timedelta(seconds=seconds)) == ([] if fits else ["timeout"])
+def test_check_flow_validates_timeout(seconds: float, fits: bool) -> None:
+    assert invalid_fields(validation.check_flow, timeout=timedelta(seconds=seconds)) == ([] if fits else ["timeout"])
 
 
 @pytest.mark.parametrize("command", [None, "true {param}", {}, [1], [], ["true"], ["bash", "-c", "x {param}"]])
-def test_command(command: Any) -> None:
-    assert set(wrong(validation.check_flow, command=command)) == {"command"}
+def test_check_flow_refuses_invalid_command(command: Any) -> None:
+    assert set(invalid_fields(validation.check_flow, command=command)) == {"command"}
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
-    fields = wrong(validation.check_flow, task_type="A B", command=[], timeout=timedelta(0), exit_codes=[])
+def test_check_flow_reports_all_errors() -> None:
+    fields = invalid_fields(validation.check_flow, task_type="A B", command=[], timeout=timedelta(0), exit_codes=[])
     assert fields == ["task_type", "command", "timeout", "exit_codes"]
 
 
 @pytest.mark.django_db
-def test_a_profile_belongs_to_one_shop(market: Market) -> None:
+def test_check_shop_refuses_used_profile(market: Market) -> None:
     market.shop("s3", profile_id="kept")
     taken = validation.map_profiles_to_shops([market.s1, market.s2, *market.pdd.shops.filter(shop_id="s3")])
     assert taken == {"pdd-s1": "pdd/s1", "pdd-s2": "pdd/s2", "kept": "pdd/s3"}
     for profile in ("kept", "pdd-s1"):
-        assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id=profile) == ["profile_id"]
-    assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id="") == []
-    assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s1") == ["profile_id"]
+        assert invalid_fields(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id=profile) == [
+            "profile_id"
+        ]
+    assert invalid_fields(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id="") == []
+    assert invalid_fields(validation.check_shop, taken, platform="pdd", shop_id="s1") == ["profile_id"]
 
 
 words = st.text(max_size=3) | st.sampled_from(["\0", "\\u0000", "\\\\u0000", "\\\0", "\ud800"])
@@ -111,7 +118,7 @@ words = st.text(max_size=3) | st.sampled_from(["\0", "\\u0000", "\\\\u0000", "\\
         max_leaves=8,
     )
 )
-def test_what_is_called_storable_is_exactly_what_postgresql_stores(value: Any) -> None:
+def test_unstorable_reason_matches_postgresql(value: Any) -> None:
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT %s::jsonb", [json.dumps(value)])
@@ -122,16 +129,16 @@ def test_what_is_called_storable_is_exactly_what_postgresql_stores(value: Any) -
 
 
 @pytest.mark.parametrize("path", [None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21])
-def test_check_flow_path(path: Any) -> None:
-    assert set(wrong(validation.check_flow, path=path)) == {"path"}
-    assert wrong(validation.check_flow, path=["/opt/rpa/bin"]) == []
+def test_check_flow_validates_path(path: Any) -> None:
+    assert set(invalid_fields(validation.check_flow, path=path)) == {"path"}
+    assert invalid_fields(validation.check_flow, path=["/opt/rpa/bin"]) == []
 
 
-def test_check_flow_debug_port_needs_a_browser() -> None:
+def test_debug_port_requires_browser() -> None:
     words = ["true", "{param}", "{debug_port}"]
-    assert wrong(validation.check_flow, command=words, needs_browser=False) == ["command"]
-    assert wrong(validation.check_flow, command=words, needs_browser=True) == []
+    assert invalid_fields(validation.check_flow, command=words, needs_browser=False) == ["command"]
+    assert invalid_fields(validation.check_flow, command=words, needs_browser=True) == []
 
 
-def test_check_flow_dedupe_by() -> None:
-    assert wrong(validation.check_flow, dedupe_by="shop") == ["dedupe_by"]
+def test_check_flow_refuses_unknown_dedupe_by() -> None:
+    assert invalid_fields(validation.check_flow, dedupe_by="shop") == ["dedupe_by"]

@@ -53,11 +53,11 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start_run(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a run in a process group of its own, as a shell does."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(*words: str, **env: str) -> subprocess.Popen[bytes]:
+    def start_run(*words: str, **env: str) -> subprocess.Popen[bytes]:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AFTERTOUCH_"))}
         ours |= {"TMPDIR": str(folder), "AFTERTOUCH_STATE_DIR": str(folder / "state"), **env}
         with (folder / "output").open("wb") as output:
@@ -73,7 +73,7 @@ def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             )
         return started[-1]
 
-    yield begin
+    yield start_run
     for run in started:
         run.kill()
         run.wait()
@@ -92,7 +92,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def runs(pid_file: Path) -> bool:
+def is_running(pid_file: Path) -> bool:
     try:
         return is_alive(psutil.Process(int(pid_file.read_text())))
     except psutil.NoSuchProcess:
@@ -108,7 +108,7 @@ def pytest_words(folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def strike(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def signal_run(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """As Ctrl-C does: to the whole group. Any other signal goes to the process that `make` started."""
     if number == signal.SIGINT:
         os.killpg(run.pid, number)
@@ -116,7 +116,7 @@ def strike(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
         run.send_signal(number)
 
 
-def check_that_all_ends(run: subprocess.Popen[bytes], folder: Path) -> None:
+def check_all_ended(run: subprocess.Popen[bytes], folder: Path) -> None:
     run.wait(PATIENCE)
     wait_until(lambda: not processes_of(folder), PATIENCE, pause=0.2)
     assert processes_of(folder) == []
@@ -130,32 +130,32 @@ def check_that_all_ends(run: subprocess.Popen[bytes], folder: Path) -> None:
     ],
     ids=["SIGTERM", "SIGKILL", "SIGINT-xdist", "SIGKILL-xdist"],
 )  # fmt: skip
-def test_tests_that_are_ended_by_a_signal_leave_no_process(
-    folder: Path, begin: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, more: tuple[str, ...]
+def test_run_ended_by_signal_leaves_no_process(
+    folder: Path, start_run: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, more: tuple[str, ...]
 ) -> None:
     (folder / "wait").touch()
-    run = begin(*pytest_words(folder, *more))
+    run = start_run(*pytest_words(folder, *more))
     ready = folder / "ready"
     assert wait_until(ready.exists, PATIENCE), (folder / "output").read_text()
     assert len(processes_of(folder)) >= 3
-    strike(run, number)
-    check_that_all_ends(run, folder)
-    assert not runs(ready)
+    signal_run(run, number)
+    check_all_ended(run, folder)
+    assert not is_running(ready)
 
 
-def test_failed_tests_leave_no_process(folder: Path, begin: Callable[..., subprocess.Popen[bytes]]) -> None:
-    run = begin(*pytest_words(folder))
+def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = start_run(*pytest_words(folder))
     assert run.wait(PATIENCE) == 1
     assert processes_of(folder) == []  # at once: the run waits for its processes
     assert "1 failed" in (folder / "output").read_text()
 
 
-def test_servers_are_kept_when_the_flag_is_set(folder: Path, begin: Callable[..., subprocess.Popen[bytes]]) -> None:
-    run = begin(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
+def test_keep_servers_flag_keeps_servers(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = start_run(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
     try:
         assert run.wait(PATIENCE) == 1
         assert all(servers.server_pids(folder / "state").values())
-        assert not runs(folder / "ready")
+        assert not is_running(folder / "ready")
     finally:
         servers.stop_servers(folder / "state")
     assert processes_of(folder) == []
@@ -170,13 +170,17 @@ BENCH = (["benchmarks", "burst", "--quick"], "*/logs/01-celery.log")
     [(*DEMO, signal.SIGINT), (*DEMO, signal.SIGKILL), (*BENCH, signal.SIGTERM), (*BENCH, signal.SIGKILL)],
     ids=["demo-SIGINT", "demo-SIGKILL", "bench-SIGTERM", "bench-SIGKILL"],
 )
-def test_demo_and_benchmarks_that_are_ended_by_a_signal_leave_no_process(
-    folder: Path, begin: Callable[..., subprocess.Popen[bytes]], words: list[str], moment: str, number: signal.Signals
+def test_demo_or_benchmark_ended_by_signal_leaves_no_process(
+    folder: Path,
+    start_run: Callable[..., subprocess.Popen[bytes]],
+    words: list[str],
+    moment: str,
+    number: signal.Signals,
 ) -> None:
-    run = begin(*words)
+    run = start_run(*words)
     assert wait_until(lambda: any(folder.glob(moment)), PATIENCE), (folder / "output").read_text()
     assert len(processes_of(folder)) >= 3
-    strike(run, number)
-    check_that_all_ends(run, folder)
+    signal_run(run, number)
+    check_all_ended(run, folder)
     if number != signal.SIGKILL:
         assert not any(folder.glob("aftertouch-*")), "its temporary folder is still there"

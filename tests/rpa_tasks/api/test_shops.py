@@ -11,7 +11,7 @@ from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, Shop
 from scheduling.errors import NotFound
-from tests.rpa_tasks.doors.conftest import Market
+from tests.rpa_tasks.api.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -19,55 +19,55 @@ AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def work(market: Market, rung: list[Any]) -> list[Any]:
+def woken_by_work(market: Market, sent_wakeups: list[Any]) -> list[Any]:
     """The first shop has work, the second one has none."""
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
-    rung.clear()
-    return rung
+    sent_wakeups.clear()
+    return sent_wakeups
 
 
-def woken(rung: list[Any]) -> list[int]:
-    return [hint.route for hint in rung]
+def woken_shops(sent_wakeups: list[Any]) -> list[int]:
+    return [hint.route for hint in sent_wakeups]
 
 
-def test_a_login_is_noted_once_and_wakes_the_shop(market: Market, work: list[Any]) -> None:
+def test_record_login_is_stored_once_and_wakes_shop(market: Market, woken_by_work: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
     assert shops.record_login(market.s1.pk, by="ann")
     row = Shop.objects.get(pk=market.s1.pk)
     assert (row.login_state, row.login_lost_at, row.version) == ("ok", None, 2)
-    assert woken(work) == [market.s1.pk]
+    assert woken_shops(woken_by_work) == [market.s1.pk]
     assert not shops.record_login(market.s1.pk, by="bob")
     assert [each.history_change_reason for each in row.history.all()][:1] == ["logged in by ann"]
     assert row.history.count() == 2
 
 
-def test_a_pause_wakes_nobody_and_its_end_does(market: Market, work: list[Any]) -> None:
+def test_only_resume_wakes_the_shop(market: Market, woken_by_work: list[Any]) -> None:
     assert shops.pause_shop(market.s1.pk, by="ann")
     assert not shops.pause_shop(market.s1.pk, by="bob")
-    assert work == []
+    assert woken_by_work == []
     assert shops.resume_shop(market.s1.pk, by="bob")
     assert not shops.resume_shop(market.s1.pk, by="bob")
-    assert woken(work) == [market.s1.pk]
+    assert woken_shops(woken_by_work) == [market.s1.pk]
 
 
-def test_a_platform_that_goes_on_wakes_its_shops_that_have_work(market: Market, work: list[Any]) -> None:
+def test_resume_platform_wakes_shops_with_jobs(market: Market, woken_by_work: list[Any]) -> None:
     assert shops.pause_platform(market.pdd.pk, by="ann")
     assert shops.resume_platform(market.pdd.pk, by="ann")
-    assert woken(work) == [market.s1.pk]
+    assert woken_shops(woken_by_work) == [market.s1.pk]
     said = [each.history_change_reason for each in market.pdd.history.order_by("pk")]
     assert said[1:] == ["paused by ann", "resumed by ann"]
 
 
-def test_a_breaker_is_closed_by_hand(market: Market, work: list[Any]) -> None:
+def test_close_breaker_wakes_shops(market: Market, woken_by_work: list[Any]) -> None:
     assert not shops.close_breaker(market.pdd.pk, by="ann")
     Breaker.objects.filter(platform=market.pdd).update(errors=3, open_until=AT, opened_at=AT, openings=2)
     assert shops.close_breaker(market.pdd.pk, by="ann")
     row = Breaker.objects.get(platform=market.pdd)
     assert (row.errors, row.open_until, row.opened_at, row.openings) == (0, None, None, 0)
-    assert woken(work) == [market.s1.pk]
+    assert woken_shops(woken_by_work) == [market.s1.pk]
 
 
-def test_what_is_not_there_or_retired(market: Market) -> None:
+def test_shop_actions_on_missing_rows_raise_not_found(market: Market) -> None:
     gone = market.shop("gone", retired_at=AT)
     for act in (shops.record_login, shops.pause_shop, shops.resume_shop):
         for pk in (0, gone.pk):
@@ -78,11 +78,11 @@ def test_what_is_not_there_or_retired(market: Market) -> None:
             act(0, by="ann")
 
 
-def test_nobody_wakes_before_the_commit(market: Market, work: list[Any]) -> None:
+def test_resume_shop_wakes_only_after_commit(market: Market, woken_by_work: list[Any]) -> None:
     from django.db import transaction
 
     shops.pause_shop(market.s1.pk, by="ann")
     with transaction.atomic():
         shops.resume_shop(market.s1.pk, by="ann")
-        assert work == []
-    assert woken(work) == [market.s1.pk]
+        assert woken_by_work == []
+    assert woken_shops(woken_by_work) == [market.s1.pk]

@@ -24,25 +24,25 @@ OTHERS = {
 }
 
 
-def skips(path: Path) -> Iterator[tuple[str, str]]:
+def list_skips(path: Path) -> Iterator[tuple[str, str]]:
     """Where in the file, and how the reason begins."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "pytest.skip", "pytest.mark.skip", "pytest.mark.skipif", "pytest.importorskip", "unittest.skip",
         ):  # fmt: skip
             by_name = [each.value for each in node.keywords if each.arg == "reason"]
-            yield f"{path.relative_to(ROOT)}:{node.lineno}", beginning([*by_name, *node.args[:1]])
+            yield f"{path.relative_to(ROOT)}:{node.lineno}", read_reason_prefix([*by_name, *node.args[:1]])
 
 
-def beginning(reasons: list[ast.expr]) -> str:
+def read_reason_prefix(reasons: list[ast.expr]) -> str:
     reason = reasons[0] if reasons else None
     if isinstance(reason, ast.JoinedStr) and reason.values:
         reason = reason.values[0]
     return str(reason.value) if isinstance(reason, ast.Constant) else ""
 
 
-def test_every_skip_says_what_is_missing_in_the_words_that_ci_refuses() -> None:
-    found = [skip for path in sorted((ROOT / "tests").rglob("*.py")) for skip in skips(path)]
+def test_skip_reasons_use_known_words() -> None:
+    found = [skip for path in sorted((ROOT / "tests").rglob("*.py")) for skip in list_skips(path)]
     assert len(found) > 15
     assert [skip for skip in found if not skip[1].startswith(KNOWN) and skip[1] not in OTHERS] == []
 
@@ -54,7 +54,7 @@ def test_every_skip_says_what_is_missing_in_the_words_that_ci_refuses() -> None:
         ("true", "only root can try what root and others do", "skipped"),
     ],
 )  # fmt: skip
-def test_in_ci_what_is_skipped_for_a_missing_service_has_failed(
+def test_skip_for_missing_service_fails_in_ci(
     monkeypatch: pytest.MonkeyPatch, ci: str, reason: str, outcome: str
 ) -> None:
     monkeypatch.setenv("CI", ci)
