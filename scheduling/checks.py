@@ -23,7 +23,7 @@ def check_lease_length(**_: Any) -> list[CheckMessage]:
     return [
         Error(
             f"The lease of a touch ({LEASE}) is shorter than a batch ({BATCH_DEADLINE}) and a call ({MAX_TIMEOUT}).",
-            hint="Raise scheduling.delivery.sender.LEASE.",
+            hint="Raise scheduling.delivery.outgoing.LEASE.",
             id="aftertouch.E001",
         )
     ]

@@ -14,6 +14,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.local.endpoints import EmbeddedServerError
+from config.local.processes import PLAIN_ENVIRONMENT
 from rpa_tasks.supervisor import confine
 
 UNPRIVILEGED_ACCOUNT = "nobody"
@@ -49,9 +51,15 @@ class Account:
 
     def restrict(self, folder: Path) -> None:
         """Close a folder of this process to all accounts but this one, which may only traverse it."""
-        if self.is_lent:
-            os.chown(folder, -1, self.gid)
-        folder.chmod(0o710 if self.is_lent else 0o700)
+        if not self.is_lent:
+            folder.chmod(0o700)
+        elif (folder.stat().st_gid, stat.S_IMODE(folder.stat().st_mode)) != (self.gid, 0o710):
+            folder.chmod(0o700)
+            try:
+                os.chown(folder, -1, self.gid)
+            except OSError as error:
+                raise EmbeddedServerError(f"the group of {folder} cannot be set for the servers: {error}") from None
+            folder.chmod(0o710)
 
     def becoming(self, *folders: Path) -> tuple[str, ...]:
         """Return the words that start a program as this account. The program reaches these folders, which exist.
@@ -126,9 +134,12 @@ def _try(words: Sequence[str], folders: Sequence[Path]) -> str:
     try:
         tried = subprocess.run(
             [*words, "/bin/sh", "-c", TRIAL, "sh", *map(str, folders)],
-            cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_TIMEOUT, check=False,
+            cwd="/", stdin=subprocess.DEVNULL, env=PLAIN_ENVIRONMENT, capture_output=True, text=True,
+            timeout=TRIAL_TIMEOUT, check=False,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise EmbeddedServerError(f"the trial of the server account did not end: {error}") from None
+    except OSError as error:
         return str(error)
     if not tried.returncode:
         return ""

@@ -15,6 +15,7 @@ from config.local.processes import (
     command_line_of,
     end_process,
     kill_leftovers,
+    open_lock_file,
     processes_with_variable,
     send_signal,
     try_lock,
@@ -34,7 +35,7 @@ def add_stack_marker(environment: Mapping[str, str], state_dir: Path) -> dict[st
 @contextmanager
 def single_instance_lock(state_dir: Path) -> Iterator[None]:
     """Hold the lock of a state directory. It ends with this process and is not inherited."""
-    with (state_dir / "stack.lock").open("a+") as lock:
+    with open_lock_file(state_dir / "stack.lock") as lock:
         if not try_lock(lock):
             raise StackError(
                 f"Aftertouch already runs from {state_dir} (pid {owner_pid(state_dir)}); `make stop` ends it, "

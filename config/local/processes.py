@@ -112,6 +112,13 @@ def kill_leftovers(find: Callable[[], list[psutil.Process]], seconds: float) -> 
     return find()
 
 
+def open_lock_file(path: Path) -> IO[str]:
+    """Open a file to lock, which no other account can open: a reader can hold the lock too."""
+    file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")  # noqa: SIM115  (the caller closes it)
+    os.fchmod(file.fileno(), 0o600)
+    return file
+
+
 def try_lock(file: IO[str]) -> bool:
     """Lock the file unless another process has. The lock ends with this process and is not inherited."""
     try:

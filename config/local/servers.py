@@ -13,7 +13,7 @@ from config.local import postgres, valkey
 from config.local.account import server_account
 from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, write_endpoints
 from config.local.postgres import Postgres
-from config.local.processes import try_lock, wait_until
+from config.local.processes import open_lock_file, try_lock, wait_until
 from config.local.server import Server
 from config.local.valkey import Valkey
 
@@ -28,6 +28,8 @@ def start_servers(state_dir: Path, *, postgres: bool = True, valkey: bool = True
     with lock_servers(state_dir):
         before = read_endpoints(state_dir) or Endpoints("", "")
         account = server_account()
+        if postgres or valkey:
+            account.restrict(state_dir)
         now = Endpoints(
             database_url=Postgres(state_dir, account).start() if postgres else before.database_url,
             redis_url=Valkey(state_dir, account).start() if valkey else before.redis_url,
@@ -79,13 +81,14 @@ def open_state_dir(state_dir: Path) -> None:
             f"the state folder {state_dir} belongs to uid {owner}, this is uid {os.geteuid()}; "
             "run as its owner, or set AFTERTOUCH_STATE_DIR to a folder of your own"
         )
-    server_account().restrict(state_dir)
+    if state_dir.stat().st_mode & 0o067:  # a server's account may traverse it
+        state_dir.chmod(0o700)
 
 
 @contextmanager
 def lock_servers(state_dir: Path) -> Iterator[None]:
     """Wait for the lock. It ends with its process and is not inherited by the servers."""
-    with (state_dir / "servers.lock").open("a") as lock:
+    with open_lock_file(state_dir / "servers.lock") as lock:
         if not wait_until(lambda: try_lock(lock), LOCK_TIMEOUT):
             raise EmbeddedServerError(f"another start or stop of {state_dir} has not ended for {LOCK_TIMEOUT:.0f} s")
         yield

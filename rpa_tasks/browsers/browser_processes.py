@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rpa_tasks.supervisor.ancestry import has_supervisor
+from rpa_tasks.supervisor.ancestry import Known, has_supervisor
 from rpa_tasks.supervisor.markers import TASK_ID
 from rpa_tasks.supervisor.processes import (
     Process,
@@ -34,12 +34,13 @@ def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = 
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}
     in_session = _session_filter(*leader)
+    known: Known = {}
 
     def is_marked(process: Process) -> bool:
         return (
             carries_marks(process, marks)
             and (not profile or reaches_profile(process.pid, profile))
-            and not has_supervisor(process)
+            and not has_supervisor(process, known)
         )
 
     return [process for process in all_processes() if in_session(process) or is_marked(process)]
@@ -63,7 +64,8 @@ def marked_slots(browsers: str) -> set[int]:
     """Return the slots in this folder that the marker of a running browser names."""
     pattern = re.compile(rf"{re.escape(browsers)}/slot-([1-9]\d{{0,4}})")
     found = ((process, pattern.fullmatch(_marker_of(process))) for process in all_processes())
-    return {int(match[1]) for process, match in found if match and not has_supervisor(process)}
+    known: Known = {}
+    return {int(match[1]) for process, match in found if match and not has_supervisor(process, known)}
 
 
 def leftover_browsers_on(profile: str) -> list[Process]:

@@ -227,12 +227,11 @@ class JobLedger(Ledger):
         )
         return bool(found[0][0]) if found else None
 
-    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[UUID]:
-        """End these runs and free their lanes. Returns the ids whose claim was valid."""
+    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[Claim]:
+        """End these runs and free their lanes. Return the claims that were valid."""
         with transaction.atomic():
             settled = super().settle(settlements)
             if settled:
-                valid = {claim.task_id: end for claim, end in settlements.items() if claim.task_id in settled}
                 sql.execute(
                     """
                     UPDATE rpa_tasks_lane AS lane
@@ -243,8 +242,8 @@ class JobLedger(Ledger):
                     WHERE lane.task_id = v.task_id
                     """,
                     {
-                        "ids": list(valid),
-                        "states": [each.state for each in valid.values()],
+                        "ids": [claim.task_id for claim in settled],
+                        "states": [settlements[claim].state for claim in settled],
                     },
                 )
         return settled

@@ -30,15 +30,20 @@ class AncestorsUnknown(Exception):
     """The process has ended, or its ancestors end during each climb."""
 
 
-def has_supervisor(process: Process) -> bool:
+#: Within one pass over many processes: the run that the children of a process (pid, start) belong to. Each process is
+#: then read once, whatever the depth of a chain that a flow builds.
+Known = dict[tuple[int, int], "dict[str, str] | None"]
+
+
+def has_supervisor(process: Process, known: Known | None = None) -> bool:
     """Return whether an ancestor is a supervisor process. Also True if this is unknown: the next pass asks again."""
     try:
-        return run_of(process) is not None
+        return run_of(process, known) is not None
     except AncestorsUnknown:
         return True
 
 
-def run_of(process: Process) -> dict[str, str] | None:
+def run_of(process: Process, known: Known | None = None) -> dict[str, str] | None:
     """Return the markers that the process has from its supervisor process; None without one.
 
     The outermost supervisor process counts: a flow can start a process that looks like one. The markers are empty for
@@ -46,22 +51,34 @@ def run_of(process: Process) -> dict[str, str] | None:
 
     Raises: `AncestorsUnknown`.
     """
-    found = (_markers_of_supervisor(pid) for pid in reversed(_ancestors(process)))
-    return next((markers for markers in found if markers is not None), None)
+    known = {} if known is None else known
+    for _ in range(CLIMBS):
+        ancestors = _climb(process, known)
+        if ancestors is None:
+            continue
+        top = ancestors[-1] if ancestors else None
+        run = known.get(top) if top else None
+        for ancestor in reversed(ancestors):
+            if ancestor not in known:
+                known[ancestor] = run if run is not None else _markers_of_supervisor(ancestor[0])
+            run = known[ancestor]
+        return run
+    raise AncestorsUnknown
 
 
 def family(ancestor: int, marks: dict[str, str]) -> list[Process]:
     """Return all descendants of `ancestor`, and all other processes of the run with these markers."""
     living = {process.pid: process for process in all_processes()}
-    return [each for each in living.values() if descends(each, ancestor, living) or belongs(each, marks)]
+    known: Known = {}
+    return [each for each in living.values() if descends(each, ancestor, living) or belongs(each, marks, known)]
 
 
-def belongs(process: Process, marks: dict[str, str]) -> bool:
+def belongs(process: Process, marks: dict[str, str], known: Known | None = None) -> bool:
     """Return whether the environment has all these markers, and no supervisor process has those of another run."""
     if not carries_marks(process, marks):
         return False
     try:
-        run = run_of(process)
+        run = run_of(process, known)
     except AncestorsUnknown:
         return False
     return not run or marks.items() <= run.items()
@@ -84,30 +101,24 @@ def _markers_of_supervisor(pid: int) -> dict[str, str] | None:
     return dict(os.fsdecode(word).split("=", 1) for word in words[4:] if b"=" in word)
 
 
-def _ancestors(process: Process) -> list[int]:
-    """Return the pids of the ancestors, nearest first. Raises: `AncestorsUnknown`."""
-    for _ in range(CLIMBS):
-        found = _climb(process)
-        if found is not None:
-            return found
-    raise AncestorsUnknown
+def _climb(process: Process, known: Known) -> list[tuple[int, int]] | None:
+    """Return the ancestors, nearest first, up to one that is known.
 
-
-def _climb(process: Process) -> list[int] | None:
-    """Climb once. Returns None if an ancestor has just ended: the kernel has given its children to another parent by
-    then.
+    Return None if an ancestor has just ended: the kernel has given its children to another parent by then.
     """
     below = read_process(process.pid)
     if below is None or below.started != process.started:
         raise AncestorsUnknown
-    found: list[int] = []
+    found: list[tuple[int, int]] = []
     while below.parent:
         above = read_process(below.parent)
         if above is None and _is_child_of(below, below.parent):
             break  # /proc hides processes of other users
         if above is None or above.gone or above.started > below.started:
             return None
-        found.append(above.pid)
+        found.append((above.pid, above.started))
+        if found[-1] in known:
+            break
         below = above
     return found
 

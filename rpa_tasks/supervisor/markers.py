@@ -13,7 +13,7 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.ancestry import AncestorsUnknown, run_of
+from rpa_tasks.supervisor.ancestry import AncestorsUnknown, Known, run_of
 
 log = structlog.get_logger(__name__)
 
@@ -33,17 +33,18 @@ def state_dir() -> str:
 
 def marked_processes() -> Iterator[tuple[processes.Process, dict[str, str]]]:
     """Yield every process of a run on this node with its values of `MARKERS`."""
+    known: Known = {}
     for process in processes.all_processes():
-        if marks := _markers_of(process):
+        if marks := _markers_of(process, known):
             yield process, marks
 
 
-def _markers_of(process: processes.Process) -> dict[str, str] | None:
+def _markers_of(process: processes.Process, known: Known) -> dict[str, str] | None:
     claimed = processes.read_environment(process.pid, having=TASK_ID)
     if TASK_ID not in claimed:
         return None
     try:
-        marks = run_of(process) or claimed
+        marks = run_of(process, known) or claimed
     except AncestorsUnknown:
         return None
     return {name: marks.get(name, "") for name in MARKERS} if marks.get(STATE_DIR) == state_dir() else None

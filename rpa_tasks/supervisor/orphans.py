@@ -8,10 +8,12 @@ even if this node cannot reach PostgreSQL.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from rpa_tasks import shop_uids
-from rpa_tasks.supervisor.ancestry import has_supervisor
+from rpa_tasks.supervisor.ancestry import Known, has_supervisor
 from rpa_tasks.supervisor.markers import SWEEP_GRACE, marked_processes
 from rpa_tasks.supervisor.processes import Process, end_processes
 
@@ -21,9 +23,9 @@ log = structlog.get_logger(__name__)
 def end_unsupervised() -> int:
     """End unsupervised processes: SIGTERM, two seconds, SIGKILL. Returns how many processes of runs remain."""
     there = _run_processes()
-    if doomed := [process for process in there if not has_supervisor(process)]:
+    if doomed := _unsupervised(there):
         log.warning("unguarded_ended", pids=[process.pid for process in doomed])
-        if left := end_processes(_unsupervised, SWEEP_GRACE):
+        if left := end_processes(lambda: _unsupervised(_run_processes()), SWEEP_GRACE):
             log.error("unguarded_left", pids=[process.pid for process in left])
         there = _run_processes()
     return len(there)
@@ -36,5 +38,6 @@ def _run_processes() -> list[Process]:
     return list(found.values())
 
 
-def _unsupervised() -> list[Process]:
-    return [process for process in _run_processes() if not has_supervisor(process)]
+def _unsupervised(there: Iterable[Process]) -> list[Process]:
+    known: Known = {}
+    return [process for process in there if not has_supervisor(process, known)]

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from django import forms
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
@@ -44,13 +44,20 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         shown = self.cleaned_data.pop(VERSION_FIELD, "")
         if not self.instance._state.adding:
-            self._lock_row()
+            try:
+                self._lock_row()
+            except self.instance.DoesNotExist:
+                self.add_error(self.error_field, _("Deleted after you opened the page."))
+                return super().clean() or self.cleaned_data
             if shown and shown != self._compute_version():
                 self.add_error(self.error_field, _describe_last_change(self.instance))
         return super().clean() or self.cleaned_data
 
     def _lock_row(self) -> None:
         """Load the stored row, so that a save overwrites no column that the form does not have."""
+        if not connection.in_atomic_block:  # a preview, which saves nothing
+            self.instance.refresh_from_db()
+            return
         with transaction.atomic():
             self.instance.refresh_from_db(from_queryset=lock_for_write(type(self.instance)._base_manager.all()))
 

@@ -78,6 +78,15 @@ class ConversationStage(Enum):
     CONTENT = auto()  #: the message may have been sent
 
 
+class AbortingSMTP(aiosmtplib.SMTP):
+    """A client whose `close` does not wait for the relay. asyncio's end of TLS would wait 30 s for it."""
+
+    def close(self) -> None:
+        if self.transport is not None:
+            cast(asyncio.WriteTransport, self.transport).abort()
+        super().close()
+
+
 class Conversation:
     """Send one message to the relay."""
 
@@ -113,7 +122,7 @@ class Conversation:
         relay = self._relay
         addresses, context, name = await asyncio.get_running_loop().run_in_executor(mail_threads(), _prepare, relay)
         wire = await aiohappyeyeballs.start_connection(addresses)
-        self._smtp = smtp = aiosmtplib.SMTP(
+        self._smtp = smtp = AbortingSMTP(
             hostname=relay.host,
             sock=wire,
             use_tls=relay.tls,
@@ -129,6 +138,8 @@ class Conversation:
             try:
                 await smtp.ehlo()
             except aiosmtplib.SMTPHeloError:
+                if not smtp.is_connected:  # the reply was 421
+                    raise
                 await smtp.helo()
         return smtp
 
@@ -168,7 +179,6 @@ class Conversation:
         transport = cast(asyncio.WriteTransport, self._smtp.transport)
         if self._smtp.protocol and self._smtp.is_connected and not transport.get_write_buffer_size():
             self._smtp.protocol.write(b"QUIT\r\n")
-        transport.abort()
         self._smtp.close()
 
 

@@ -248,11 +248,11 @@ def _load_retries(history: CustomerHistory, due: Sequence[Due]) -> None:
 
 _QUESTIONS = """
 WITH t AS MATERIALIZED (
-    SELECT task_id, event_id, node_id, planned_at FROM scheduling_touch
+    SELECT task_id, event_id, node_id, planned_at, due_at, parked FROM scheduling_touch
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
 )
 SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.planned_at,
-    t.node_id = ANY(%(inline)b::bigint[])
+    t.node_id = ANY(%(inline)b::bigint[]) AND t.due_at <= statement_timestamp() AND t.parked = ''
 FROM t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
 """

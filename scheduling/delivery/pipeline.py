@@ -109,8 +109,10 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
         # Premature wake-ups, which a node with a fast clock caused.
         _publish(touches.premature_wakeups(task_ids), config)
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
+    _submit(judged)
     presence.note_sending(_list_local_notes(judged, answers))
-    _send(judged)
+    for delivery, _ in _delivered(judged):
+        delivery.channel.send_now(delivery.message)  # type: ignore[attr-defined]
     _log_unsent(judged, config)
     _measure(judged)
 
@@ -139,13 +141,8 @@ def _publish(hints: list[WakeUp], config: Snapshot) -> None:
         publish_touches(hints, {hint.route: config.nodes[hint.route].channel.id for hint in hints})
 
 
-def _send(judged: Sequence[Judged]) -> None:
-    parcels = []
-    for each in judged:
-        if each.parcel and each.settlement.state == "running":
-            parcels.append(each.parcel)
-        elif each.parcel:
-            each.parcel.channel.send_now(each.parcel.message)  # type: ignore[attr-defined]
+def _submit(judged: Sequence[Judged]) -> None:
+    parcels = [each.parcel for each in judged if each.parcel and each.settlement.state == "running"]
     if parcels:
         sender().submit(parcels)
 

@@ -84,10 +84,12 @@ def presence_blocks(questions: Sequence[PresenceQuestion]) -> list[str]:
 
 
 def note_sending(notes: Sequence[SendingNote]) -> None:
-    """Report to all providers which of these touches are sent now. Never raises."""
-    questions, sent = [question for question, _ in notes], [each for _, each in notes]
-    for provider in presence_providers() if notes else ():
+    """Report to each provider which touches of its event types are sent now. Never raises."""
+    for provider in presence_providers():
+        own = [note for note in notes if note[0].event_type in provider.event_types]
+        if not own:
+            continue
         try:
-            provider.note_sending(questions, sent)
+            provider.note_sending([question for question, _ in own], [sent for _, sent in own])
         except Exception:
-            log.warning("sending_not_noted", questions=len(questions), exc_info=True)
+            log.warning("sending_not_noted", questions=len(own), exc_info=True)

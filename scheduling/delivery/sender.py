@@ -232,11 +232,13 @@ class Sender:
         rest = [delivery for delivery in chunk if delivery.claim.task_id not in permits]
         if rest:
             margin = max(delivery.spec.timeout for delivery in rest) + timedelta(seconds=2)
+            if any(delivery.question for delivery in rest):
+                margin += timedelta(seconds=NOTE_WAIT)
             stops = touches.mark_sending([delivery.sending for delivery in rest], margin=margin)
             permits |= {
                 task_id: SendRefused(_verdict_for_stop(stop)) if stop else None for task_id, stop in stops.items()
             }
-        return permits, _list_sending_notes(rest, permits)
+        return permits, _list_sending_notes(chunk, permits)
 
     def _over_quota(self, chunk: list[Delivery]) -> dict[object, Deferred]:
         by_receiver: dict[str, list[Delivery]] = {}

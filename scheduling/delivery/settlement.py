@@ -60,7 +60,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     with transaction.atomic():
         ends = {parcel.claim: settlement_of(parcel, result) for parcel, result in results}
         settled = touches.settle(ends)
-        valid = [each for each in results if each[0].claim.task_id in settled]
+        valid = [each for each in results if each[0].claim in settled]
         record_attempts(valid)
         refused = [
             (parcel.claim.task_id, result.verdict) for parcel, result in valid if isinstance(result, SendRefused)

@@ -208,8 +208,8 @@ class Ledger:
 
     # --- running → anywhere -------------------------------------------------------------------------------------
 
-    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[UUID]:
-        """End these runs. Return the ids whose claim was still valid.
+    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[Claim]:
+        """End these runs. Return the claims that were still valid.
 
         Discard the results of the others: their claims are lost.
         """
@@ -217,7 +217,7 @@ class Ledger:
             return set()
         ends = settlements.values()
         return {
-            row[0]
+            Claim(*row)
             for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row
@@ -229,7 +229,7 @@ class Ledger:
                     AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
-                RETURNING row.task_id
+                RETURNING row.task_id, row.lease_no
                 """,
                 {
                     "ids": [claim.task_id for claim in settlements],

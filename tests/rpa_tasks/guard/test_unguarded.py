@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rpa_tasks.supervisor import ancestry, processes
@@ -159,3 +160,33 @@ def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_rea
         markers = run_of(child)
         assert markers
         assert (markers[TASK_ID], markers[LEASE_NO]) == (task.task_id, task.env[LEASE_NO])
+
+
+def test_run_of_reads_each_ancestor_of_a_chain_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow can build a chain of thousands of processes. The climb from each of them must not read all others."""
+    length = 40
+    program = (
+        "import os,sys,time\nfor n in range(int(sys.argv[1])):\n    if os.fork():\n        os.wait(); os._exit(0)\n"
+    )
+    program += "print(os.getpid(), flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program, str(length)], stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        deepest = int(top.stdout.readline())
+        try:
+            children = psutil.Process(top.pid).children(recursive=True)
+            chain = [processes.read_process(each.pid) for each in children]
+            assert len(chain) == length
+            reads: list[int] = []
+            read = processes.read_process
+
+            def count(pid: int) -> processes.Process | None:
+                reads.append(pid)
+                return read(pid)
+
+            monkeypatch.setattr(ancestry, "read_process", count)
+            known: ancestry.Known = {}
+            assert {run_of(each, known) is None for each in chain if each} == {True}
+            assert len(reads) < 6 * length
+        finally:
+            os.kill(deepest, signal.SIGKILL)
+            top.wait(30)
