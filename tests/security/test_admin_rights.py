@@ -189,14 +189,25 @@ def errors_of(answer: Any) -> str:
     return str(dict(getattr(form, "errors", None) or {}))
 
 
-def fill_form(staff: Staff, url: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a browser would send, with changes."""
+def fill_form(staff: Staff, url: str, changes: Mapping[str, Any], client: Client | None = None) -> dict[str, Any]:
+    """What a browser would send, with changes. The version of the row is that of the client's own page, if it has one.
+
+    The version covers the fields that the role may edit.
+    """
     if url not in staff.forms:
-        page = copy_client(staff.clients[ADMIN]).get(url)
-        form = main_form(page.content.decode()) if page.status_code == 200 else None
-        assert form is not None, (url, page.status_code, "shows no form")
-        staff.forms[url] = dict(form.values)
-    return {**staff.forms[url], **resolve_values(changes)}
+        found = read_form(staff.clients[ADMIN], url)
+        assert found is not None, (url, "shows no form")
+        staff.forms[url] = found
+    values = dict(staff.forms[url])
+    if "row_version" in values and client and (own := read_form(client, url)) and "row_version" in own:
+        values["row_version"] = own["row_version"]
+    return {**values, **resolve_values(changes)}
+
+
+def read_form(client: Client, url: str) -> dict[str, Any] | None:
+    page = copy_client(client).get(url)
+    form = main_form(page.content.decode()) if page.status_code == 200 else None
+    return dict(form.values) if form is not None else None
 
 
 def resolve_values(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +292,7 @@ def _post_violations(case: Case, staff: Staff, name: str, client: Client, user: 
     page = case.page
     with rolled_back():
         url = _address(case, user)
-        answer = ask(client, "post", url, _data(case, staff, url))
+        answer = ask(client, "post", url, _data(case, staff, url, client))
         if role >= page.do:
             if not answer.answered or bool(answer.changed) != page.writes:
                 yield f"{case.name}: POST of {name} has no effect: {answer}"
@@ -293,11 +304,11 @@ def _post_violations(case: Case, staff: Staff, name: str, client: Client, user: 
             yield f"{case.name}: POST of {name} is answered: {answer}"
 
 
-def _data(case: Case, staff: Staff, url: str) -> dict[str, Any]:
+def _data(case: Case, staff: Staff, url: str, client: Client) -> dict[str, Any]:
     page = case.page
     if case.form is not None:
-        return fill_form(staff, case.form(url), page.data)
-    return fill_form(staff, url, page.data) if page.do != NOBODY and page.form else resolve_values(page.data)
+        return fill_form(staff, case.form(url), page.data, client)
+    return fill_form(staff, url, page.data, client) if page.do != NOBODY and page.form else resolve_values(page.data)
 
 
 class rolled_back:

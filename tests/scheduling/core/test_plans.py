@@ -135,7 +135,7 @@ def test_job_statements_use_their_indexes(matrix: Any) -> None:
         for statistics in fill("rpa_tasks_job", task_id, {}, scale=4):
             ids = Ids("rpa_tasks_job")
             wanted = by_own_index(jobs, "rpa_job")
-            wanted["lapsed_runs"][1].add("rpa_one_run_a_shop")
+            wanted["expired_runs"][1].add("rpa_one_run_a_shop")
             wanted["mark_sending"] = (partial(jobs.mark_sending, ids.claims), {JOB_KEY})
             wanted |= {name: (act, {JOB_KEY}) for name, act in of_ledger(jobs, ids).items()}
             wrong = wrong_plans("rpa_tasks_job", wanted)
