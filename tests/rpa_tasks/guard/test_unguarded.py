@@ -129,7 +129,7 @@ child.wait()
 @pytest.mark.parametrize("sandbox", ["none", "bubblewrap", "uid"])
 def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(task: TaskCommands, sandbox: str) -> None:
     if sandbox == "uid" and os.geteuid() != 0:
-        pytest.skip("only root can become another uid")
+        pytest.skip("only root can give commands a uid of their own")
     script = task.folder / "rpa_tasks" / "supervisor" / "main.py"
     script.parent.mkdir(parents=True)
     script.write_text(PRETENDER.format(uid=61234 if sandbox == "uid" else 0))
