@@ -2,7 +2,7 @@
 
 The order is fixed. Permanent reasons come first, so that no slot is used in vain:
 
- 1. called_off         an event cancelled it while a worker had it (a waiting touch is cancelled directly)
+ 1. cancelled          an event cancelled it while a worker had it (a waiting touch is cancelled directly)
  2. expired            it waited longer than its node allows
  3. node_disabled      the node was disabled or retired while the touch waited
  4. paused             an operator paused everything, the channel or the node: paused until resumed
@@ -105,23 +105,23 @@ def _limit_deferral_to_expiry(verdict: GuardVerdict, touch: Candidate) -> GuardV
     return verdict
 
 
-def _judge_cancellation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+def _judge_cancelled(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if not context.cancelled_by:
         return None
     return GuardVerdict(SUPPRESS, context.cancelled_by[:64], touch.node.version)
 
 
-def _judge_expiry(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+def _judge_expired(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if now <= touch.expires_at:
         return None
     return GuardVerdict(SUPPRESS, "expired", touch.node.version, now.isoformat(), touch.expires_at.isoformat())
 
 
-def _judge_node_state(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+def _judge_node_disabled(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     return None if touch.node.enabled else GuardVerdict(SUPPRESS, "node_disabled", touch.node.version)
 
 
-def _judge_pause(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+def _judge_paused(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if not context.paused:
         return None
     for scope in ("all", f"channel:{touch.node.channel.key}", f"node:{touch.node.key}"):
@@ -130,7 +130,7 @@ def _judge_pause(touch: Candidate, context: GuardContext, now: datetime) -> Guar
     return None
 
 
-def _judge_opt_out(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+def _judge_opted_out(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if touch.customer.opted_out and touch.template.category == "marketing":
         return GuardVerdict(SUPPRESS, "opted_out", observed=touch.template.category)
     return None
@@ -282,11 +282,11 @@ def _judge_slot_hold(touch: Candidate, context: GuardContext, now: datetime) -> 
 
 
 CHECKS: tuple[Check, ...] = (
-    _judge_cancellation,
-    _judge_expiry,
-    _judge_node_state,
-    _judge_pause,
-    _judge_opt_out,
+    _judge_cancelled,
+    _judge_expired,
+    _judge_node_disabled,
+    _judge_paused,
+    _judge_opted_out,
     _judge_conversation,
     _judge_holdout,
     _judge_rollout,

@@ -290,7 +290,7 @@ def test_guard_overdue_priority_is_waited_for_2_seconds() -> None:
 
 #: What makes each rule object, in the order they must speak.
 OBJECTIONS: dict[str, dict[str, Any]] = {
-    "called_off": {"called_off": "event:order.paid"},
+    "cancelled": {"called_off": "event:order.paid"},
     "expired": {"expires_at": NOON - SECOND},
     "node_disabled": {"enabled": False},
     "paused": {"paused": frozenset({"all"})},
@@ -324,7 +324,7 @@ def first_objection(*names: str) -> str:
         ),
         NOON,
     )  # fmt: skip
-    return "called_off" if verdict.rule == "event:order.paid" else verdict.rule
+    return "cancelled" if verdict.rule == "event:order.paid" else verdict.rule
 
 
 @pytest.mark.parametrize("name", OBJECTIONS)
@@ -339,7 +339,7 @@ def test_guard_first_documented_objection_is_given(first: str, second: str) -> N
 
 def test_guard_docstring_lists_rules_in_order() -> None:
     documented = [line.split()[1].rstrip(",") for line in (guards.__doc__ or "").splitlines() if ". " in line[:4]]
-    asked = [check.__name__.removeprefix("_") for check in guards.CHECKS]
+    asked = [check.__name__.removeprefix("_judge_") for check in guards.CHECKS]
     assert documented == [name for name in asked if name != "rollout"]  # it shares a line with the hold-out
     assert list(OBJECTIONS) == asked
 
