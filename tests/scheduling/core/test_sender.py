@@ -138,7 +138,7 @@ def test_chunk_margin_covers_its_slowest_channel(
     both = [*record_event().task_ids, *record_event("other", "bob").task_ids]
 
     assert {row.state for row in deliver_when_due(*both)} == {"delivered"}
-    assert margins == [timedelta(seconds=17)]
+    assert margins == [timedelta(seconds=17 + sender.NOTE_WAIT)]
 
 
 def test_failed_settlement_is_repeated(
