@@ -51,7 +51,7 @@ class Presence(Protocol):
     def note_sending(self, questions: Sequence[PresenceQuestion], sent: Sequence[bool]) -> None:
         """Count touches of `event_types` that are sent now.
 
-        `sent` is False where the ledger stopped a touch that no provider blocked.
+        `sent` is False for a touch that the ledger or a provider stopped after the question.
 
         Called right before the channel, or after the commit for a channel without a call. The call may come twice for a
         touch, after the message, or not at all: a worker can be killed. An exception is logged and stops no touch.

@@ -360,14 +360,16 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
 def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers, each with whether its touch is sent now.
 
-    An earlier attempt may have been sent, so a stop of a retry is not reported.
+    Only a refusal is reported as not sent. A deferred delivery is judged again. An earlier attempt may have been sent,
+    so a refused retry is not reported.
     """
     types = presence.provider_event_types()
-    asked = [(each, permits.get(each.claim.task_id, UNMARKED) is None) for each in deliveries]
+    asked = [(each, permits.get(each.claim.task_id, UNMARKED)) for each in deliveries]
     return [
-        (each.question, sent)
-        for each, sent in asked
-        if each.question and each.question.event_type in types and (sent or each.attempt == 1)
+        (each.question, refusal is None)
+        for each, refusal in asked
+        if each.question and each.question.event_type in types
+        if refusal is None or (isinstance(refusal, SendRefused) and each.attempt == 1)
     ]
 
 

@@ -439,6 +439,14 @@ def test_agent_answer_before_mark_gives_one_guide_message(
     assert (timers, silent_session.nudges) == ([False], 1)
 
 
+def test_unmarked_guide_message_keeps_its_reservation(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row was locked or its claim is lost, so another worker may send the message now."""
+    monkeypatch.setattr(touches, "mark_sending", lambda *_, **__: {})
+    row = silent_session.go_on()
+    assert (row.state, row.reason) == ("scheduled", "mark_failed")
+    assert not silent_session.speak("agent"), "no timer of a second message runs"
+
+
 def test_note_sending_failure_sends_and_keeps_the_limit(
     silent_session: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
