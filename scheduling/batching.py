@@ -72,7 +72,7 @@ class MicroBatcher(Generic[T, R]):
         """Queue an item. `done` is called on this loop with the result or the exception.
 
         Raises:
-            Overloaded: at once, if `WAITING_LIMIT` items wait.
+            BatcherOverloaded: at once, if `WAITING_LIMIT` items wait.
         """
         if len(self._waiting) >= WAITING_LIMIT:
             raise BatcherOverloaded

@@ -38,10 +38,10 @@ def run_repair_passes() -> None:
 
 def dispatch_due_jobs() -> int:
     """Publish a wake-up message for each job that is due within the horizon, and return their number."""
-    hints = jobs.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
-    if hints:
-        wakeups.publish_wakeups(hints)
-    return len(hints)
+    found = jobs.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
+    if found:
+        wakeups.publish_wakeups(found)
+    return len(found)
 
 
 def wake_queues() -> dict[str, int]:

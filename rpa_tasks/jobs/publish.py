@@ -134,9 +134,9 @@ def publish_job(request: PublishRequest) -> Receipt:
         merged = _merge_into_waiting(request, shop, flow) if unfit and request.keeps_payload else None
         if unfit and merged is None:
             raise InvalidInput(*unfit)
-        receipt, hint = merged or _store_job(request, shop, flow)
-    if hint:
-        transaction.on_commit(lambda: wakeup_publisher.submit([hint]))
+        receipt, wakeup = merged or _store_job(request, shop, flow)
+    if wakeup:
+        transaction.on_commit(lambda: wakeup_publisher.submit([wakeup]))
     return receipt
 
 
@@ -293,8 +293,8 @@ def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tupl
         return None
     # A job that is neither earlier nor more urgent than before needs no second message.
     task_id, state, due_at, priority, better = found[0]
-    hint = WakeUp(task_id, due_at, priority, shop.pk) if better else None
-    return Receipt(task_id, True, state), hint
+    wakeup = WakeUp(task_id, due_at, priority, shop.pk) if better else None
+    return Receipt(task_id, True, state), wakeup
 
 
 _MERGE_INTO_WAITING = """
@@ -339,8 +339,8 @@ def _insert_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receip
     if not found:
         return None
     _, _, state, due_at = found[0]
-    hint = WakeUp(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
-    return Receipt(task_id, False, state), hint
+    wakeup = WakeUp(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
+    return Receipt(task_id, False, state), wakeup
 
 
 def _dedupe_key(request: PublishRequest, flow: Flow) -> str | None:

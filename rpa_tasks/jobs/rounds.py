@@ -99,10 +99,10 @@ def _publish_batch(
         if note:
             note(max(places), done)
     made = [row for row in tried if row[1] is not None]  # for the others a concurrent request published a job
-    hints = [
+    created = [
         WakeUp(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
     ]
-    wakeup_publisher.submit(hints)
+    wakeup_publisher.submit(created)
     return done
 
 

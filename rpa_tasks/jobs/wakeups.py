@@ -48,21 +48,23 @@ class WakeUpMessage:
     due_at: datetime | None = None  #: None: now
 
 
-def publish_wakeups(hints: Sequence[WakeUp]) -> None:
+def publish_wakeups(wakeups: Sequence[WakeUp]) -> None:
     """Publish a wake-up message for each job at its due time, limited by the free slots of nodes.
 
     Raises nothing: the next pass over the lanes replaces a lost message.
     """
     jobs = Job.objects.select_related("shop__platform", "shop__lane", "flow").defer("payload", "result")
-    found = jobs.in_bulk([hint.task_id for hint in hints])
+    found = jobs.in_bulk([wakeup.task_id for wakeup in wakeups])
     nodes = node_capacities()
     now = sql.now()
     tokens = []
-    for hint in hints:
-        if job := found.get(hint.task_id):
-            queue = _queue_of_job(job, hint.priority, nodes)
+    for wakeup in wakeups:
+        if job := found.get(wakeup.task_id):
+            queue = _queue_of_job(job, wakeup.priority, nodes)
             tokens.append(
-                WakeUpMessage(queue, job.shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
+                WakeUpMessage(
+                    queue, job.shop.platform.key, wakeup.priority, wakeup.due_at if wakeup.due_at > now else None
+                )
             )
     publish_within_capacity(tokens, nodes)
 

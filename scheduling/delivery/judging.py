@@ -26,7 +26,7 @@ class Judged(NamedTuple):
     row: Due
     verdict: GuardVerdict
     settlement: Settlement
-    parcel: Delivery | None = None  #: present if the touch is sent
+    delivery: Delivery | None = None  #: present if the touch is sent
     detail: str = ""  #: why no message could be prepared
 
 
@@ -63,26 +63,26 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
     template, counts = candidate.template, candidate.node.guard_cap != "ignore"
     content = Content(template.content_type, template.id, template.version, counts)
     try:
-        parcel = _parcel(batch, row, candidate)
+        delivery = _build_delivery(batch, row, candidate)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
         failed = Settlement("failed", reason, releases_cap_slot=True, content=content)
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
-    immediate = is_immediate(parcel.channel)
+    immediate = is_immediate(delivery.channel)
     if immediate:
-        parcel.sent_at = parcel.ended_at = batch.clock
+        delivery.sent_at = delivery.ended_at = batch.clock
     if not candidate.has_slot:
         until = None if immediate else batch.locked_at + LEASE
         slot = CapSlot(row.claim.task_id, batch.locked_at, template.content_type, counts, immediate, until)
         batch.history.add_slot(row, slot)
-    return Judged(row, verdict, Settlement("delivered" if immediate else "running", content=content), parcel)
+    return Judged(row, verdict, Settlement("delivered" if immediate else "running", content=content), delivery)
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
     return settlement.keep_outcome_unknown(ended) if row.claim.task_id in batch.history.with_unknown_outcome else ended
 
 
-def _parcel(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery:
+def _build_delivery(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery:
     spec, event = candidate.node.channel, row.event
     channel = channel_of(spec)
     target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)

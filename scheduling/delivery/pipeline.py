@@ -133,18 +133,18 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> None:
 
 def _delivered(judged: Sequence[Judged]) -> list[DeliveryResult]:
     """Return the results of the local channels, which are delivered by the commit itself."""
-    return [(each.parcel, Delivered()) for each in judged if each.parcel and each.settlement.state == "delivered"]
+    return [(each.delivery, Delivered()) for each in judged if each.delivery and each.settlement.state == "delivered"]
 
 
-def _publish(hints: list[WakeUp], config: Snapshot) -> None:
-    if hints:
-        publish_touches(hints, {hint.route: config.nodes[hint.route].channel.id for hint in hints})
+def _publish(wakeups: list[WakeUp], config: Snapshot) -> None:
+    if wakeups:
+        publish_touches(wakeups, {wakeup.route: config.nodes[wakeup.route].channel.id for wakeup in wakeups})
 
 
 def _submit(judged: Sequence[Judged]) -> None:
-    parcels = [each.parcel for each in judged if each.parcel and each.settlement.state == "running"]
-    if parcels:
-        sender().submit(parcels)
+    deliveries = [each.delivery for each in judged if each.delivery and each.settlement.state == "running"]
+    if deliveries:
+        sender().submit(deliveries)
 
 
 def _list_local_notes(judged: Sequence[Judged], answers: PresenceAnswers) -> list[presence.SendingNote]:
@@ -167,7 +167,7 @@ def _log_unsent(judged: Sequence[Judged], config: Snapshot) -> None:
     """Log the touches that were not sent. The local channel or the sender logs the others."""
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in judged:
-        if each.parcel:
+        if each.delivery:
             continue
         row, end = each.row, each.settlement
         if end.state in FAILED_ENDS:

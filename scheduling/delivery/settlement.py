@@ -58,12 +58,12 @@ def _settle_without_detail(result: DeliveryResult, error: Exception) -> None:
 def _settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
-        ends = {parcel.claim: settlement_of(parcel, result) for parcel, result in results}
+        ends = {delivery.claim: settlement_of(delivery, result) for delivery, result in results}
         settled = touches.settle(ends)
         valid = [each for each in results if each[0].claim in settled]
         record_attempts(valid)
         refused = [
-            (parcel.claim.task_id, result.verdict) for parcel, result in valid if isinstance(result, SendRefused)
+            (delivery.claim.task_id, result.verdict) for delivery, result in valid if isinstance(result, SendRefused)
         ]
         if refused:
             record_verdicts(refused, sql.now())
@@ -74,19 +74,19 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     measure_attempts(valid)
     measure_verdicts(verdict for _, verdict in refused)
     measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
-    _log_ends([parcel for parcel, _ in valid], ends)
+    _log_ends([delivery for delivery, _ in valid], ends)
     if len(valid) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(valid))
 
 
-def _log_ends(parcels: Iterable[Delivery], ends: Mapping[Claim, Settlement]) -> None:
+def _log_ends(deliveries: Iterable[Delivery], ends: Mapping[Claim, Settlement]) -> None:
     alike: dict[tuple[str, str, str], list[str]] = {}
-    for parcel in parcels:
+    for delivery in deliveries:
         task_id, trace_id, channel, end = (
-            parcel.claim.task_id, parcel.message.trace_id, parcel.spec.key, ends[parcel.claim],
+            delivery.claim.task_id, delivery.message.trace_id, delivery.spec.key, ends[delivery.claim],
         )  # fmt: skip
         if end.state in FAILED_ENDS:
-            log_failed(task_id, trace_id, end, channel=channel, attempt=parcel.attempt)
+            log_failed(task_id, trace_id, end, channel=channel, attempt=delivery.attempt)
         else:
             alike.setdefault((end.state, end.reason, channel), []).append(tracing.trace_label(trace_id, task_id))
     for (state, reason, channel), names in alike.items():
@@ -98,9 +98,9 @@ def log_failed(task_id: UUID, trace_id: UUID | None, end: Settlement, **more: ob
     log.warning("touch_failed", task_id=str(task_id), trace_id=trace, state=end.state, reason=end.reason, **more)
 
 
-def settlement_of(parcel: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
-    ended = _settlement_by_result(parcel, result)
-    return keep_outcome_unknown(ended) if parcel.with_unknown_outcome else ended
+def settlement_of(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
+    ended = _settlement_by_result(delivery, result)
+    return keep_outcome_unknown(ended) if delivery.with_unknown_outcome else ended
 
 
 def keep_outcome_unknown(ended: Settlement) -> Settlement:

@@ -66,7 +66,7 @@ def record_events(
 
     Args:
         new_events: the batch, stored in one transaction.
-        announce: called after the commit with the touches due within the horizon; they are stored as `queued`.
+        publish_wakeups: called after the commit with the touches due within the horizon; they are stored as `queued`.
         lock_wait: seconds; longest wait for one lock; default `TIMEOUTS.event_lock`.
 
     Raises:
@@ -83,8 +83,8 @@ def record_events(
         batch.update_customers()
         transaction.on_commit(batch.log_touches)
         if publish_wakeups and batch.wakeups:
-            hints = batch.wakeups
-            transaction.on_commit(lambda: publish_wakeups(hints))
+            wakeups = batch.wakeups
+            transaction.on_commit(lambda: publish_wakeups(wakeups))
     return batch.receipts()
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterator
-from io import StringIO
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.models import Configuration, Scope
 from scheduling.operations import commands
+from tests.config_files import Apply as Apply
+from tests.config_files import apply as apply
+from tests.config_files import export as export
+from tests.config_files import refusal_of as refusal_of
 from tests.scheduling.api.serving import Client, serving
-
-Apply = Callable[..., str]
 
 
 class Market:
@@ -76,40 +73,3 @@ def api(server: str, key: str, market: Market) -> Client:
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def apply(tmp_path: Path, db: None) -> Apply:
-    """Apply a text as a file; returns what was printed."""
-    Configuration.objects.get_or_create(pk=1)
-
-    def apply(text: str, *flags: str) -> str:
-        file = tmp_path / "market.yaml"
-        file.write_text(textwrap.dedent(text), encoding="utf-8")
-        out = StringIO()
-        call_command("apply_config", str(file), *flags, stdout=out)
-        return out.getvalue()
-
-    return apply
-
-
-@pytest.fixture
-def refusal_of(apply: Apply) -> Callable[..., list[str]]:
-    """Apply a text that must be refused; returns the lines of the refusal."""
-
-    def refusal_of(text: str, *flags: str) -> list[str]:
-        with pytest.raises(CommandError) as error:
-            apply(text, *flags)
-        return str(error.value).splitlines()
-
-    return refusal_of
-
-
-@pytest.fixture
-def export(db: None) -> Apply:
-    def export(*flags: str) -> str:
-        out = StringIO()
-        call_command("export_config", *flags, stdout=out)
-        return out.getvalue()
-
-    return export

@@ -6,43 +6,31 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from rpa_tasks.models import Job
-from scheduling.api.app import api as described
 from tests.rpa_tasks.api.conftest import Market
+from tests.scheduling.api.generated import OPERATIONS, check_generated_requests
 from tests.scheduling.api.serving import PATIENCE, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-EXAMPLES = 25  #: an operation
 
-SCHEMA = schemathesis.openapi.from_dict(described.get_openapi_schema(path_prefix="/api/v1/"))
-OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if "/rpa/" in found.ok().path]
-assert len(OPERATIONS) == 10
+RPA_OPERATIONS = [each for each in OPERATIONS if "/rpa/" in each.path]
+assert len(RPA_OPERATIONS) == 10
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+@pytest.mark.parametrize("operation", RPA_OPERATIONS, ids=lambda operation: operation.label)
 def test_rpa_api_answers_generated_requests_without_5xx(api: Client, market: Market, operation: Any) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     Job.objects.create(shop=market.s1, flow=market.sync, due_at=at, planned_at=at)
 
-    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
-    @given(case=operation.as_strategy())
-    def story(case: Any) -> None:
-        headers = {"Authorization": f"Bearer {api.key}"}
-        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
-        assert answer.status_code < 500, answer.text
-        if answer.status_code >= 400:
-            assert answer.headers["content-type"] == ["application/problem+json"]
-
-    story()
+    check_generated_requests(api, operation)
 
 
 def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: Market) -> None:
     """The description does not know the shops, so a machine would never get behind the first lookup."""
-    (operation,) = [each for each in OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
+    (operation,) = [each for each in RPA_OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
 
     @settings(max_examples=60, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())

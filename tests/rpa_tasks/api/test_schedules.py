@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -34,6 +33,7 @@ from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import PATIENCE, at_once
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.second_connection import act_on_second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,23 +47,10 @@ django.setup()
 from django.db import connection
 from rpa_tasks.jobs import rounds, scheduled_rounds, wakeups
 connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
-wakeups.wakeup_publisher.ring = lambda hints: None
+wakeups.wakeup_publisher.submit = lambda created: None
 rounds.BATCH = 1
 scheduled_rounds.publish_waiting_rounds()
 """
-
-
-def run_on_other_connection(act: Callable[[], Any]) -> Any:
-    """Do it over a connection of its own."""
-
-    def run() -> Any:
-        try:
-            return act()
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(PATIENCE)
 
 
 def invalid_fields(**changes: Any) -> list[str]:
@@ -430,9 +417,9 @@ def test_round_of_killed_worker_is_completed_without_repeats(market: Market, sen
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
         publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
         with program(WORKER) as worker:
-            assert wait_until(lambda: run_on_other_connection(lambda: waits_for_a_lock("rounds")), PATIENCE)
+            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("rounds")), PATIENCE)
             worker.kill()
-        first = run_on_other_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
+        first = act_on_second_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
         transaction.set_rollback(True)
     assert wait_until(lambda: not is_connected("rounds"), PATIENCE)
     assert first == [market.s1.pk]

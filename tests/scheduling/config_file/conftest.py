@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
-from io import StringIO
-from pathlib import Path
-
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 
 from scheduling.models import Configuration
+from tests.config_files import Apply as Apply
+from tests.config_files import apply as apply
+from tests.config_files import export as export
+from tests.config_files import refusal_of as refusal_of
 
 BASE_CONFIG = """
 version: 1
@@ -21,8 +18,6 @@ stages: [{key: presale, name: 售前}]
 nodes:
   - {key: presale-download, stage: presale, trigger: material.downloaded, delay: 15m, template: guide, channel: log}
 """
-
-Apply = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -36,43 +31,6 @@ def _counted(request: pytest.FixtureRequest) -> None:
 def _commits(request: pytest.FixtureRequest) -> bool:
     marker = request.node.get_closest_marker("django_db")
     return bool(marker and marker.kwargs.get("transaction"))
-
-
-@pytest.fixture
-def apply(tmp_path: Path, db: None) -> Apply:
-    """Apply a text as a file; returns what was printed."""
-
-    def apply(text: str, *flags: str) -> str:
-        file = tmp_path / "house.yaml"
-        file.write_text(textwrap.dedent(text), encoding="utf-8")
-        out = StringIO()
-        call_command("apply_config", str(file), *flags, stdout=out)
-        return out.getvalue()
-
-    return apply
-
-
-@pytest.fixture
-def refused(apply: Apply) -> Callable[..., list[str]]:
-    """Apply a text that must be refused; returns the lines of the refusal."""
-
-    def refused(text: str, *flags: str) -> list[str]:
-        with pytest.raises(CommandError) as error:
-            apply(text, *flags)
-        assert error.value.returncode == 1
-        return str(error.value).splitlines()
-
-    return refused
-
-
-@pytest.fixture
-def export(db: None) -> Apply:
-    def export(*flags: str) -> str:
-        out = StringIO()
-        call_command("export_config", *flags, stdout=out)
-        return out.getvalue()
-
-    return export
 
 
 @pytest.fixture

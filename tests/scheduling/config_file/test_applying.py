@@ -160,7 +160,7 @@ def test_apply_versions_changed_rows_only(apply: Apply, base_config: str) -> Non
         1,
         1,
     )
-    assert list(Node.history.values_list("history_change_reason", flat=True)) == ["apply_config house.yaml"] * 2
+    assert list(Node.history.values_list("history_change_reason", flat=True)) == ["apply_config configuration.yaml"] * 2
 
 
 def test_apply_text_change_is_a_template_version(apply: Apply, base_config: str) -> None:
@@ -263,9 +263,9 @@ def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply)
     assert apply(whole) == "no changes\n"
 
 
-def test_apply_kept_secret_of_other_kind_is_refused(apply: Apply, refused: Callable[..., list[str]]) -> None:
+def test_apply_kept_secret_of_other_kind_is_refused(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
     apply(f"channels: [{{key: hook, kind: webhook, url: '{HOOK}'}}]")
-    assert refused("channels: [{key: hook, kind: email, url: (kept)}]")[0] == (
+    assert refusal_of("channels: [{key: hook, kind: email, url: (kept)}]")[0] == (
         "channels[0].url: there is nothing stored to keep"
     )
 

@@ -100,8 +100,8 @@ def with_node(base_config: str, rest: str) -> str:
         ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
     ],
 )  # fmt: skip
-def test_bad_section_is_refused(refused: Refused, section: str, message: str) -> None:
-    assert refused(section) == [message, "nothing was stored"]
+def test_bad_section_is_refused(refusal_of: Refused, section: str, message: str) -> None:
+    assert refusal_of(section) == [message, "nothing was stored"]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_bad_section_is_refused(refused: Refused, section: str, message: str) ->
          "duration; write it like 15m, 2h, 7d or 1h30m"),
     ],
 )  # fmt: skip
-def test_bad_node_is_refused(refused: Refused, base_config: str, rest: str, message: str) -> None:
-    lines = refused(with_node(base_config, rest))
-    assert [line.rpartition("house.yaml: ")[2] for line in lines] == [message, "nothing was stored"]
+def test_bad_node_is_refused(refusal_of: Refused, base_config: str, rest: str, message: str) -> None:
+    lines = refusal_of(with_node(base_config, rest))
+    assert [line.rpartition("configuration.yaml: ")[2] for line in lines] == [message, "nothing was stored"]
 
 
-def test_apply_references_must_be_in_the_file(refused: Refused, apply: Callable[..., str], base_config: str) -> None:
+def test_apply_references_must_be_in_the_file(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
     apply(base_config)
-    assert refused(
+    assert refusal_of(
         """
         templates: [{key: other, content_type: guide, body: x}]
         nodes: [{key: n, stage: gone, trigger: order.paid, template: guide, channel: hook}]
@@ -168,18 +168,18 @@ def test_apply_references_must_be_in_the_file(refused: Refused, apply: Callable[
     ]
 
 
-def test_apply_retiring_a_used_row_is_refused(refused: Refused, apply: Callable[..., str], base_config: str) -> None:
+def test_apply_retiring_a_used_row_is_refused(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
     apply(base_config)
-    assert refused("templates: []\nchannels: []") == [
+    assert refusal_of("templates: []\nchannels: []") == [
         "templates: template “guide” is not listed, but node “presale-download” still uses it",
         "channels: channel “log” is not listed, but node “presale-download” still uses it",
         "nothing was stored",
     ]
 
 
-def test_apply_reports_all_errors_and_stores_nothing(refused: Refused) -> None:
+def test_apply_reports_all_errors_and_stores_nothing(refusal_of: Refused) -> None:
     before = Configuration.objects.get().version
-    assert refused(
+    assert refusal_of(
         """
         version: 1
         channels: [{key: log, kind: log}, {key: hook, kind: webhook, secret: x}]

@@ -31,25 +31,25 @@ def installed(settings: Settings) -> None:
 
 
 def test_other_app_section_is_applied_and_exported(
-    apply: Callable[..., str], export: Callable[..., str], refused: Callable[..., list[str]]
+    apply: Callable[..., str], export: Callable[..., str], refusal_of: Callable[..., list[str]]
 ) -> None:
     assert apply("platforms: [{key: pdd, name: 拼多多}]") == "platforms\n  + pdd\napplied\n"
     assert "platforms:\n  - key: pdd\n    name: 拼多多\n" in export()
     assert apply("platforms: []") == "platforms\n  - pdd (retired)\napplied\n"
-    assert refused("platforms: [{key: pdd, colour: red}]")[0] == (
+    assert refusal_of("platforms: [{key: pdd, colour: red}]")[0] == (
         "platforms[0].colour: is not known here; known are key, name"
     )
 
 
-def test_section_of_missing_app_names_the_app(refused: Callable[..., list[str]]) -> None:
-    assert refused("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
+def test_section_of_missing_app_names_the_app(refusal_of: Callable[..., list[str]]) -> None:
+    assert refusal_of("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
 
 
-def test_other_app_section_check_is_called(apply: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_app_section_check_is_called(apply: Any, refusal_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduling.errors import InvalidInput
 
     def check(self: Any, values: Any, draft: Any) -> None:
         raise InvalidInput.of("name", "is not ours")
 
     monkeypatch.setattr(Platforms, "check", check)
-    assert refused("platforms: [{key: pdd}]")[0] == "platforms[0].name: is not ours"
+    assert refusal_of("platforms: [{key: pdd}]")[0] == "platforms[0].name: is not ours"

@@ -24,6 +24,7 @@ from scheduling.ledger.transitions import Claim
 from scheduling.models import Touch
 from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.second_connection import act_on_second_connection
 
 Answer = TypeVar("Answer")
 PATIENCE = 60  #: seconds after which a test that waits for something gives up
@@ -52,18 +53,7 @@ def race() -> Callable[..., list[Any]]:
 @pytest.fixture
 def second_connection() -> Callable[[Callable[[], Answer]], Answer]:
     """Do something over a second connection and wait for it, like another process that is quicker."""
-
-    def second_connection(act: Callable[[], Answer]) -> Answer:
-        def run() -> Answer:
-            try:
-                return act()
-            finally:
-                connection.close()
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(run).result(PATIENCE)
-
-    return second_connection
+    return act_on_second_connection
 
 
 @contextmanager

@@ -1,0 +1,34 @@
+"""Requests generated from the API's own description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from scheduling.api.app import api as described
+from tests.scheduling.api.serving import PATIENCE, Client
+
+EXAMPLES = 25  #: an operation
+OPERATIONS = [
+    found.ok()
+    for found in schemathesis.openapi.from_dict(
+        described.get_openapi_schema(path_prefix="/api/v1/")
+    ).get_all_operations()
+]
+
+
+def check_generated_requests(api: Client, operation: Any) -> None:
+    """Send generated requests of an operation: never a 5xx, and every refusal is a problem."""
+
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy())
+    def story(case: Any) -> None:
+        headers = {"Authorization": f"Bearer {api.key}"}
+        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
+        assert answer.status_code < 500, answer.text
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"] == ["application/problem+json"]
+
+    story()
