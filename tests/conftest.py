@@ -18,7 +18,8 @@ from config.local.reaper import Reaper
 from tests.slow_machine import raise_time_limits
 
 pytest_plugins = [
-    "tests.time_limits", "tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past",
+    "tests.time_limits", "tests.staff_users", "tests.captured_log", "tests.fault_runs", "tests.parallel_processes",
+    "tests.fixed_hour",
 ]  # fmt: skip
 
 _reaper = pytest.StashKey[Reaper]()

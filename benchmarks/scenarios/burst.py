@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import comparison, floor, measurements
+from benchmarks import comparison, measurements, sql_cost
 from benchmarks.environment import Bench
 
 GOAL = 20_000.0
@@ -34,14 +34,14 @@ def burst(bench: Bench) -> None:
         add(
             "burst",
             "today's statements alone: PostgreSQL",
-            floor.measure_postgres(bench, count),
+            sql_cost.measure_postgres(bench, count),
             "µs",
             note="its rows, by the server itself",
         )
         add(
             "burst",
             "today's statements alone: worker",
-            floor.measure_worker(count),
+            sql_cost.measure_worker(count),
             "µs",
             note="its rows, read and written from Python",
         )

@@ -12,7 +12,7 @@ from django.db import connection
 
 from benchmarks import chats, measurements, workload
 from benchmarks.environment import Bench, processor_seconds, wait_until
-from benchmarks.peers import expired
+from benchmarks.peers import key_expiry
 from benchmarks.results import percentile
 from sessions.frames import Frame
 from sessions.store.sessions import Store
@@ -194,7 +194,7 @@ def _detection_delays() -> list[float]:
 def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> None:
     url = bench.redis_url(1)
     total = int(RATE * seconds)
-    with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.expired", url) as listener:
+    with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.key_expiry", url) as listener:
         client.flushdb()
         chats.fill_others(client, others)
         client.config_set("notify-keyspace-events", "Ex")
@@ -203,9 +203,9 @@ def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> 
         before = processor_seconds([listener])
         patience = bench.size(60, 10)
         deadline = begins_at + seconds + patience
-        while client.llen(expired.LATENESS) < total and time.time() < deadline:
+        while client.llen(key_expiry.LATENESS) < total and time.time() < deadline:
             time.sleep(0.2)
-        late = [float(each) for each in client.lrange(expired.LATENESS, 0, -1)]
+        late = [float(each) for each in client.lrange(key_expiry.LATENESS, 0, -1)]
         burnt = processor_seconds([listener]) - before
         client.config_set("notify-keyspace-events", "")
         client.flushdb()
@@ -232,7 +232,7 @@ def _write_expiring_keys(client: redis.Redis, live: int, total: int, seconds: fl
     pipe = client.pipeline(transaction=False)
     for number in range(live + total):
         expires_at = begins_at + (number * seconds / total if number < total else 3600)
-        pipe.set(expired.key(number, expires_at), 1, pxat=int(expires_at * 1000))
+        pipe.set(key_expiry.key(number, expires_at), 1, pxat=int(expires_at * 1000))
         if number % 1_000 == 999:
             pipe.execute()
     pipe.execute()

@@ -11,14 +11,14 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from rpa_tasks.admin.hours import runs_chart
 from rpa_tasks.admin.node import STATES
+from rpa_tasks.admin.run_chart import runs_chart
 from rpa_tasks.admin.shop import count_shops_by_state
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
+from scheduling.admin.count_time_limits import PageTimeLimit, count_within
 from scheduling.admin.dashboard.cards import DashboardCard, Figure, format_capped_count
 from scheduling.admin.dashboard.charts import read_requested_days, split_period
-from scheduling.admin.patience import PageTimeLimit, count_within
 from scheduling.models import Priority
 
 COUNT_LIMIT = 10_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpa_tasks.flow_sdk.browser import Tab
 from rpa_tasks.flow_sdk.errors import BusinessError, Misused
-from rpa_tasks.flow_sdk.wire import Wire
+from rpa_tasks.flow_sdk.messages import Wire
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rpa_tasks.flow_sdk.browser import Tab
 from rpa_tasks.flow_sdk.errors import INTERRUPTED, TERMINATED, TIMED_OUT
-from rpa_tasks.flow_sdk.wire import Wire
+from rpa_tasks.flow_sdk.messages import Wire
 
 #: Seconds after the timeout until a run ends itself, if no other process does.
 OVERTIME = 5.0

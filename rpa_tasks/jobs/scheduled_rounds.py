@@ -21,7 +21,7 @@ import structlog
 from django.db import close_old_connections, transaction
 
 from rpa_tasks.jobs import schedules
-from rpa_tasks.jobs.rounds import BulkPublishCounts
+from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id

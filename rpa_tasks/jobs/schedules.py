@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from rpa_tasks.jobs import publish
-from rpa_tasks.jobs.rounds import BulkPublishCounts, ProgressCallback, publish_bulk
+from rpa_tasks.jobs.bulk_publish import BulkPublishCounts, ProgressCallback, publish_bulk
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import Priority

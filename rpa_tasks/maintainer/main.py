@@ -18,7 +18,7 @@ from collections.abc import Callable
 import django
 import structlog
 
-from rpa_tasks.browsers import health, recycling, registry, warmth
+from rpa_tasks.browsers import health, prewarming, recycling, registry
 from rpa_tasks.browsers.registry import Lock
 from rpa_tasks.supervisor.orphans import end_unsupervised
 
@@ -86,7 +86,7 @@ def browser_steps() -> list[Callable[[], object]]:
         recycling.recycle_old,
         health.check_idle,
         recycling.end_surplus,
-        warmth.Prewarmer().prewarm,
+        prewarming.Prewarmer().prewarm,
     ]
 
 

@@ -28,7 +28,7 @@ from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.views.decorators.http import require_safe
 
-from scheduling.admin.patience import count_within
+from scheduling.admin.count_time_limits import count_within
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import action
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.patience import count_within
+from scheduling.admin.count_time_limits import count_within
 from scheduling.models.versioned import lock_for_write
 
 

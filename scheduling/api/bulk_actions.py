@@ -14,7 +14,7 @@ from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import BulkAction
 from scheduling.operations import bulk_actions
-from scheduling.operations.deeds import FAILED_TASKS, ROW_ACTIONS
+from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)

@@ -27,7 +27,7 @@ class BulkAction(models.Model):
         FAILED = "failed", _("Failed")  #: repeatedly lost its workers at the same batch
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    #: A name of `scheduling.operations.deeds`.
+    #: A name of `scheduling.operations.row_actions`.
     action = models.CharField(_("action"), max_length=20)
     #: The query parameters of the list; see `scheduling.operations.filters`.
     filter = models.JSONField(_("filter"), default=dict)

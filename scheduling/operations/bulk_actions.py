@@ -26,9 +26,9 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger import locks
 from scheduling.models import BulkAction
 from scheduling.operations import failed_tasks
-from scheduling.operations.deeds import ROW_ACTIONS, TOUCHES, RowAction
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.filters import matching_rows
+from scheduling.operations.row_actions import ROW_ACTIONS, TOUCHES, RowAction
 
 log = structlog.get_logger(__name__)
 

@@ -18,8 +18,8 @@ from django.utils.timezone import make_aware, now
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import FailedTask, Touch
 from scheduling.operations import queries
-from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, RowAction
 from scheduling.operations.queries import filter_failed_by_term
+from scheduling.operations.row_actions import FAILED_TASKS, TOUCHES, RowAction
 from scheduling.policy.specs import OVERDUE_AFTER
 
 #: Parameters that affect only how a list is displayed.

@@ -20,6 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.count_time_limits import PageTimeLimit, count_within
 from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
     Bucket,
@@ -31,7 +32,6 @@ from scheduling.admin.dashboard.charts import (
     read_requested_days,
     split_period,
 )
-from scheduling.admin.patience import PageTimeLimit, count_within
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics

@@ -16,7 +16,7 @@ from scheduling.errors import InvalidInput
 from scheduling.ledger.locks import locked_users
 from scheduling.planning.ingest import NewEvent, record_events
 from sessions.detection.presence import SILENT
-from sessions.store.brief import brief_transaction
+from sessions.store.brief_transaction import brief_transaction
 from sessions.store.sessions import ClaimedSilence
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from sessions.detection import policies
 from sessions.detection.silence_events import count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
-from sessions.store.brief import brief_transaction
+from sessions.store.brief_transaction import brief_transaction
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.sessions import ClaimedSilence, ClaimedSilences, Store
 

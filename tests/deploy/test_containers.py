@@ -1,4 +1,4 @@
-"""The form of what describes containers, and what of it needs no engine; test_composed.py starts them."""
+"""The form of what describes containers, and what of it needs no engine; test_compose.py starts them."""
 
 from __future__ import annotations
 

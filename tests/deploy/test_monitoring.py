@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT
-from tests.deploy.exported import list_exported_metrics, list_series_names
+from tests.deploy.exported_metrics import list_exported_metrics, list_series_names
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 RULE_TESTS = ROOT / "deploy" / "prometheus" / "alerts_test.yml"

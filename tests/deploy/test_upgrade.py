@@ -19,11 +19,11 @@ from django.db.models import Q
 from django.db.models.functions import Now, Random
 
 from config.environment import ROOT
-from tests.deploy.additions import LOCK_TIMEOUT, list_later_migrations, list_objections
-from tests.deploy.earlier import EarlierVersion, check_out
-from tests.deploy.fleet import Fleet, Jobs, fleet
+from tests.deploy.additive_migrations import LOCK_TIMEOUT, list_later_migrations, list_objections
 from tests.deploy.machine import UNITS
-from tests.faults.house import Run, faults
+from tests.deploy.previous_version import EarlierVersion, check_out
+from tests.deploy.two_machines import Fleet, Jobs, fleet
+from tests.faults.fault_stack import Run, faults
 
 #: What stood before there was anybody to upgrade, and what other packages bring along today.
 FIRST = {

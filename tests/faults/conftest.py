@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.house import House, Run, faults, house
+from tests.faults.fault_stack import House, Run, faults, house
 
 
 @pytest.fixture(scope="session")

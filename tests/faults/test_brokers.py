@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
-from tests.faults.house import House, Run, house
+from tests.faults.fault_stack import House, Run, house
 from tests.faults.workers import Program, worker
 
 pytestmark = pytest.mark.faults

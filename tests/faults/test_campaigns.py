@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.house import House, Run
-from tests.faults.strikes import STRIKES
+from tests.faults.fault_injection import STRIKES
+from tests.faults.fault_stack import House, Run
 
 pytestmark = [pytest.mark.faults, pytest.mark.campaign]
 

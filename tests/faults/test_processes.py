@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.house import House, Run
-from tests.faults.strikes import STRIKES
+from tests.faults.fault_injection import STRIKES
+from tests.faults.fault_stack import House, Run
 from tests.faults.workers import worker
 
 pytestmark = pytest.mark.faults

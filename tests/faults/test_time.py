@@ -10,7 +10,7 @@ import pytest
 
 from config.celery.beat_scheduler import LEADER_LOCK
 from config.local import servers
-from tests.faults.house import House
+from tests.faults.fault_stack import House
 from tests.faults.load import Door
 from tests.faults.workers import Program, celery
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 
-from tests.pictures import save_screenshot
+from tests.screenshots import save_screenshot
 
 CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
 

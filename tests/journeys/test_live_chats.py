@@ -17,7 +17,7 @@ from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
 from sessions.store.sessions import ClaimedSilence
-from tests.pictures import save_screenshot
+from tests.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -23,7 +23,7 @@ from scheduling.delivery.pipeline import deliver_touches
 from scheduling.management.commands.bootstrap import Command
 from scheduling.models import BulkAction, Community, FailedTask, Pause
 from tests.language.catalogue import CATALOGUES, entries
-from tests.language.walk import every_page, words
+from tests.language.page_texts import every_page, words
 from tests.rpa_tasks.admin.conftest import Market
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling.operations import commands
-from tests.language.walk import every_page
+from tests.language.page_texts import every_page
 from tests.security import admin_pages
 
 pytestmark = pytest.mark.django_db

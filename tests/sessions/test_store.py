@@ -19,7 +19,7 @@ from sessions.store.client import Server
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, ClaimedSilence
 from tests.sessions.conftest import LEASE, Chats
-from tests.sessions.still import StillChats, StillServer
+from tests.sessions.stopped_clock import StillChats, StillServer
 
 SECOND = timedelta(seconds=1)
 

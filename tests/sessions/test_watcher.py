@@ -21,7 +21,7 @@ from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.policy import PolicySet
 from sessions.rates import Every
-from sessions.store import brief, stats
+from sessions.store import brief_transaction, stats
 from sessions.store import client as keys
 from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
@@ -234,14 +234,14 @@ def test_run_once_notes_all_waiting_activity(chats: Chats, silence_watcher: Watc
 @pytest.mark.django_db(transaction=True)
 def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own idle limit ends it, long before the 60 s that other programs may be idle."""
-    monkeypatch.setattr(brief, "IDLE_MS", 300)
+    monkeypatch.setattr(brief_transaction, "IDLE_MS", 300)
     Customer.objects.create(user_id="ann")
     locked, done = threading.Event(), threading.Event()
     ended: list[Exception] = []
 
     def freeze() -> None:
         try:
-            with brief.brief_transaction():
+            with brief_transaction.brief_transaction():
                 Customer.objects.select_for_update().get(user_id="ann")
                 locked.set()
                 done.wait(60)

@@ -13,7 +13,7 @@ from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.patience import PageTimeLimit
+from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.monitoring.statistics import HOUR, HourlyCache
 
 WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it

@@ -13,14 +13,14 @@ from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
+from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard import series
 from scheduling.admin.dashboard.cards import Figure, format_capped_count, load_app_cards
 from scheduling.admin.dashboard.charts import PERIODS, read_requested_days, split_period
-from scheduling.admin.dashboard.pace import build_pace_card, build_queues_card
 from scheduling.admin.dashboard.series import EndedTouches
+from scheduling.admin.dashboard.throughput import build_pace_card, build_queues_card
 from scheduling.admin.experiments.rollout import build_rollout_figures
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.patience import PageTimeLimit
 from scheduling.admin.touches.pause import list_active_pauses
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import FailedTask, Node

@@ -10,6 +10,7 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.charts import (
     Bucket,
     Chart,
@@ -23,9 +24,8 @@ from scheduling.admin.dashboard.charts import (
     count_by_span,
     get_span_bounds,
 )
-from scheduling.admin.dashboard.pace import format_seconds
+from scheduling.admin.dashboard.throughput import format_seconds
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.patience import PageTimeLimit
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import EventType
 from scheduling.monitoring import statistics

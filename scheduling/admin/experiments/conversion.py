@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.patience import count_within
+from scheduling.admin.count_time_limits import count_within
 from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import Node
 from scheduling.monitoring.duration_text import describe_duration

@@ -18,7 +18,7 @@ from scheduling.admin.base import build_user_actor
 from scheduling.errors import AftertouchError
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
-from scheduling.operations.deeds import ROW_ACTIONS, RowAction
+from scheduling.operations.row_actions import ROW_ACTIONS, RowAction
 
 
 @dataclass(frozen=True, slots=True)

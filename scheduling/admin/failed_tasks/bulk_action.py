@@ -23,8 +23,8 @@ from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions
-from scheduling.operations.deeds import FAILED_TASKS, ROW_ACTIONS, TOUCHES
 from scheduling.operations.filters import read_filter
+from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS, TOUCHES
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
 REQUIRED_PERMISSIONS = {FAILED_TASKS: "scheduling.act_on_failedtask", TOUCHES: "scheduling.change_touch"}

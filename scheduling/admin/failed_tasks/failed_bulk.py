@@ -17,9 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling.admin.base import build_user_actor
+from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, FailedTaskAction, PaceForm, ReasonForm
 from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
-from scheduling.admin.patience import count_within
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import BulkResult

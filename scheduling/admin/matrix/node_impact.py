@@ -12,7 +12,7 @@ from django.db import Error, transaction
 from django.http import HttpRequest, JsonResponse
 from django.utils.translation import gettext, ngettext
 
-from scheduling.admin.patience import count_within
+from scheduling.admin.count_time_limits import count_within
 from scheduling.configuration import snapshot
 from scheduling.models import WAITING, Node, Touch
 from scheduling.monitoring.duration_text import describe_duration

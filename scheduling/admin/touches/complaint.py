@@ -19,7 +19,7 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
-from scheduling.admin.patience import count_within
+from scheduling.admin.count_time_limits import count_within
 from scheduling.models import Complaint
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import queries

@@ -28,21 +28,21 @@ from unfold.decorators import action, display
 from unfold.utils import parse_datetime_str
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
+from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
 from scheduling.admin.failed_tasks.failed_bulk import read_page_time
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_filters import ReasonFilter
-from scheduling.admin.patience import count_within
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import build_timeline, format_instant
 from scheduling.errors import AftertouchError
 from scheduling.models import WAITING, Attempt, Customer, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, queries
-from scheduling.operations.deeds import ROW_ACTIONS
 from scheduling.operations.filters import filter_effective_state, matching_rows, read_filter
+from scheduling.operations.row_actions import ROW_ACTIONS
 
 FOUND = 500  #: matches of an id that is not unique, or of words
 LOOKED_AT = 50_000  #: latest attempts and touches that a search reads

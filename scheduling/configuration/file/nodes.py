@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from scheduling.configuration import validation
+from scheduling.configuration.file.canary_limits import CANARY_GUARD
 from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.guard import CANARY_GUARD
 from scheduling.configuration.file.guard_rules import OwnDelayRules
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import DURATION, FLAG, KEY, NUMBER, Choice, Field, ListOf, Named, Text, Whole

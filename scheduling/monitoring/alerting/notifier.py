@@ -22,9 +22,9 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import routing
 from scheduling.models import Alert, AlertReceiver
 from scheduling.monitoring.alerting import messages, rules
-from scheduling.monitoring.alerting.following import AlertAction, create_alert, decide_alert_action, mark_notified
+from scheduling.monitoring.alerting.alert_actions import AlertAction, create_alert, decide_alert_action, mark_notified
+from scheduling.monitoring.alerting.database_time_limit import DatabaseTimeLimit
 from scheduling.monitoring.alerting.messages import AlertRoute, DueAlert
-from scheduling.monitoring.alerting.patience import DatabaseTimeLimit
 from scheduling.monitoring.alerting.rules import MetricSamples, load_conditions
 
 log = structlog.get_logger(__name__)

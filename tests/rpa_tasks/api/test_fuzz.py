@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from rpa_tasks.models import Job
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.generated import OPERATIONS, check_generated_requests
+from tests.scheduling.api.generated_requests import OPERATIONS, check_generated_requests
 from tests.scheduling.api.serving import PATIENCE, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -22,9 +22,9 @@ from config.celery.application import app
 from config.celery.beat_scheduler import LeaderScheduler, due_instant
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
-from rpa_tasks.jobs import rounds, scheduled_rounds, schedules
+from rpa_tasks.jobs import bulk_publish, scheduled_rounds, schedules
+from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
-from rpa_tasks.jobs.rounds import BulkPublishCounts
 from rpa_tasks.models import Job, ScheduledRound, Shop
 from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
 from scheduling import sql
@@ -45,10 +45,10 @@ WORKER = """
 import django
 django.setup()
 from django.db import connection
-from rpa_tasks.jobs import rounds, scheduled_rounds, wakeups
+from rpa_tasks.jobs import bulk_publish, scheduled_rounds, wakeups
 connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
 wakeups.wakeup_publisher.submit = lambda created: None
-rounds.BATCH = 1
+bulk_publish.BATCH = 1
 scheduled_rounds.publish_waiting_rounds()
 """
 
@@ -131,7 +131,7 @@ def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeup
                 delay=timedelta(seconds=delay),
             )
         )  # fmt: skip
-        rounds.publish_bulk(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
+        bulk_publish.publish_bulk(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
         one, other = Job.objects.order_by("pk").values()
         differing = {name for name in one if one[name] != other[name]}
         at = {"created_at", "due_at", "planned_at"} | ({"queued_at", "lease_until"} if delay == 0 else set())
@@ -144,7 +144,7 @@ def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeup
 
 def test_publish_bulk_wakes_only_for_due_jobs(market: Market, sent_wakeups: list[Any]) -> None:
     places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
-    rounds.publish_bulk(market.sync, places, payload={}, priority=0)
+    bulk_publish.publish_bulk(market.sync, places, payload={}, priority=0)
     assert [(hint.route, hint.priority) for hint in sent_wakeups] == [(market.s1.pk, 0)]
 
 
@@ -480,8 +480,8 @@ def test_round_with_progress_at_each_claim_is_not_failed(
 ) -> None:
     for number in range(scheduled_rounds.TRIES):
         market.shop(f"more-{number}")
-    monkeypatch.setattr(rounds, "BATCH", 1)
-    monkeypatch.setattr(rounds.wakeup_publisher, "submit", Mock(side_effect=RuntimeError("after each batch")))
+    monkeypatch.setattr(bulk_publish, "BATCH", 1)
+    monkeypatch.setattr(bulk_publish.wakeup_publisher, "submit", Mock(side_effect=RuntimeError("after each batch")))
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
 
     for claims in range(scheduled_rounds.TRIES + 2):

@@ -14,7 +14,7 @@ from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
-from rpa_tasks.jobs.rounds import publish_bulk
+from rpa_tasks.jobs.bulk_publish import publish_bulk
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.models import FailedTask

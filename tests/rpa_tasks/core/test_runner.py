@@ -37,7 +37,7 @@ from scheduling.errors import Conflict
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.rpa_tasks.guard.house import FORGER, SANDBOXES, TaskCommands, wait_for_message, wait_for_start
+from tests.rpa_tasks.supervisor.task_commands import FORGER, SANDBOXES, TaskCommands, wait_for_message, wait_for_start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpa_tasks.faults.yard import RpaCluster, yard
+from tests.rpa_tasks.faults.rpa_cluster import RpaCluster, yard
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from tests.rpa_tasks.faults.effects import Effect, find_overlaps
-from tests.rpa_tasks.faults.yard import Market, Node, RpaCluster
+from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps
+from tests.rpa_tasks.faults.rpa_cluster import Market, Node, RpaCluster
 
 #: A guard that hears nothing for 15 s ends its command; leases are let lapse by the tests once that has happened.
 QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}

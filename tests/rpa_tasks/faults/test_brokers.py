@@ -13,8 +13,8 @@ import redis
 from kombu import Connection, Exchange, Queue
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
-from tests.rpa_tasks.faults.effects import find_overlaps
-from tests.rpa_tasks.faults.yard import TIERS, Market, RpaCluster, yard
+from tests.rpa_tasks.faults.effect_log import find_overlaps
+from tests.rpa_tasks.faults.rpa_cluster import TIERS, Market, RpaCluster, yard
 
 pytestmark = pytest.mark.faults
 

@@ -18,9 +18,9 @@ from config.local.processes import is_alive, send_signal
 from examples.demo_shop.market import Market as DemoMarket
 from examples.demo_shop.server import Server
 from rpa_tasks.browsers.chromium import NAMES
-from tests.rpa_tasks.faults.effects import Effect
+from tests.rpa_tasks.faults.effect_log import Effect
 from tests.rpa_tasks.faults.partition import Wires, wires_to
-from tests.rpa_tasks.faults.yard import Market, RpaCluster
+from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
 
 pytestmark = pytest.mark.faults
 

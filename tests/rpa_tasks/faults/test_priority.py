@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rpa_tasks.faults.effects import find_overlaps
-from tests.rpa_tasks.faults.yard import Market, RpaCluster
+from tests.rpa_tasks.faults.effect_log import find_overlaps
+from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
 
 pytestmark = pytest.mark.faults
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.house import seed_of_this_run
-from tests.rpa_tasks.faults.effects import Effect, find_overlaps, max_concurrency
-from tests.rpa_tasks.faults.yard import Market, RpaCluster, desk
+from tests.faults.fault_stack import seed_of_this_run
+from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurrency
+from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster, desk
 
 pytestmark = pytest.mark.faults
 

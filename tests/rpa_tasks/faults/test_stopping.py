@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rpa_tasks.faults.effects import find_overlaps
+from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.in_flight import start_jobs
-from tests.rpa_tasks.faults.yard import RpaCluster
+from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
 
 pytestmark = pytest.mark.faults
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.rpa_tasks.faults.in_flight import QUICK, check_recovery, start_jobs
-from tests.rpa_tasks.faults.yard import RpaCluster
+from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
 
 pytestmark = pytest.mark.faults
 

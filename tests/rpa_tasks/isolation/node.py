@@ -26,7 +26,7 @@ from rpa_tasks.browsers.pool import acquire_browser  # noqa: E402
 from rpa_tasks.outcomes import CommandResult  # noqa: E402
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand  # noqa: E402
 
-ATTEMPTS = Path(__file__).with_name("attempts.py")
+ATTEMPTS = Path(__file__).with_name("hostile_flow.py")
 WAIT = timedelta(seconds=20)
 
 

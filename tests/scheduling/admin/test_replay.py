@@ -1,22 +1,17 @@
-"""Many that failed for one cause, published again with care."""
+"""A draft is written, replayed, read, published or discarded; and by whom it is not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.contrib.messages import get_messages
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
-from django.utils.timezone import now
 
-from scheduling.admin.failed_tasks import retry_sample
-from scheduling.admin.failed_tasks.retry_sample import FEW
-from scheduling.models import FailedTask, Touch
+from scheduling.experiments.replay import runs
+from scheduling.models import Node, WhatIfRun
+from tests.scheduling.core.conftest import pass_time
 
 pytestmark = pytest.mark.django_db
 
@@ -24,119 +19,114 @@ Url = Callable[..., str]
 
 
 @pytest.fixture
-def group(failed: Callable[..., Any]) -> list[Any]:
-    """Eight touches that failed for the same cause, the oldest first."""
-    rows = [failed(f"user{number}") for number in range(FEW + 3)]
-    assert len({row.fingerprint for row in rows}) == 1
-    return rows
+def node(matrix: Any, record_event: Callable[..., Any]) -> Node:
+    found: Node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
+    for user in ("ann", "bob"):
+        record_event(user=user)
+    pass_time(days=1)
+    return found
 
 
-@pytest.fixture
-def page(group: list[Any], admin_url: Url) -> str:
-    return admin_url("failedtask_replay", group[0].fingerprint)
+def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, WhatIfRun]:
+    answer = client.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+    assert answer.status_code == 302, answer.context["form"].errors
+    runs.execute_next_replay()
+    return answer["location"], WhatIfRun.objects.latest("pk")
 
 
-def again() -> Any:
-    return Touch.objects.filter(retry_of__isnull=False).order_by("due_at")
+def test_draft_starts_with_the_live_configuration(node: Node, editor: Client, admin_url: Url) -> None:
+    page = editor.get(admin_url("whatifrun_add"))
+    assert page.context["form"].initial["draft"] == runs.export_live_draft()
+    assert "delay: 15m" in page.content.decode()
 
 
-def advice(client: Client, page: str) -> str:
-    return str(client.get(page).context["advice"][0])
+def test_draft_errors_name_each_field(node: Node, editor: Client, admin_url: Url) -> None:
+    text = runs.export_live_draft().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
+    page = editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+    said = " ".join(page.context["form"].errors["draft"])
+    assert "nodes[0].delay: “soon” is not a duration" in said
+    assert "nodes[0].template: there is no “none”" in said
+    assert "delay: soon" in page.content.decode()
+    assert not WhatIfRun.objects.exists()
 
 
-def test_sample_retries_the_oldest_at_once(operator: Client, group: list[Any], page: str, admin_url: Url) -> None:
-    assert page in operator.get(admin_url("failedtask_groups")).content.decode()
-    operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
-    assert {touch.retry_of for touch in again()} == {row.task_id for row in group[:FEW]}
-    assert all(touch.due_at <= now() for touch in again())
-    retried = FailedTask.objects.filter(state="retried")
-    assert {(row.actor_name, row.action_reason) for row in retried} == {("operator", "mended")}
+def test_replay_result_compares_live_and_draft(node: Node, editor: Client, admin_url: Url) -> None:
+    text = runs.export_live_draft().replace("limit: 3", "limit: 0")
+    assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
+    link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 3d"))
+    page = editor.get(link)
+    figures = {each.words: (each.live, each.draft) for each in page.context["told"]["figures"]}
+    assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
+    said = page.content.decode()
+    assert all(words in said for words in ("Limits of the replay", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))
+    assert "<script>" not in said.partition('id="what-if"')[2].partition("</main>")[0]
+    assert (run.state, run.actor_name) == ("done", "editor")
 
 
-def test_replay_page_reports_the_sample_result(operator: Client, page: str) -> None:
-    assert advice(operator, page) == ""
-    operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
-    assert advice(operator, page) == "wait"
-    assert "data-live-again" in operator.get(page).content.decode()
-    again().update(state="delivered")
-    assert advice(operator, page) == "good"
-    assert "data-live-again" not in operator.get(page).content.decode()
-    Touch.objects.filter(pk=again()[0].pk).update(state="failed")
-    assert advice(operator, page) == "bad"
+def test_replay_result_reports_incomplete_waiting(node: Node, editor: Client, admin_url: Url) -> None:
+    link, run = replayed(editor, admin_url, runs.export_live_draft())
+    words = "last planned ones are left out"
+    assert words not in editor.get(link).content.decode()
+    run.result["waiting_incomplete"] = True
+    run.save()
+    assert words in editor.get(link).content.decode()
+    del run.result["waiting_incomplete"]  # from before an upgrade
+    run.save()
+    assert editor.get(link).status_code == 200
 
 
-def test_rest_is_retried_at_pace_with_same_keys(operator: Client, group: list[Any], page: str) -> None:
-    operator.post(page, {"few": "1", "reason": "mended", "per_second": "5"})
-    operator.post(page, {"rest": "1", "reason": "the first went well", "per_second": "0.5"})
-    assert again().count() == len(group)
-    rest = list(again().filter(retry_of__in=[row.task_id for row in group[FEW:]]))
-    assert [later.due_at - sooner.due_at for sooner, later in pairwise(rest)] == [timedelta(seconds=2)] * 2
-    roots = {row.task_id: row.root_id for row in group}
-    assert all(touch.root_id == roots[touch.retry_of] for touch in again())
+def test_running_replay_page_refreshes_itself(node: Node, editor: Client, admin_url: Url) -> None:
+    editor.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7})
+    run = WhatIfRun.objects.get()
+    assert "data-live-again" in editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    runs.execute_next_replay()
+    said = editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    assert "data-live-again" not in said
+    assert "No change: the draft equals the live configuration." in said
 
 
-def test_replay_skips_later_failures(operator: Client, group: list[Any], page: str) -> None:
-    shown_at = operator.get(page).context["asked_at"]
-    FailedTask.objects.filter(pk=group[0].pk).update(failed_at=now() + timedelta(seconds=1))
-    operator.post(page, {"rest": "1", "reason": "x", "per_second": "5", "asked_at": shown_at})
-    group[0].refresh_from_db()
-    assert (group[0].state, again().count()) == ("open", len(group) - 1)
+def test_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
+    _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
+    page = editor.post(admin_url("whatifrun_publish", run.pk), {"move_waiting": "on"}, follow=True)
+    assert [str(each) for each in page.context["messages"]] == ["The draft is live.", "0 waiting touches were moved."]
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=20)
+    assert node.history.latest().history_user.username == "editor"
 
 
-def test_sample_replaces_a_task_taken_by_another_user(
-    operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
+def test_outdated_draft_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
+    _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
+    node.priority = 0
+    node.save()
+    page = editor.post(admin_url("whatifrun_publish", run.pk), follow=True)
+    assert "The configuration changed after the replay" in str(next(iter(page.context["messages"])))
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
+
+
+def test_draft_is_discarded_once_and_reused(node: Node, editor: Client, admin_url: Url) -> None:
+    text = runs.export_live_draft().replace("delay: 15m", "delay: 20m")
+    _, run = replayed(editor, admin_url, text)
+    for said in ("The draft was discarded.", "Another user has already decided, or the replay is not finished."):
+        page = editor.post(admin_url("whatifrun_discard", run.pk), follow=True)
+        assert said in str(next(iter(page.context["messages"])))
+    page = editor.get(admin_url("whatifrun_add"), {"from": run.pk})
+    assert page.context["form"].initial["draft"] == text
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_what_if_changes_need_the_editor_group(
+    node: Node, as_member: Any, admin_url: Url, editor: Client, group: str
 ) -> None:
-    from scheduling.errors import Conflict
-    from scheduling.operations import failed_tasks
-
-    real = failed_tasks.retry_failed_task
-
-    def taken_first(failed_id: Any, actor: Any, **more: Any) -> Any:
-        if failed_id == group[0].pk:
-            raise Conflict
-        return real(failed_id, actor, **more)
-
-    monkeypatch.setattr(failed_tasks, "retry_failed_task", taken_first)
-    answer = operator.post(page, {"few": "1", "reason": "x", "per_second": "5"})
-    told = " ".join(str(each) for each in get_messages(answer.wsgi_request))
-    assert "5 were published again." in told
-    assert "1 failed task was skipped" in told
-    assert {touch.retry_of for touch in again()} == {row.task_id for row in group[1 : FEW + 1]}
-
-
-def test_large_cause_is_not_counted_but_retried(
-    operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("8 open ones have this cause", "Retry all 8 at this pace")
-    assert all(each in operator.get(page).content.decode() for each in words)
-    monkeypatch.setattr(retry_sample, "MOST_COUNTED", 6)
-    with CaptureQueriesContext(connection) as asked:
-        shown = operator.get(page).content.decode()
-    assert "More than 6 open ones have this cause" in shown
-    assert "Retry all of them at this pace" in shown
-    counts = [each["sql"] for each in asked if "COUNT(*)" in each["sql"] and "scheduling_failedtask" in each["sql"]]
-    assert counts
-    assert all("LIMIT 7" in each for each in counts)
-    operator.post(page, {"rest": "1", "reason": "mended", "per_second": "5"})
-    assert again().count() == len(group)
-
-
-def test_replay_needs_reason_and_pace(operator: Client, page: str) -> None:
-    for given in ({"reason": "", "per_second": "5"}, {"reason": "x", "per_second": "0"}):
-        assert operator.post(page, {"rest": "1", **given}).context["form"].errors
-    assert not again().exists()
-
-
-def test_viewer_cannot_open_the_replay_page(viewer: Client, group: list[Any], page: str, admin_url: Url) -> None:
-    assert viewer.get(page).status_code == 403
-    assert viewer.post(page, {"rest": "1", "reason": "x", "per_second": "5"}).status_code == 403
-    assert page not in viewer.get(admin_url("failedtask_groups")).content.decode()
-    assert page not in viewer.get(admin_url("failedtask_change", group[0].pk)).content.decode()
-    assert not again().exists()
-
-
-def test_replay_page_unknown_cause_is_not_found(operator: Client, admin_url: Url) -> None:
-    FailedTask.objects.create(origin="message", failure="unreadable", reason="x", fingerprint="m" * 32)
-    for fingerprint in ("m" * 32, "nobody"):
-        assert operator.get(admin_url("failedtask_replay", fingerprint)).status_code == 404
-    assert "retry in steps" not in operator.get(admin_url("failedtask_groups")).content.decode()
+    link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
+    member = as_member(group)
+    assert member.get(admin_url("whatifrun_add")).status_code == 403
+    assert member.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7}).status_code == 403
+    assert member.post(admin_url("whatifrun_publish", run.pk)).status_code == 403
+    assert member.post(admin_url("whatifrun_discard", run.pk)).status_code == 403
+    page = member.get(link)
+    assert page.status_code == 200
+    assert "Publish the draft" not in page.content.decode()
+    assert member.get(admin_url("whatifrun_changelist")).status_code == 200
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)

@@ -39,7 +39,14 @@ def serving(**environ: str) -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         env = {"DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **os.environ, **environ}
-        command = [sys.executable, "-m", "uvicorn", "tests.patient_asgi:application", "--fd", str(listener.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "tests.slow_machine_asgi:application",
+            "--fd",
+            str(listener.fileno()),
+        ]
         process = subprocess.Popen(
             [
                 *command,

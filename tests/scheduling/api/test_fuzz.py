@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduling.api.generated import OPERATIONS, check_generated_requests
+from tests.scheduling.api.generated_requests import OPERATIONS, check_generated_requests
 from tests.scheduling.api.serving import Client
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,7 +10,7 @@ from scheduling.errors import InvalidInput
 from scheduling.policy.specs import TextSpec
 from scheduling.templating.rendering import check_text, render_message
 from scheduling.templating.values import CannotRender
-from tests.scheduling.core.cast import ann, event, template
+from tests.scheduling.core.sample_data import ann, event, template
 
 
 def render_body(body: str, customer: Any = None, **data: Any) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scheduling.policy.specs import TextSpec
 from scheduling.templating.rendering import render_message
 from scheduling.templating.values import FILTERS, MAX_TEXT, CannotRender
-from tests.scheduling.core.cast import ann, event, template
+from tests.scheduling.core.sample_data import ann, event, template
 from tests.scheduling.core.template_bombs import BOMBS
 
 MOST_SECONDS = 0.1  #: of processor time

@@ -9,10 +9,10 @@ import pytest
 from django.test import Client
 
 from config.celery.application import app
-from scheduling.admin.dashboard import pace
+from scheduling.admin.dashboard import throughput
 from scheduling.monitoring.collectors import export_cluster_metrics
 from tests.faults.brokers import redis_server
-from tests.scheduling.metrics.test_figures import broker_is
+from tests.scheduling.metrics.test_collectors import broker_is
 
 pytestmark = pytest.mark.django_db
 
@@ -27,10 +27,10 @@ def test_full_redis_is_reported_as_blocked(
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["broker"]["status"] == "blocked"
         assert b"aftertouch_broker_blocked 1.0" in export_cluster_metrics()
-        assert pace.build_queues_card().note
+        assert throughput.build_queues_card().note
 
 
 def test_redis_with_room_is_reported_as_ok(client: Client, valkey: Any) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
     assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
-    assert not pace.build_queues_card().note
+    assert not throughput.build_queues_card().note

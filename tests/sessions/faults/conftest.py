@@ -13,9 +13,9 @@ import pytest
 import requests
 
 from config.local.processes import wait_until
-from tests.sessions.faults.crowd import Crowd
-from tests.sessions.faults.crowd_count import Count
-from tests.sessions.faults.house import ChatStack, Program, house, seed_of_this_run
+from tests.sessions.faults.chat_results import Count
+from tests.sessions.faults.chat_stack import ChatStack, Program, house, seed_of_this_run
+from tests.sessions.faults.chat_users import Crowd
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import requests
 
+from tests.sessions.faults.chat_stack import ChatStack, Program
+from tests.sessions.faults.chat_users import Person
 from tests.sessions.faults.conftest import RunUnderLoad
-from tests.sessions.faults.crowd import Person
-from tests.sessions.faults.house import ChatStack, Program
-from tests.sessions.faults.odd_clock import set_clock
+from tests.sessions.faults.shifted_clock import set_clock
 
 pytestmark = pytest.mark.faults
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from tests.faults.brokers import RedisServer, Sentinels, sentinels
+from tests.sessions.faults.chat_stack import ChatStack, Program, house
 from tests.sessions.faults.conftest import Run, RunUnderLoad
-from tests.sessions.faults.house import ChatStack, Program, house
 
 pytestmark = pytest.mark.faults
 

@@ -13,8 +13,8 @@ import pytest
 
 from config.local.processes import wait_until
 from sessions.store.client import Server
-from tests.sessions.faults.chats import Chatter, armings, count
-from tests.sessions.faults.house import PATIENCE, ChatStack, Program, seed_of_this_run
+from tests.sessions.faults.chat_load import Chatter, armings, count
+from tests.sessions.faults.chat_stack import PATIENCE, ChatStack, Program, seed_of_this_run
 
 pytestmark = pytest.mark.faults
 

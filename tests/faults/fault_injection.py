@@ -1,0 +1,82 @@
+"""The faults, each as one blow that returns once what it broke is whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import redis
+
+from config.local.processes import is_alive
+from tests.faults.fault_stack import Run
+
+
+def kill_worker(run: Run) -> None:
+    family = run.house.family("core")
+    run.strike()
+    family[0].kill()
+    run.house.await_running("core", instead_of=family[0].pid)
+    run.house.await_gone(family)
+    run.house.lapse_leases(run.house.now())
+
+
+def kill_pool_child(run: Run) -> None:
+    main = run.house.family("core")[0]
+    children = living_children(main)
+    victim = run.chance.choice(children)
+    struck_at = run.strike()
+    victim.kill()
+    run.house.await_gone([victim])
+    # Nobody can tell its claims from those of the other child, which is alive: its answers then come late.
+    run.house.lapse_leases(struck_at)
+    run.house.wait(lambda: len(living_children(main)) >= len(children), "the child is replaced")
+    assert run.house.stack.pids["core"] == main.pid
+
+
+def living_children(main: psutil.Process) -> list[psutil.Process]:
+    """Those that nobody has killed: one that was is listed until its parent has noticed."""
+    return [each for each in main.children() if is_alive(each)]
+
+
+def kill_beat(run: Run) -> None:
+    run.strike()
+    killed = run.house.stack.kill("beat")
+    run.house.await_running("beat", instead_of=killed)
+
+
+def kill_web(run: Run) -> None:
+    run.strike()
+    killed = run.house.stack.kill("web")
+    run.house.await_running("web", instead_of=killed)
+
+
+def flush(run: Run) -> None:
+    """Redis forgets everything: hints, quotas, sessions."""
+    with redis.Redis.from_url(run.house.stack.endpoints.redis_url) as client:
+        run.strike()
+        client.flushall()
+
+
+def kill_postgres(run: Run) -> None:
+    _kill_server(run, "PostgreSQL")
+
+
+def kill_valkey(run: Run) -> None:
+    _kill_server(run, "Valkey")
+
+
+def _kill_server(run: Run, server: str) -> None:
+    run.strike()
+    killed = run.house.stack.kill(server)
+    run.house.wait(lambda: run.house.stack.server_pids.get(server, killed) != killed, f"{server} runs again")
+
+
+STRIKES: dict[str, Callable[[Run], None]] = {
+    "kill -9 worker": kill_worker,
+    "kill -9 pool child": kill_pool_child,
+    "kill -9 beat": kill_beat,
+    "kill -9 web": kill_web,
+    "FLUSHALL": flush,
+    "kill -9 PostgreSQL": kill_postgres,
+    "kill -9 Valkey": kill_valkey,
+}

@@ -1,0 +1,31 @@
+"""Our application with a few tasks that misbehave: `celery -A tests.faults.misbehaving_app worker`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from celery import shared_task
+
+from config.celery.application import app
+
+__all__ = ["app"]
+
+
+@shared_task(name="traps.out_of_memory")
+def out_of_memory() -> None:
+    raise MemoryError("eight exabytes")
+
+
+@shared_task(name="traps.divide")
+def divide(dividend: int, divisor: int) -> None:
+    dividend // divisor
+
+
+@shared_task(name="traps.wait")
+def wait(gate: str, mark: str) -> None:
+    """Until there is a file of this name; then it leaves a line there."""
+    while not Path(gate).exists():
+        time.sleep(0.05)
+    with Path(gate).open("a") as lines:
+        lines.write(f"{mark}\n")

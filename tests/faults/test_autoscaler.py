@@ -1,0 +1,90 @@
+"""A worker whose pool grows and shrinks, under load and with its children killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from config.celery.queues import CORE_QUEUES
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
+from tests.faults.fault_injection import living_children
+from tests.faults.fault_stack import House, Run, house
+from tests.faults.test_celery_guards import envelope, push
+from tests.faults.workers import worker
+
+pytestmark = pytest.mark.faults
+
+BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUCH_WORKER_SHRINK_AFTER": "PT1S"}
+#: What a batch locks before it judges. Nobody who is new waits behind it, so events are accepted meanwhile.
+HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
+
+
+def test_pool_grows_with_backlog_and_shrinks_after(
+    fault_stack: House, state_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    gate, marks = tmp_path / "gate", [str(number) for number in range(8)]
+    with redis_server(state_folder("elastic")) as broker:
+        environment = {**fault_stack.stack.environment, **BOUNDS, "CELERY_BROKER_URL": broker.url}
+        with worker(environment, "-Q", ",".join(CORE_QUEUES), "-c", "2", app="tests.faults.misbehaving_app") as program:
+            program.await_ready()
+            main = psutil.Process(program.pid)
+            for mark in marks:
+                push(broker, "touch.normal", envelope("traps.wait", str(gate), mark, published_at=time.time()))
+            fault_stack.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
+            gate.touch()
+            fault_stack.wait(lambda: len(gate.read_text().split()) >= len(marks), "all have run")
+            fault_stack.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
+            assert sorted(gate.read_text().split()) == marks
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Redis",
+        pytest.param(
+            "RabbitMQ",
+            marks=[
+                pytest.mark.rabbitmq,
+                pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
+            ],
+        ),
+    ],
+)
+def test_elastic_pool_child_killed_is_replaced(
+    kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
+) -> None:
+    folder = state_folder(f"elastic-{kind}")
+    with ExitStack() as running:
+        url = {"CELERY_BROKER_URL": running.enter_context(rabbitmq(folder)).url} if kind == "RabbitMQ" else {}
+        made = running.enter_context(house(folder / "house", {**BOUNDS, **url}))
+        main = psutil.Process(made.stack.pids["core"])
+        with under_load(made, f"pool grows and shrinks on {kind}", rate=3.0) as run:
+            run.go_on(10)
+            with psycopg.connect(made.stack.endpoints.database_url) as database:
+                database.execute(HELD)
+                made.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
+                victim = run.chance.choice(living_children(main))
+                run.strike()
+                victim.kill()
+                made.await_gone([victim])
+                made.wait(lambda: len(living_children(main)) == 4, "the child is replaced")
+                made.lapse_leases(run.struck_at[-1])
+            run.go_on(10)
+            made.wait(lambda: "pool_shrinks" in made.stack.log("core"), "it shrinks under load")
+        made.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
+        assert made.stack.pids["core"] == main.pid
+        assert sizes(made)[0] > 1
+        assert sizes(made)[-1] == 1
+
+
+def sizes(made: House) -> list[int]:
+    """After each change, as the log tells them."""
+    lines = [line for line in made.stack.log("core").splitlines() if "pool_grows" in line or "pool_shrinks" in line]
+    return [int("".join(each for each in line.partition("processes")[2][:6] if each.isdigit())) for line in lines]

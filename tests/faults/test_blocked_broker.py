@@ -1,0 +1,101 @@
+"""A broker that is up and takes no messages: RabbitMQ under an alarm of memory."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from config.local.processes import wait_until
+from scheduling.dispatch.broker_health import accepts_messages, broker_alarm
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.fault_stack import House, Run, house
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.rabbitmq,
+    pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
+]
+SENDS = "Sending due task"  #: as beat says it
+
+
+@pytest.mark.campaign
+def test_blocked_rabbitmq_is_reported_and_events_accepted(
+    state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
+) -> None:
+    """Events are accepted meanwhile, and what they planned goes out when it is over, with nothing started again."""
+    folder = state_folder("blocked")
+    with rabbitmq(folder) as node, house(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+        pids = made.stack.pids
+        with under_load(made, "RabbitMQ blocked by an alarm") as run:
+            run.reach_a_random_point()
+            assert broker(made) == "ok"
+            run.strike()
+            node.control("set_vm_memory_high_watermark", "0.000001")
+            made.wait(lambda: broker(made) == "blocked", "the probe tells it")
+            assert is_blocked(made)
+            for program in ("web", "beat", "core"):
+                made.wait(lambda program=program: "broker_blocked" in made.stack.log(program), f"{program} knows")  # type: ignore[misc]
+            before, sent = len(run.load.accepted), made.stack.log("beat").count(SENDS)
+            run.go_on(20)
+            slowest = max(each.took for each in run.load.accepted[before:])
+            made.wait(lambda: made.stack.log("beat").count(SENDS) > sent + 6, "beat goes on ticking")
+            run.strike()
+            node.control("set_vm_memory_high_watermark", "0.4")
+            run.go_on(15)
+            run.notes.append(f"202 while it was blocked: at worst {slowest:.2f} s")
+        assert broker(made) == "ok"
+        assert not is_blocked(made)
+        assert made.stack.pids == pids
+
+
+def test_publisher_gives_up_on_alarm_and_recovers(
+    state_folder: Callable[[str], Path],
+) -> None:
+    """Without any bound of its own; a bound of the broker's silence is far longer than a test may take."""
+    with rabbitmq(state_folder("alarm")) as node:
+        assert is_published(node.url)
+        node.control("set_vm_memory_high_watermark", "0.000001")
+        assert wait_until(lambda: not is_published(node.url), 30)
+        assert broker_alarm.is_on()
+        with open_connection(node.url) as connection:
+            assert accepts_messages(connection) is False
+        with open_connection(node.url) as connection:  # Flower misses it, and nobody else does
+            connection.Producer().publish({}, exchange="celeryev", routing_key="worker.heartbeat")
+        node.control("set_vm_memory_high_watermark", "0.4")
+        assert wait_until(lambda: not broker_alarm.is_on(), 30)
+        assert is_published(node.url)
+        with open_connection(node.url) as connection:
+            assert accepts_messages(connection) is True
+
+
+def open_connection(url: str) -> Connection:
+    return Connection(url, transport_options={"confirm_publish": True})
+
+
+def is_published(url: str) -> bool:
+    try:
+        with open_connection(url) as connection:
+            connection.Producer().publish({}, exchange="", routing_key="nobody")
+    except ConnectionError:
+        return False
+    return True
+
+
+def broker(made: House) -> str:
+    return str(json.loads(ask(made, "/health/ready"))["broker"]["status"])
+
+
+def is_blocked(made: House) -> bool:
+    return "\naftertouch_broker_blocked 1.0\n" in ask(made, "/metrics")
+
+
+def ask(made: House, path: str) -> Any:
+    with urllib.request.urlopen(f"{made.stack.base_url}{path}", timeout=30) as answer:
+        return answer.read().decode()

@@ -1,0 +1,256 @@
+"""What ends a Celery worker or makes it lose a message, against real workers: with our guards, and without them.
+
+The tests named `…_without_the_guard…` show the trap itself. They fail on the day upstream mends it; then the guard in
+`config.celery.guards` can go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from kombu import Connection, Exchange
+
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
+from tests.faults.brokers import RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
+from tests.faults.fault_stack import PATIENCE, House
+from tests.faults.workers import Program, worker
+
+pytestmark = pytest.mark.faults
+
+CORE = ",".join(CORE_QUEUES)
+RPA = ",".join(RPA_QUEUES)
+PREFIX = "mq:"  #: of every key that kombu uses
+
+
+@pytest.fixture(scope="module")
+def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
+    """A broker of its own, so that nobody else takes what is put into its queues."""
+    with redis_server(state_folder("traps")) as server:
+        yield server
+
+
+@pytest.fixture
+def worker_environment(fault_stack: House, broker: RedisServer) -> dict[str, str]:
+    """The house's database and the broker of this module, empty."""
+    with redis.Redis.from_url(broker.url) as client:
+        client.flushall()
+    return {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}
+
+
+def envelope(task: str, *args: Any, body: str | None = None, **headers: Any) -> str:
+    """A message as Celery puts it into a list."""
+    task_id = str(uuid4())
+    return json.dumps(
+        {
+            "body": json.dumps([args, {}, {}]) if body is None else body,
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": {"lang": "py", "task": task, "id": task_id, "root_id": task_id, "parent_id": None, **headers},
+            "properties": {
+                "correlation_id": task_id,
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": "touch.normal"},
+                "priority": 0,
+                "body_encoding": "utf-8",
+                "delivery_tag": str(uuid4()),
+            },
+        }
+    )
+
+
+def push(broker: RedisServer, queue: str, item: str | bytes, prefix: str = PREFIX) -> None:
+    with redis.Redis.from_url(broker.url) as client:
+        client.lpush(prefix + queue, item)
+
+
+def list_failed_messages(house: House, containing: str) -> list[tuple[str, str, str]]:
+    """Reason, class and queue of the failed tasks that keep this message."""
+    return house.sql(
+        "SELECT reason, failure, channel FROM scheduling_failedtask WHERE origin = 'message' AND payload::text LIKE %s",
+        [f"%{containing}%"],
+    )
+
+
+# --- items nobody can run ---------------------------------------------------------------------------------------------
+
+POISON: dict[str, tuple[str, Callable[[str], str | bytes]]] = {
+    "raw text": ("unreadable", lambda mark: f"{mark} is not JSON"),
+    "raw bytes": ("unreadable", lambda mark: b"\xff\xfe" + mark.encode()),
+    "a JSON number in a list": ("unreadable", lambda mark: json.dumps([mark])),
+    "an envelope without properties": ("unreadable", lambda mark: json.dumps({"body": mark})),
+    "an unknown task": ("unknown_task", lambda mark: envelope(f"nobody.knows.{mark}")),
+    "wrong arguments": ("task_error", lambda mark: envelope("traps.divide", mark)),
+    "a task that fails": ("task_error", lambda mark: envelope("traps.divide", mark, 1)),
+    "an undecodable body": ("undecodable", lambda mark: envelope("traps.divide", body=f"{{{mark}")),
+    "another content type": (
+        "invalid_task",
+        lambda mark: envelope("traps.divide", mark).replace("application/json", "application/x-python-serialize"),
+    ),
+    "a body that is no task": ("invalid_task", lambda mark: envelope("traps.divide", body=json.dumps(mark))),
+    "an empty body": ("invalid_task", lambda mark: envelope("traps.divide", body="null", parent_id=mark)),
+    "an eta that is no time": ("invalid_task", lambda mark: envelope("traps.divide", mark, 1, eta="soon")),
+    "a message without an id": ("invalid_task", lambda mark: envelope("traps.divide", mark, 1).replace('"id"', '"di"')),
+    "a format from before Celery 4": ("unknown_format", lambda mark: _headless(mark)),
+}
+
+
+def _headless(mark: str) -> str:
+    message = json.loads(envelope("traps.divide"))
+    return json.dumps({**message, "headers": {}, "body": json.dumps({"what": mark})})
+
+
+def test_poison_messages_become_failed_tasks(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
+) -> None:
+    marks = {name: f"m{uuid4().hex}" for name in POISON}
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
+        guarded.await_ready()
+        another_version = f"m{uuid4().hex}"
+        push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
+        for name, (_, make) in POISON.items():
+            push(broker, "touch.normal", make(marks[name]))
+        _await_failed_messages(fault_stack, guarded, marks)
+        assert not list_failed_messages(
+            fault_stack, another_version
+        )  # it comes again, and was dropped before the others
+        for queue in ("touch.normal", "touch.high"):
+            last = f"m{uuid4().hex}"
+            push(broker, queue, envelope("traps.divide", last, 1))
+            fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
+        assert guarded.is_alive()
+    found = {name: list_failed_messages(fault_stack, mark) for name, mark in marks.items()}
+    assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
+        name: [reason] for name, (reason, _) in POISON.items()
+    }
+    assert {row[1] for rows in found.values() for row in rows} == {"unreadable"}
+
+
+def _await_failed_messages(house: House, program: Program, marks: dict[str, str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while missing := [name for name, mark in marks.items() if not list_failed_messages(house, mark)]:
+        assert program.is_alive(), f"the worker has ended:\n{program.log}"
+        assert time.monotonic() < deadline, f"not buried: {missing}\n{program.log}"
+        time.sleep(0.1)
+
+
+def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+        bare.await_ready()
+        push(broker, "ticks", "not JSON", prefix="")
+        assert bare.await_exit() != 0
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_task_out_of_memory_keeps_worker_alive(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
+) -> None:
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
+        guarded.await_ready()
+        push(broker, "touch.normal", envelope("traps.out_of_memory"))
+        guarded.await_log("eight exabytes")
+        last = f"m{uuid4().hex}"
+        push(broker, "touch.normal", envelope("traps.divide", last, 1))
+        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "the next one runs")
+        assert guarded.is_alive()
+
+
+def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+        bare.await_ready()
+        push(broker, "ticks", envelope("traps.out_of_memory"), prefix="")
+        assert bare.await_exit() != 0
+
+
+# --- an outage of Redis while a message is held -----------------------------------------------------------------------
+
+
+def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str, prefix: str) -> None:
+    program.await_ready()
+    push(broker, queue, envelope(task, eta="2099-01-01T00:00:00+00:00"), prefix=prefix)
+    program.await_log(f"{task}[")
+    with redis.Redis.from_url(broker.url) as client:
+        assert client.hlen(f"{prefix}unacked") == 1
+
+
+def test_worker_holding_message_survives_redis_outage(
+    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
+) -> None:
+    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
+        hold_a_message(guarded, broker, "traps.divide", "touch.normal", PREFIX)
+        try:
+            broker.kill()
+            guarded.await_log("Trying again in")
+        finally:
+            broker.start()
+        back_at, last = time.monotonic(), f"m{uuid4().hex}"
+        push(broker, "touch.normal", envelope("traps.divide", last, 1))
+        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "it consumes again")
+        assert guarded.is_alive()
+    took = time.monotonic() - back_at
+    report_line(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
+
+
+def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
+        hold_a_message(bare, broker, "traps.nothing", "ticks", "")
+        try:
+            broker.kill()
+            assert bare.await_exit() != 0
+            assert "Unrecoverable error: AttributeError" in bare.log
+        finally:
+            broker.start()
+
+
+# --- what a worker may consume ----------------------------------------------------------------------------------------
+
+
+def test_execution_worker_starts_with_its_queues_only(worker_environment: dict[str, str]) -> None:
+    with worker(worker_environment, "-Q", RPA, "-c", "1") as execution:
+        execution.await_ready()
+
+
+def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[str, str]) -> None:
+    both = f"{CORE},{RPA}"
+    environment = {**worker_environment, "AFTERTOUCH_RPA_SLOTS": "2"}
+    with worker(environment, "-Q", both, "-c", "2") as too_few:
+        assert too_few.await_exit() != 0
+        assert "AFTERTOUCH_RPA_SLOTS (2)" in too_few.log
+    with worker(environment, "-Q", both, "-c", "3") as enough:
+        enough.await_ready()
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+def test_topic_exchange_routes_by_priority(
+    fault_stack: House, worker_environment: dict[str, str], state_folder: Callable[[str], Path]
+) -> None:
+    marks = {priority: f"m{uuid4().hex}" for priority in RPA_QUEUES}
+    with rabbitmq(state_folder("topic")) as node:
+        with Connection(node.url, transport_options={"confirm_publish": True}) as connection:
+            for queue in declared_queues(node.url):
+                queue(connection.default_channel).declare()
+            for priority, mark in marks.items():
+                connection.Producer().publish(
+                    json.loads(envelope(f"rpa.{mark}"))["headers"],
+                    exchange=Exchange("tasks", "topic"),
+                    routing_key=f"task.pdd.{priority}",
+                    headers=json.loads(envelope(f"rpa.{mark}"))["headers"],
+                )
+            depths = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in RPA_QUEUES}
+            assert depths == dict.fromkeys(RPA_QUEUES, 1)
+        environment = {**worker_environment, "CELERY_BROKER_URL": node.url}
+        with worker(environment, "-Q", RPA, "-c", "1") as execution:
+            execution.await_ready()
+            _await_failed_messages(fault_stack, execution, marks)
+    assert {priority: list_failed_messages(fault_stack, mark)[0][2] for priority, mark in marks.items()} == {
+        priority: f"task.pdd.{priority}" for priority in RPA_QUEUES
+    }

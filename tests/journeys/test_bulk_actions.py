@@ -1,0 +1,96 @@
+"""Retries all that match, watches how far it is, stops it; keeps a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def many_failed_tasks(matrix: Any, record_event: Callable[..., Any]) -> int:
+    """More failed tasks than a page shows."""
+    from scheduling.delivery.pipeline import deliver_touches
+    from scheduling.delivery.sender import sender
+    from scheduling.models import FailedTask
+
+    matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
+    deliver_touches([record_event(user=f"user-{number}").task_ids[0] for number in range(53)])
+    assert sender().drain(20)
+    return FailedTask.objects.count()
+
+
+def test_bulk_retry_of_all_matches_is_shown_and_stopped(
+    ops: Callable[..., Any], live_server: Any, many_failed_tasks: int
+) -> None:
+    from scheduling.models import BulkAction, FailedTask
+    from scheduling.operations import bulk_actions
+
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=failed")
+    page.check("#action-toggle")
+    page.click(f"text=Select all {many_failed_tasks} failed tasks")
+    page.select_option("select[name=action]", "bulk_retry")
+    page.click("button[name=index]")
+    page.wait_for_selector(f"text=Applies to {many_failed_tasks} failed tasks.")
+    page.fill("[name=reason]", "the receiver is back")
+    page.fill("[name=per_second]", "10")
+    save_screenshot(page, "bulk-confirm")
+    page.click("#content button[type=submit]:has-text('Retry')")
+    page.wait_for_selector(f"text=0 of {many_failed_tasks}")
+    row = BulkAction.objects.get()
+    assert bulk_actions.run_batch(row.pk) is not None
+    page.wait_for_selector(f"text=20 of {many_failed_tasks}")  # the page looks again by itself
+
+    # A look that brings nothing new leaves the button where it is: it may be being pressed.
+    page.evaluate("document.querySelector('#bulk-action button').stayed = true")
+    for _ in range(2):
+        with page.expect_response(lambda answer: "x-live" in answer.request.headers):
+            pass
+    assert page.evaluate("document.querySelector('#bulk-action button').stayed")
+    save_screenshot(page, "bulk-action")  # which leaves a `style` in the form, so not before
+    page.click("text=Stop the bulk action")
+    page.wait_for_selector("text=Changes made before the stop stay")
+    assert bulk_actions.run_batch(row.pk) is None
+    assert FailedTask.objects.filter(state="retried").count() == 20
+
+
+def test_saved_filter_is_listed_and_applied(ops: Callable[..., Any], live_server: Any, many_failed_tasks: int) -> None:
+    page = ops()
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=unknown")
+    page.click("text=保存此筛选")
+    page.fill("#save-filter [name=name]", "可能已送达")
+    page.check("#save-filter [name=shared]")
+    page.click("#save-filter button")
+    page.wait_for_selector("a[aria-current=true]:has-text('可能已送达')")
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/")
+    save_screenshot(page, "saved-filters")
+    page.click("text=可能已送达")
+    page.wait_for_url("**/?failure=unknown")
+
+
+@pytest.mark.usefixtures("many_failed_tasks")
+def test_bulk_action_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.operations import bulk_actions
+    from scheduling.operations.failed_tasks import Actor
+
+    row = bulk_actions.start_bulk_action(
+        "retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10
+    )
+    bulk_actions.run_batch(row.pk)
+    pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/call-off/")
+    for name, language, scheme, width in (
+        ("bulk-dark-en", "en", "dark", 1400),
+        ("bulk-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        for path in pages:
+            page.goto(f"{live_server.url}/admin/scheduling/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)

@@ -1,0 +1,40 @@
+"""The page of effects, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def test_conversion_page_shows_control_group_and_fits(
+    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
+) -> None:
+    from scheduling.delivery.pipeline import deliver_touches
+    from scheduling.models import Configuration
+    from scheduling.planning.ingest import NewEvent, record_events
+    from tests.scheduling.core.conftest import pass_time
+
+    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
+    matrix.node("insale-paid", holdout_percent=30, goal_event="order.paid", goal_within=timedelta(days=1))
+    downloads = [NewEvent("shop", f"d{number}", "material.downloaded", f"user{number}") for number in range(60)]
+    deliver_touches([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
+    for number in range(0, 60, 3):
+        record_event("order.paid", f"user{number}")
+    pass_time(days=2)
+    for name, language, scheme, width in (
+        ("effect", "zh-hans", "light", 1400),
+        ("effect-narrow-dark-en", "en", "dark", 390),
+    ):
+        page = ops(language, scheme, width)
+        page.goto(f"{live_server.url}/admin/scheduling/node/effect/")
+        page.wait_for_selector("td:has-text('对照组')" if language == "zh-hans" else "td:has-text('Control group')")
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, (name, overflow)
+        save_screenshot(page, name)

@@ -1,0 +1,187 @@
+"""A receiver refuses everybody. An operator sees it on the overview, tries five again when it is mended, then the rest;
+an editor edits a rule after a replay of the day. A viewer may look and do none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+MANY, FEW, READERS = 58, 5, 40
+
+
+@pytest.fixture(autouse=True)
+def _configuration_row(transactional_db: None) -> None:
+    """A test that flushes the tables also takes the row by which edits are noticed."""
+    from scheduling.models import Configuration
+
+    Configuration.objects.get_or_create(pk=1)
+
+
+@pytest.fixture
+def refusing_receiver(matrix: Any, record_event: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
+    """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
+    from scheduling.delivery.pipeline import deliver_touches
+    from scheduling.delivery.sender import sender
+    from scheduling.models import ChannelConfig, FailedTask
+
+    with ScriptedReceiver(script=[422] * MANY) as receiver:
+        hook = ChannelConfig.objects.create(
+            key="partner", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=20)
+        )
+        matrix.node("insale-paid", trigger="order.paid", channel=hook)
+        matrix.node("presale-download")
+        deliver_touches([task for number in range(READERS) for task in record_event(user=f"reader-{number}").task_ids])
+        deliver_touches(
+            [task for number in range(MANY) for task in record_event("order.paid", user=f"buyer-{number}").task_ids]
+        )
+        assert sender().drain(60)
+        assert FailedTask.objects.filter(channel="partner", state="open").count() == MANY
+        yield receiver
+
+
+def deliver_waiting_touches() -> None:
+    """What a worker does, and its time has come."""
+    from django.utils.timezone import now
+
+    from scheduling.delivery.pipeline import deliver_touches
+    from scheduling.delivery.sender import sender
+    from scheduling.models import Touch
+
+    waiting = Touch.objects.filter(state="scheduled")
+    waiting.update(due_at=now())
+    deliver_touches(list(waiting.values_list("pk", flat=True)))
+    assert sender().drain(60)
+
+
+def count_delivered_retries() -> int:
+    from scheduling.models import Touch
+
+    return Touch.objects.filter(state="delivered", retry_of__isnull=False).count()
+
+
+def run_next_batch() -> None:
+    """The next batch, and its time has come."""
+    from scheduling.models import BulkAction
+    from scheduling.operations import bulk_actions
+
+    BulkAction.objects.update(next_at=Now())
+    bulk_actions.run_batch(BulkAction.objects.get().pk)
+
+
+def test_failure_spike_is_retried_and_rule_is_edited(
+    ops: Callable[..., Any], live_server: Any, refusing_receiver: Any
+) -> None:
+    from scheduling.models import BulkAction, FailedTask
+
+    page = ops(group="operator")
+
+    # The overview says what fails most; there they stand by cause.
+    assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
+    save_screenshot(page, "spike", full_page=True)
+    page.click("#content a[href$='/failedtask/groups/']")
+    page.click("tr:has-text('partner') a[href$='/retry/']")
+
+    # Five first.
+    page.fill("[name=reason]", "合作方已恢复")
+    page.click("button[name=few]")
+    page.wait_for_selector("#replay-tried tbody tr")
+    page.wait_for_load_state("domcontentloaded")
+    assert page.locator("#replay-tried tbody tr").count() == FEW
+    deliver_waiting_touches()
+    page.wait_for_selector("#replay-tried:not([data-live-again])")  # it looks again by itself
+    assert page.locator("#replay-tried .at-tag.success").count() == count_delivered_retries() == FEW
+    save_screenshot(page, "spike-tried")
+
+    # Then the rest, while a page shows how far they are.
+    page.fill("[name=reason]", "前五个正常")
+    page.fill("[name=per_second]", "10")
+    page.click("button[name=rest]")
+    page.wait_for_selector("progress")
+    run_next_batch()
+    page.wait_for_selector(f"text=20 / {MANY - FEW}")
+    save_screenshot(page, "spike-progress")
+    run_next_batch()
+    run_next_batch()
+    page.wait_for_selector("#bulk-action:not([data-live-again])")
+    deliver_waiting_touches()
+    assert count_delivered_retries() == MANY
+    assert len(refusing_receiver.calls) == 2 * MANY
+    assert not FailedTask.objects.filter(state="open").exists()
+    assert BulkAction.objects.get().actor_name == "operator"
+
+    # What would a stricter limit have done to these days? An operator may look, an editor asks and publishes it.
+    draft = f"{live_server.url}/admin/scheduling/whatifrun/add/"
+    assert page.goto(draft).status == 403
+    tighten_cap(ops(group="editor"), draft)
+
+
+def tighten_cap(page: Any, draft: str) -> None:
+    from scheduling.experiments.replay import runs
+    from scheduling.models import HarassmentRule, WhatIfRun
+
+    page.goto(draft)
+    area = page.locator("[name=draft]")
+    area.fill(area.input_value().replace("limit: 3", "limit: 2"))
+    page.click("button:has-text('开始回测')")
+    page.wait_for_selector("progress")
+    assert runs.execute_next_replay()
+    page.wait_for_selector("h2:has-text('回测结果')")
+    assert WhatIfRun.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
+    page.click("button:has-text('发布草稿')")
+    page.wait_for_selector("text=草稿已上线")
+    assert HarassmentRule.objects.get(kind="cap").limit == 2
+    assert HarassmentRule.history.latest().history_user.username == "editor"
+
+
+def test_viewer_cannot_retry_edit_or_stop(ops: Callable[..., Any], live_server: Any, refusing_receiver: Any) -> None:
+    from scheduling.models import FailedTask, HarassmentRule
+    from scheduling.operations import bulk_actions
+    from scheduling.operations.failed_tasks import Actor
+
+    page = ops(group="viewer")
+    assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
+    failed = FailedTask.objects.filter(state="open")[0]
+    admin = f"{live_server.url}/admin/scheduling"
+    page.goto(f"{admin}/failedtask/groups/")
+    assert page.locator("a[href$='/retry/']").count() == 0
+    page.goto(f"{admin}/failedtask/")
+    assert page.locator("select[name=action] option[value*=retry]").count() == 0
+    for path in (f"failedtask/groups/{failed.fingerprint}/retry/", "whatifrun/add/", "harassmentrule/add/"):
+        assert page.goto(f"{admin}/{path}").status == 403, path
+
+    # A rule can be read, and nothing on the page or behind it writes.
+    rule = HarassmentRule.objects.get(kind="cap")
+    edit = f"{admin}/harassmentrule/{rule.pk}/change/"
+    assert page.goto(edit).status == 200
+    assert str(rule.limit) in page.inner_text("#content")
+    assert page.locator("#content [name=limit], #content [name=_save]").count() == 0
+    assert post_form(page, edit, {"limit": "99", "_save": "1"}) == 403
+    rule.refresh_from_db()
+    assert rule.limit == 3
+
+    # Others retry: how far they are can be seen, and they are not stopped.
+    begun = bulk_actions.start_bulk_action("retry", {}, Actor("olga"))
+    running = f"{admin}/bulkaction/{begun.pk}/"
+    page.goto(f"{running}change/")
+    page.wait_for_selector("progress")
+    assert page.locator("#bulk-action form").count() == 0
+    assert post_form(page, f"{running}cancel/", {}) == 403
+    begun.refresh_from_db()
+    assert begun.state == "running"
+
+
+def post_form(page: Any, url: str, form: dict[str, str]) -> int:
+    """What a form on this page would be answered that sends this there."""
+    token = {each["name"]: each["value"] for each in page.context.cookies()}["csrftoken"]
+    answer = page.request.post(url, form={**form, "csrfmiddlewaretoken": token}, headers={"referer": url})
+    assert "CSRF" not in answer.text()  # it is the right that is missing
+    return int(answer.status)

@@ -1,0 +1,107 @@
+"""Edits a draft, replays the last days, reads what would have been sent, publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def _configuration_row(transactional_db: None) -> None:
+    """A test that flushes the tables also takes the row by which edits are noticed."""
+    from scheduling.models import Configuration
+
+    Configuration.objects.get_or_create(pk=1)
+
+
+@pytest.fixture
+def week_of_events(matrix: Any, record_event: Callable[..., Any]) -> None:
+    """A week of downloads and orders."""
+    from tests.scheduling.core.conftest import pass_time
+
+    guide = matrix.template("guide", body="您好 {{ user.name }}，这是使用指南。")
+    matrix.node("presale-download", template=guide, delay=timedelta(minutes=15), guard_dedupe="ignore")
+    tracking = matrix.template("tracking", body="您的包裹 {{ event.data.order_no }} 已发出。")
+    matrix.node("insale-paid", trigger="order.paid", template=tracking, delay=timedelta(hours=2), over_cap="defer")
+    for day in range(6):
+        for user in ("ann", "bob", "cat", "dan")[: 2 + day % 3]:
+            for _ in range(3 if user == "ann" else 1):
+                record_event(user=user)
+            record_event("order.paid", user, data={"order_no": f"A{day}"} if user != "dan" else {})
+        pass_time(days=1)
+
+
+@pytest.mark.usefixtures("week_of_events")
+def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.experiments.replay import runs
+    from scheduling.models import HarassmentRule, WhatIfRun
+
+    page = ops()
+    page.click("#nav-sidebar-apps >> text=规则回测")
+    page.goto(f"{live_server.url}/admin/scheduling/whatifrun/add/")
+    area = page.locator("[name=draft]")
+    live = area.input_value()
+    area.fill(live.replace("limit: 3", "limit: many"))
+    page.click("button:has-text('开始回测')")
+    page.wait_for_selector(".errorlist :text('harassment_rules[0].limit')")
+    area = page.locator("[name=draft]")
+    area.fill(live.replace("limit: 3", "limit: 1").replace("delay: 15m", "delay: 30m"))
+    page.click("button:has-text('开始回测')")
+    page.wait_for_selector("progress")
+    assert runs.execute_next_replay()
+    page.wait_for_selector("h2:has-text('回测结果')")  # the page looks again by itself
+    run = WhatIfRun.objects.get()
+    figures = page.inner_text(".wi-figures")
+    assert f"{run.result['draft']['totals']['delivered']}" in figures
+    assert run.result["draft"]["totals"]["delivered"] < run.result["live"]["totals"]["delivered"]
+    save_screenshot(page, "what-if")
+    page.click("button:has-text('发布草稿')")
+    page.wait_for_selector("text=草稿已上线")
+    assert HarassmentRule.objects.get(kind="cap").limit == 1
+    assert HarassmentRule.history.latest().history_user.username == "ops"
+
+
+@pytest.mark.usefixtures("week_of_events")
+def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.experiments.replay import runs
+    from scheduling.operations.failed_tasks import Actor
+
+    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
+    assert runs.execute_next_replay()
+    for name, language, scheme, width in (
+        ("what-if-dark-en", "en", "dark", 1400),
+        ("what-if-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        for path in ("add/", "", f"{run.pk}/change/"):
+            page.goto(f"{live_server.url}/admin/scheduling/whatifrun/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)
+        save_screenshot(page, name)
+
+
+def test_node_edit_moves_waiting_touches(
+    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
+) -> None:
+    from scheduling.models import Touch
+
+    node = matrix.node(delay=timedelta(hours=2))
+    (task_id,) = record_event().task_ids
+    before = Touch.objects.get(pk=task_id).due_at
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
+    page.fill("[name=delay]", "3h")
+    page.wait_for_selector("#node-impact :text('The new delay places 1 of them elsewhere.')")
+    save_screenshot(page, "node-impact")
+    page.click("[name=move_waiting]")
+    page.click("[name=_save]")
+    page.wait_for_selector(":text('1 waiting touch was moved.')")
+    assert Touch.objects.get(pk=task_id).due_at == before + timedelta(hours=1)

@@ -1,0 +1,145 @@
+"""What the pool's tests do to browsers and borrowers, and how they look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.environment import ROOT
+from rpa_tasks.browsers import chromium, devtools, pool, profiles, registry, shutdown
+from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
+from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
+
+PATIENCE = 60.0  #: seconds for a machine that does other things, too
+
+
+#: How long a browser may take before this process gives it up.
+LIMITS = (
+    (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
+    (shutdown, "ANSWER_WITHIN"), (shutdown, "CLOSE_TIMEOUT"), (profiles, "ANSWER_WITHIN"),
+)  # fmt: skip
+
+
+def extend_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that only waits for a processor is none that hangs."""
+    for module, name in LIMITS:
+        monkeypatch.setattr(module, name, PATIENCE / 2)
+
+
+def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
+    """Stop the browser; whoever meets it finds that out soon."""
+    for module in (shutdown, profiles):
+        monkeypatch.setattr(module, "ANSWER_WITHIN", limit)
+    monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
+    os.kill(pid, signal.SIGSTOP)
+
+
+def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = PATIENCE) -> Any:
+    """Wait for it."""
+    ends_at = time.monotonic() + within
+    while not (found := condition()):
+        assert time.monotonic() < ends_at, otherwise
+        time.sleep(0.02)
+    return found
+
+
+class BorrowerProcess:
+    """See borrower.py."""
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        script = Path(__file__).with_name("acquiring_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "the borrower says nothing"
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def tell(self, word: str) -> dict[str, Any]:
+        assert self.process.stdin
+        self.process.stdin.write(f"{word}\n".encode())
+        return self.hear()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def list_pool_processes(state: Path) -> list[int]:
+    """Processes that have anything to do with the browsers of this state directory."""
+    return [
+        process.pid
+        for process in all_processes()
+        if read_environment(process.pid).get(MARKER, "").startswith(str(state))
+        or f"--user-data-dir={state}/" in read_command_line(process.pid)
+    ]
+
+
+def is_gone(pid: int) -> bool:
+    process = read_process(pid)
+    return process is None or process.gone
+
+
+def kill(pid: int) -> None:
+    """At once, and seen to be gone."""
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: is_gone(pid), f"{pid} does not die")
+
+
+def visit(port: int, url: str, site: Any) -> str:
+    """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
+    the site notes a visit before."""
+    before = len(site.visits)
+    opened = devtools._request_http(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
+    path = url.removeprefix(site.url)
+    eventually(lambda: (opened, path) in _list_pages(port), f"no {url}")
+    return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
+
+
+def _list_pages(port: int) -> list[tuple[str, str]]:
+    """Id and title of each page; none while the browser is too busy to tell."""
+    with suppress(devtools.NoAnswer):
+        return [(page["id"], page["title"]) for page in devtools.list_tabs(port)]
+    return []
+
+
+def cookies(port: int) -> dict[str, str]:
+    found = devtools.send_command(port, devtools.websocket_path(port), "Storage.getCookies")["cookies"]
+    return {cookie["name"]: cookie["value"] for cookie in found}
+
+
+def find_record(profile: str) -> registry.Record | None:
+    found = registry.read_records(8).values()
+    return next((record for record in found if record and record.profile == profile), None)
+
+
+def read_slot_states() -> dict[str, str]:
+    """By profile."""
+    return {record.profile: record.state for record in registry.read_records(8).values() if record}

@@ -1,0 +1,88 @@
+"""Many processes, many times."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import pytest
+
+from rpa_tasks.browsers import recycling
+from rpa_tasks.browsers.browser_processes import memory_by_session
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from tests.rpa_tasks.browsers.browser_processes import PATIENCE, BorrowerProcess, list_pool_processes
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+
+
+def test_concurrent_borrowers_share_slots_exclusively(
+    start_borrower: Callable[..., BorrowerProcess], pool: Path
+) -> None:
+    """Never more browsers than slots, never a slot or a profile in two hands. Six shops, so that they evict."""
+    notes = pool / "notes"
+    shops = ",".join(f"s{number}" for number in range(6))
+    racers = [
+        start_borrower(shops, "600", "--rounds", "4", "--log", str(notes), AFTERTOUCH_RPA_BROWSERS="3")
+        for _ in range(9)
+    ]
+    most = 0
+    ends_at = time.monotonic() + 10 * PATIENCE
+    while any(racer.process.poll() is None for racer in racers):
+        assert time.monotonic() < ends_at, "they do not come to an end"
+        most = max(most, len(_browsers(pool)))
+        time.sleep(0.02)
+
+    in_hand: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for sign, profile, slot, _ in (line.split(maxsplit=3) for line in notes.read_text().splitlines()):
+        ends[sign] += 1
+        for thing in (f"profile {profile}", f"slot {slot}"):
+            in_hand[thing] += {"+": 1, "-": -1, "!": 0}[sign]
+            assert in_hand[thing] <= 1, f"{thing} is in two hands"
+    assert ends == {"+": 36, "-": 36}
+    assert most <= 3
+    assert len(recycling.records_in("idle", "busy", "quarantined")) <= 3
+
+
+def _browsers(state: Path) -> set[str]:
+    """Profiles that have a browser's main process."""
+    from rpa_tasks.browsers.browser_processes import read_command_line
+
+    lines = (read_command_line(pid) for pid in list_pool_processes(state))
+    return {
+        match[1]
+        for line in lines
+        if "--type=" not in line
+        and "/bin/sh" not in line
+        and "spawn_process" not in line
+        and (match := re.search(rf"--user-data-dir={re.escape(str(state))}/rpa/profiles/(\S+)", line))
+    }
+
+
+def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, settings: Any) -> None:
+    """Memory stays flat, recycling included, and nothing piles up."""
+    settings.AFTERTOUCH_RPA_BROWSER_USES = 60
+    took, memory, processes = [], [], []
+    for number in range(200):
+        began = time.monotonic()
+        with acquire("s1") as borrowed:
+            if borrowed.warm:
+                took.append(time.monotonic() - began)
+        if number % 10 == 9:
+            processes.append(len(list_pool_processes(pool)))
+            memory.append(
+                sum(memory_by_session().get(record.pid, 0) for record in recycling.records_in("idle")) / 2**20
+            )
+
+    assert len(took) == 196  # 1, 61, 121, 181 were fresh
+    assert max(memory) < 1.5 * min(value for value in memory if value), memory
+    assert max(processes) < 20, processes
+    print(
+        f"warm borrow: p50 {quantiles(took, n=100)[49] * 1000:.1f} ms, p99 {quantiles(took, n=100)[98] * 1000:.1f} ms"
+    )

@@ -1,0 +1,257 @@
+"""Whoever is killed, and whatever it leaves: the next one gets a browser that works, and only one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from rpa_tasks.browsers import devtools, recycling, registry, shutdown
+from rpa_tasks.browsers.browser_errors import PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.singleton import release_singleton
+from rpa_tasks.supervisor.processes import all_processes
+from tests.rpa_tasks.browsers.browser_processes import (
+    BorrowerProcess,
+    cookies,
+    eventually,
+    find_record,
+    is_gone,
+    kill,
+    list_pool_processes,
+    read_slot_states,
+    suspend_browser,
+)
+
+pytestmark = [pytest.mark.browser, pytest.mark.faults]
+Acquire = Callable[..., AcquiredBrowser]
+Begin = Callable[..., BorrowerProcess]
+
+
+def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_borrower: Begin) -> None:
+    victim = start_borrower("s1", "60")
+    left = victim.hear()
+    victim.kill()
+    assert not is_gone(left["pid"])  # it outlives its borrower
+
+    fresh = acquire("s1")
+
+    assert not fresh.warm
+    assert is_gone(left["pid"])
+    assert fresh.slot == left["slot"]
+    assert read_slot_states() == {"s1": "busy"}
+
+
+def test_slot_of_killed_borrower_serves_other_shop(acquire: Acquire, start_borrower: Begin, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    victim = start_borrower("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    left = victim.hear()
+    victim.kill()
+
+    assert acquire("s2").slot == 1
+    assert is_gone(left["pid"])
+    assert read_slot_states() == {"s2": "busy"}
+
+
+def test_forked_child_leaves_browser_lock(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(into)
+        os.read(out, 1)  # lives until told
+        os._exit(0)
+    try:
+        borrowed.release()
+        assert acquire("s1").warm
+    finally:
+        os.write(into, b"x")
+        os.waitpid(child, 0)
+        os.close(into)
+        os.close(out)
+
+
+def test_dead_idle_browser_is_replaced(acquire: Acquire) -> None:
+    first = acquire("s1")
+    first.release()
+    kill(first.pid)
+
+    second = acquire("s1")
+    assert not second.warm
+    assert devtools.websocket_path(second.port)
+
+
+def test_browser_death_during_run_leaves_usable_profile(acquire: Acquire) -> None:
+    first = acquire("s1")
+    kill(first.pid)
+    assert (first.profile_dir / "SingletonLock").is_symlink()
+    first.release()
+    assert read_slot_states() == {}
+
+    second = acquire("s1")
+    assert devtools.websocket_path(second.port)
+    assert cookies(second.port) == {}
+
+
+def test_hanging_browser_is_killed(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = acquire("s1")
+    first.release()
+    suspend_browser(first.pid, monkeypatch)
+
+    second = acquire("s1")
+    assert not second.warm
+    assert is_gone(first.pid)
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "a-container-that-is-gone"])
+def test_lock_of_dead_browser_is_removed(acquire: Acquire, state: Path, host: str) -> None:
+    profile = registry.profile_dir("s1")
+    (profile / "SingletonLock").symlink_to(f"{host}-999999999")
+    (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
+
+    assert devtools.websocket_path(acquire("s1").port)
+
+
+def test_lock_of_live_browser_is_kept(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
+    assert not release_singleton(borrowed.profile_dir)
+    assert (borrowed.profile_dir / "SingletonLock").is_symlink()
+
+    # From within another container its pid says nothing, but its socket answers.
+    (borrowed.profile_dir / "SingletonLock").unlink()
+    (borrowed.profile_dir / "SingletonLock").symlink_to("another-host-1")
+    assert not release_singleton(borrowed.profile_dir)
+
+
+class _Impostor(BaseHTTPRequestHandler):
+    """Answers as a browser would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"webSocketDebuggerUrl": "ws://127.0.0.1:1/devtools/browser/impostor"}')
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_other_process_on_recorded_port_is_not_used(acquire: Acquire) -> None:
+    first = acquire("s1")
+    first.release()
+    record = find_record("s1")
+    assert record is not None
+    impostor = HTTPServer(("127.0.0.1", 0), _Impostor)
+    thread = Thread(target=impostor.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        port = impostor.server_address[1]
+        registry.write_record(replace(record, port=port))
+        second = acquire("s1")
+        assert not second.warm
+        assert second.port != port
+        assert is_gone(first.pid)
+        assert devtools.websocket_path(port).endswith("impostor")
+    finally:
+        impostor.shutdown()
+        thread.join()
+        impostor.server_close()
+
+
+def test_other_process_with_recorded_pid_is_kept(acquire: Acquire) -> None:
+    """The browser died and its pid was given away."""
+    first = acquire("s1")
+    first.release()
+    record = find_record("s1")
+    assert record is not None
+    kill(first.pid)
+    registry.write_record(replace(record, pid=os.getpid()))
+
+    assert not acquire("s1").warm  # and this process still runs
+
+
+def test_daemon_with_recorded_session_is_kept(state: Path) -> None:
+    """Its parent led a session of the same number, and is gone, too."""
+    script = "import os,sys\nif os.fork(): print(os.getpid(), flush=True); sys.exit()\nimport time; time.sleep(600)"
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    with leader:
+        assert leader.stdout
+        session = int(leader.stdout.readline())
+        leader.wait()
+    daemon = eventually(lambda: [each.pid for each in all_processes() if each.session == session], "no daemon")[0]
+    try:
+        record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
+        assert shutdown.end_browser(record, "test")
+        assert not is_gone(daemon)
+    finally:
+        kill(daemon)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "idle", "surprise": 1}'])
+def test_unreadable_record_replaces_one_browser(acquire: Acquire, content: bytes) -> None:
+    first = acquire("s1")
+    first.release()
+    registry.slot_record(first.slot).write_bytes(content)
+
+    second = acquire("s1")
+    assert is_gone(first.pid)
+    assert devtools.websocket_path(second.port)
+    recycling.end_abandoned()
+    assert registry.read_record(first.slot) is None or first.slot == second.slot
+
+
+def test_unrecorded_browser_is_ended_before_profile_is_used(acquire: Acquire) -> None:
+    first = acquire("s1")
+    first.release()
+    registry.delete_record(first.slot)
+
+    second = acquire("s1")
+    assert not second.warm
+    assert is_gone(first.pid)
+
+
+def test_recycling_ends_unrecorded_browser(acquire: Acquire, pool: Path) -> None:
+    first = acquire("s1")
+    first.release()
+    registry.delete_record(first.slot)
+
+    recycling.end_unrecorded()
+    assert list_pool_processes(pool) == []
+
+
+def test_killed_borrower_during_start_leaves_usable_slot(acquire: Acquire, start_borrower: Begin, pool: Path) -> None:
+    victim = start_borrower("s1", "60")
+    eventually(lambda: read_slot_states() == {"s1": "busy"}, "it does not start")
+    victim.kill()
+
+    second = acquire("s1")
+    assert devtools.websocket_path(second.port)
+    second.release(dirty=True)
+    eventually(lambda: list_pool_processes(pool) == [], "something of the first start is left")
+
+
+def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = acquire("s1")
+    monkeypatch.setattr(shutdown, "end_browser", lambda record, why: False)
+    first.release(dirty=True)
+    record = find_record("s1")
+    assert record is not None
+    assert (record.state, record.reason) == ("quarantined", "dirty")
+
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", wait=0.2)
+    assert refused.value.reason == PROFILE_BUSY
+    assert acquire("s2").slot != first.slot
+
+    monkeypatch.undo()
+    recycling.free_quarantined()
+    assert is_gone(first.pid)
+    assert acquire("s1").slot == first.slot

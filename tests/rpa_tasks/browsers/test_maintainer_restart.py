@@ -1,0 +1,67 @@
+"""The thread beside a worker that sees to it that there is a maintainer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rpa_tasks.maintainer import process
+from rpa_tasks.maintainer.process import Supervision
+from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Python is said to be; nothing is there yet."""
+    path = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(path))
+    monkeypatch.setattr(process, "RESTART_AFTER", 0.02)
+    return path
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that a maintainer was to be started."""
+    tries: list[None] = []
+    launch = Supervision._launch
+
+    def launched(self: Supervision) -> subprocess.Popen[bytes]:
+        tries.append(None)
+        return launch(self)
+
+    monkeypatch.setattr(Supervision, "_launch", launched)
+    return tries
+
+
+@pytest.fixture
+def supervision(interpreter: Path, tries: list[None]) -> Iterator[Supervision]:
+    supervision = Supervision([])
+    yield supervision
+    supervision.stop()
+
+
+def test_maintainer_start_failure_is_retried(supervision: Supervision, interpreter: Path, tries: list[None]) -> None:
+    """The machine was short of memory or descriptors for a moment; the worker goes on for days."""
+    eventually(lambda: len(tries) >= 3, "it was not tried again")
+    assert supervision.pid is None
+
+    lives_as_long_as_its_input = interpreter.with_name("new")
+    lives_as_long_as_its_input.write_text("#!/bin/sh\nexec cat\n")
+    lives_as_long_as_its_input.chmod(0o700)
+    lives_as_long_as_its_input.rename(interpreter)
+    pid = eventually(lambda: supervision.pid, "it was not started")
+    supervision.stop()
+    assert is_gone(pid)
+
+
+def test_supervision_stop_does_not_wait_for_retry(
+    supervision: Supervision, tries: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "RESTART_AFTER", 1000.0)
+    eventually(lambda: tries, "it was not tried")
+    supervision.stop()
+    assert not supervision._thread.is_alive()

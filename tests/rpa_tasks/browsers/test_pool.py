@@ -1,0 +1,209 @@
+"""A shop borrows its browser, gives it back, and finds it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers.browser_errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.registry import Lock
+from tests.rpa_tasks.browsers.browser_processes import BorrowerProcess, find_record, is_gone, read_slot_states, visit
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+
+
+def test_released_browser_is_warm_for_shop(acquire: Acquire) -> None:
+    first = acquire("s1")
+    first.release()
+    second = acquire("s1")
+
+    assert (first.warm, second.warm) == (False, True)
+    assert (first.pid, first.port) == (second.pid, second.port)
+    assert devtools.websocket_path(second.port)
+
+
+def test_browser_record_shows_holder_and_uses(acquire: Acquire) -> None:
+    borrowed = acquire("s1", lease_no=7)
+    record = find_record("s1")
+    assert record is not None
+    assert (record.state, record.shop, record.lease_no, record.pid) == ("busy", "shop/s1", 7, borrowed.pid)
+
+    borrowed.release()
+    record = find_record("s1")
+    assert record is not None
+    assert (record.state, record.uses, record.lease_no) == ("idle", 1, 0)
+
+
+def test_two_shops_have_two_browsers(acquire: Acquire) -> None:
+    one, other = acquire("s1"), acquire("s2")
+
+    assert one.pid != other.pid
+    assert one.port != other.port
+    assert one.profile_dir != other.profile_dir
+
+
+def test_second_release_keeps_browser_of_next_holder(acquire: Acquire) -> None:
+    first = acquire("s1")
+    first.release()
+    second = acquire("s1")
+    first.release(dirty=True)
+
+    assert read_slot_states() == {"s1": "busy"}
+    assert devtools.websocket_path(second.port)
+
+
+def test_dirty_release_ends_browser(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
+    borrowed.release(dirty=True)
+
+    assert is_gone(borrowed.pid)
+    assert read_slot_states() == {}
+    assert not acquire("s1").warm
+
+
+def test_exception_releases_browser_as_dirty(acquire: Acquire) -> None:
+    with pytest.raises(RuntimeError), acquire("s1") as borrowed:
+        raise RuntimeError
+    assert is_gone(borrowed.pid)
+
+
+def test_least_recently_used_browser_is_evicted(acquire: Acquire) -> None:
+    pids = {}
+    for shop in ("s1", "s2", "s3", "s1"):  # s2 is the one used longest ago
+        borrowed = acquire(shop)
+        pids[shop] = borrowed.pid
+        borrowed.release()
+
+    newcomer = acquire("s4")
+
+    assert read_slot_states() == {"s1": "idle", "s3": "idle", "s4": "busy"}
+    assert is_gone(pids["s2"])
+    assert newcomer.slot == 2
+    assert [acquire(shop).warm for shop in ("s1", "s3")] == [True, True]
+
+
+def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    borrowed = acquire("s1")
+
+    began = time.monotonic()
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s2", wait=0.5)
+
+    assert refused.value.reason == BROWSER_WAIT
+    assert 0.5 <= time.monotonic() - began < 20
+    assert devtools.websocket_path(borrowed.port)
+    assert read_slot_states() == {"s1": "busy"}
+
+
+def test_waiting_borrower_gets_released_slot(
+    acquire: Acquire, start_borrower: Callable[..., Any], settings: Any
+) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    mine = acquire("s1")
+    other: BorrowerProcess = start_borrower("s2", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    mine.release()
+
+    assert other.hear()["slot"] == 1
+    assert read_slot_states() == {"s2": "busy"}
+    assert is_gone(mine.pid)
+
+
+def test_acquired_browser_reports_wait_time(acquire: Acquire) -> None:
+    assert timedelta(0) < acquire("s1").waited < timedelta(seconds=30)
+
+
+def test_profile_is_not_acquired_twice(acquire: Acquire, start_borrower: Callable[..., Any]) -> None:
+    acquire("s1")
+    other: BorrowerProcess = start_borrower("s1", "0.3")
+
+    assert other.hear()["reason"] == PROFILE_BUSY
+
+
+def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot becomes free at a moment when a start could not be over in time."""
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    holder = Lock(Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "browsers" / "slot-1.lock")
+    acquire("s1").release()
+    assert holder.try_acquire()
+    looks = []
+
+    def late(_: float) -> None:
+        looks.append(1)
+        holder.release()
+
+    monkeypatch.setattr("rpa_tasks.browsers.pool.time.sleep", late)
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s2", wait=0.2)
+
+    assert refused.value.reason == BROWSER_WAIT
+    assert looks
+    assert read_slot_states() == {"s1": "idle"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("AFTERTOUCH_RPA_BROWSER_USES", 2),
+        ("AFTERTOUCH_RPA_BROWSER_AGE", timedelta(0)),
+        ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1),
+    ],
+)
+def test_worn_browser_is_replaced(acquire: Acquire, settings: Any, setting: str, value: Any) -> None:
+    first = acquire("s1")
+    first.release()
+    second = acquire("s1")
+    assert second.pid == first.pid
+    setattr(settings, setting, value)
+    second.release()
+
+    assert is_gone(first.pid)
+    assert acquire("s1").pid != first.pid
+
+
+def test_pages_left_by_run_are_closed(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/orders", site)
+    visit(borrowed.port, f"{site.url}/goods", site)
+    assert len(devtools.list_tabs(borrowed.port)) == 3
+    borrowed.release()
+
+    again = acquire("s1")
+    assert again.warm
+    assert [page["url"] for page in devtools.list_tabs(again.port)] == ["about:blank"]
+
+
+def test_removed_slot_is_not_used(acquire: Acquire, settings: Any) -> None:
+    one, two = acquire("s1"), acquire("s2")
+    one.release()
+    two.release()
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+
+    assert acquire("s3").slot == 1
+    assert registry.read_record(2) is not None  # the maintainer's to end
+
+
+@pytest.mark.parametrize("profile", ["店铺 1", "../escape", ".", "..", ".hidden", "a/b", "x" * 300])
+def test_profile_dir_is_safe_and_unique_for_any_id(state: Path, profile: str) -> None:
+    from rpa_tasks.browsers import registry
+
+    folder = registry.profile_dir(profile)
+    assert folder.parent == state / "rpa" / "profiles"
+    assert folder.is_dir()
+    assert not folder.name.startswith(".")
+    assert folder != registry.profile_dir(profile + "x")
+
+
+def test_profile_dir_of_empty_id_raises(state: Path) -> None:
+    from rpa_tasks.browsers import registry
+
+    with pytest.raises(ValueError, match="needs an id"):
+        registry.profile_dir("")

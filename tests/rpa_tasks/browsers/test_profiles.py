@@ -1,0 +1,93 @@
+"""A profile is a shop's login. It outlives browsers and is never seen by another shop."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks.browsers import registry
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from tests.rpa_tasks.browsers.browser_processes import cookies, kill, visit
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+
+
+def test_login_survives_end_of_browser(acquire: Acquire, site: Any) -> None:
+    first = acquire("s1")
+    assert visit(first.port, f"{site.url}/login", site) == "none"
+    first.release(dirty=True)  # ended, as by an eviction
+
+    second = acquire("s1")
+    assert not second.warm
+    assert set(visit(second.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
+
+
+def test_login_survives_several_browsers(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    for _ in range(3):
+        borrowed.release(dirty=True)
+        borrowed = acquire("s1")
+    assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
+
+
+def test_other_shop_has_no_login_cookies(acquire: Acquire, site: Any) -> None:
+    one = acquire("s1")
+    visit(one.port, f"{site.url}/login", site)
+
+    assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
+
+
+def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: Any, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    one = acquire("s1")
+    visit(one.port, f"{site.url}/login", site)
+    one.release()
+
+    assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
+
+
+def test_clear_cookies_removes_all_cookies(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
+    borrowed.clear_cookies()
+    assert cookies(borrowed.port) == {}
+
+
+def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    borrowed.release(dirty=True)
+    borrowed = acquire("s1")
+    borrowed.clear_cookies()
+    kill(borrowed.pid)  # no chance to say what it has
+    borrowed.release()
+
+    assert "passing" not in cookies(acquire("s1").port)
+
+
+def test_profile_files_are_private(acquire: Acquire, site: Any) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    borrowed.release(dirty=True)
+
+    kept = borrowed.profile_dir / ".session-cookies.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_browser_environment_contains_no_worker_secret(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgres://secret")
+    monkeypatch.setenv("AFTERTOUCH_TASK_ID", "of-some-run")
+    environ = Path(f"/proc/{acquire('s1').pid}/environ").read_text()
+
+    assert "AFTERTOUCH_BROWSER=" in environ
+    assert "secret" not in environ
+    assert "AFTERTOUCH_TASK_ID" not in environ

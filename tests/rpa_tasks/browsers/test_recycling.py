@@ -1,0 +1,246 @@
+"""What the maintainer does with browsers that nobody is using, step by step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks.browsers import health, prewarming, recycling, registry
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from tests.rpa_tasks.browsers.browser_processes import (
+    BorrowerProcess,
+    eventually,
+    find_record,
+    is_gone,
+    kill,
+    read_slot_states,
+    suspend_browser,
+)
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+
+
+def test_end_abandoned_ends_browser_of_killed_borrower(start_borrower: Callable[..., BorrowerProcess]) -> None:
+    victim = start_borrower("s1", "60")
+    left = victim.hear()
+    recycling.end_abandoned()
+    assert not is_gone(left["pid"])  # it is not abandoned yet
+
+    victim.kill()
+    recycling.end_abandoned()
+    assert is_gone(left["pid"])
+    assert read_slot_states() == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("AFTERTOUCH_RPA_BROWSER_AGE", timedelta(0)), ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1)],
+)
+def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Any, setting: str, value: Any) -> None:
+    idle, busy = acquire("s1"), acquire("s2")
+    idle.release()
+    recycling.recycle_old()
+    assert read_slot_states() == {"s1": "idle", "s2": "busy"}
+
+    setattr(settings, setting, value)
+    recycling.recycle_old()
+    assert read_slot_states() == {"s2": "busy"}
+    assert not is_gone(busy.pid)
+
+
+def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
+    for shop in ("s1", "s2", "s3"):
+        acquire(shop).release()
+    recycling.end_surplus()
+    assert set(read_slot_states()) == {"s1", "s2", "s3"}
+
+    for shop, minutes in (("s1", 11), ("s2", 5), ("s3", 60)):
+        _set_last_use(shop, minutes)
+    recycling.end_surplus()
+    assert set(read_slot_states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
+
+
+def test_end_surplus_keeps_warm_browser(acquire: Acquire, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
+    acquire("s1").release()
+    _set_last_use("s1", 600)
+    recycling.end_surplus()
+    assert read_slot_states() == {"s1": "idle"}
+
+
+def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Any) -> None:
+    one, two = acquire("s1"), acquire("s2")
+    one.release()
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    recycling.end_surplus()
+    assert read_slot_states() == {"s1": "idle", "s2": "busy"}
+
+    two.release()
+    recycling.end_surplus()
+    assert read_slot_states() == {"s1": "idle"}
+
+
+def test_prewarm_starts_browsers_of_last_shops(acquire: Acquire, settings: Any) -> None:
+    for shop in ("s1", "s2", "s3"):
+        acquire(shop).release()
+    recycling.end_unused()
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
+    prewarming.Prewarmer().prewarm()
+
+    assert read_slot_states() == {"s3": "idle", "s2": "idle"}
+    assert acquire("s3").warm
+
+
+def test_prewarm_without_free_slot_starts_nothing(acquire: Acquire, settings: Any) -> None:
+    for shop in ("s1", "s2"):
+        acquire(shop).release()
+    recycling.end_unused()
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    busy = acquire("s3")
+    prewarming.Prewarmer().prewarm()
+
+    assert read_slot_states() == {"s3": "busy"}
+    assert not is_gone(busy.pid)
+
+
+def test_failed_prewarm_is_retried_later(acquire: Acquire, settings: Any) -> None:
+    acquire("s1").release()
+    recycling.end_unused()
+    chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
+    keeper = prewarming.Prewarmer()
+    keeper.prewarm()
+    settings.RPA_CHROMIUM_PATH = chromium
+    keeper.prewarm()
+    assert read_slot_states() == {}
+
+    keeper._failed["s1"] -= prewarming.RETRY_AFTER
+    keeper.prewarm()
+    assert read_slot_states() == {"s1": "idle"}
+
+
+def test_last_uses_are_ordered_and_limited(state: Any) -> None:
+    for number in range(registry.USES_KEPT + 5):
+        registry.record_use(f"s{number}", "shop")
+    registry.record_use("s60", "shop")
+
+    assert len(registry.last_uses()) == registry.USES_KEPT
+    assert [use.profile for use in registry.last_uses()[:2]] == ["s60", "s68"]
+
+
+def test_check_idle_of_healthy_browser_is_rate_limited(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed = acquire("s1")
+    borrowed.release()
+    health.check_idle()
+    record = find_record("s1")
+    assert record is not None
+    assert record.pid == borrowed.pid
+    assert record.baseline > 0
+    assert time.time() - record.checked_at < 60
+
+    monkeypatch.setattr(health, "_run_examiner", None)  # whoever asked for one would fail
+    health.check_idle()
+
+
+def test_check_idle_ignores_busy_browser(acquire: Acquire) -> None:
+    acquire("s1")
+    health.check_idle()
+    record = find_record("s1")
+    assert record is not None
+    assert record.checked_at == 0
+
+
+def test_check_idle_ends_browser_that_shows_no_page(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PAGE_TIME_LIMIT", 1.0)
+    borrowed = acquire("s1")
+    borrowed.release()
+    suspend_browser(borrowed.pid, monkeypatch)
+    health.check_idle()
+
+    assert is_gone(borrowed.pid)
+    assert read_slot_states() == {}
+
+
+def test_check_idle_without_examiner_keeps_browser(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire("s1").release()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    health.check_idle()
+
+    assert read_slot_states() == {"s1": "idle"}
+
+
+def test_check_idle_with_one_hanging_browser_keeps_the_other(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examiner is asked about both; the first one hangs it."""
+    sick, healthy = acquire("s1"), acquire("s2")
+    sick.release()
+    healthy.release()
+    suspend_browser(sick.pid, monkeypatch, limit=5.0)
+    health.check_idle()
+
+    assert is_gone(sick.pid)
+    assert read_slot_states() == {"s2": "idle"}
+
+
+def test_check_idle_with_hanging_examiner_ends_one_browser(
+    acquire: Acquire, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for shop in ("s1", "s2", "s3"):
+        acquire(shop).release()
+    hanging = tmp_path / "examiner"
+    hanging.write_text("#!/bin/sh\necho '{\"ready\": true}'\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    with monkeypatch.context() as patched:
+        patched.setattr(health, "PAGE_TIME_LIMIT", 0.0)
+        patched.setattr(sys, "executable", str(hanging))
+        health.check_idle()
+    left = set(read_slot_states())
+    assert len(left) == 2
+
+    health.check_idle()
+    assert set(read_slot_states()) == left  # asked by an examiner that works
+
+
+def test_check_idle_removes_dead_browser(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
+    borrowed.release()
+    kill(borrowed.pid)
+    health.check_idle()
+    assert read_slot_states() == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "baseline", "complains"),
+    [(0.1, 0.0, False), (0.4, 0.01, False), (1.4, 0.5, False), (1.5, 0.5, True), (0.6, 0.1, True)],
+)
+def test_health_problem_is_three_times_slower_page(seconds: float, baseline: float, complains: bool) -> None:
+    """Unless it is so fast that nobody would notice."""
+    assert bool(health._health_problem({"ok": True, "seconds": seconds}, baseline)) is complains
+
+
+def test_describe_slots_returns_each_slot(acquire: Acquire) -> None:
+    borrowed = acquire("s1")
+    described = eventually(
+        lambda: recycling.describe_slots() if recycling.describe_slots()[0]["rss_mb"] > 20 else None, "no memory"
+    )
+
+    assert [entry["state"] for entry in described] == ["busy", "empty", "empty"]
+    assert described[0]["port"] == borrowed.port
+    assert described[0]["shop"] == "shop/s1"
+    assert described[0]["started_at"].endswith("+00:00")
+    assert set(described[0]) == set(described[1]) == {
+        "slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at", "rss_mb", "reason",
+    }  # fmt: skip
+
+
+def _set_last_use(shop: str, minutes: float) -> None:
+    record = find_record(shop)
+    assert record is not None
+    registry.write_record(replace(record, last_used_at=time.time() - minutes * 60))

@@ -1,0 +1,442 @@
+"""Which job starts next, and that no shop ever runs two."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils.timezone import now
+
+from rpa_tasks.jobs import wakeups
+from rpa_tasks.jobs.pick import LANES, TIERS, jobs
+from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
+from scheduling import sql
+from scheduling.ledger.transitions import Settlement, WakeUp
+from scheduling.models import Pause
+from tests.rpa_tasks.supervisor.task_commands import eventually
+
+
+@pytest.fixture(autouse=True)
+def flow(market: Any) -> None:
+    market.flow()
+
+
+def end_run(pick: Any, state: str = "succeeded") -> None:
+    assert jobs.settle({pick.claim: Settlement(state)})
+
+
+def pick_shop_id(market: Any, *queues: str, **options: Any) -> str | None:
+    pick = market.pick(*queues, **options)
+    return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
+
+
+def test_pick_returns_one_job_per_shop(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="a")
+    market.publish(dedupe_key="b")
+
+    first = market.pick()
+    assert market.pick() is None
+    end_run(first)
+    second = market.pick()
+
+    assert second.claim.task_id != first.claim.task_id
+    assert second.claim.lease_no > first.claim.lease_no
+
+
+def test_database_refuses_second_running_job_of_shop(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="a")
+    market.publish(dedupe_key="b")
+
+    with pytest.raises(IntegrityError, match="rpa_one_run_a_shop"):
+        Job.objects.update(state="running")
+
+
+def test_pick_orders_jobs_by_priority(market: Any) -> None:
+    for name, priority in [("low", 2), ("normal", 1), ("high", 0)]:
+        market.shop(name)
+        market.publish(name, priority=priority)
+
+    assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "low"]
+
+
+def test_pick_prefers_high_over_many_low_jobs(market: Any) -> None:
+    for number in range(20):
+        market.shop(f"s{number}", backlog_limit=1000)
+        for key in range(50):
+            market.publish(f"s{number}", priority=2, dedupe_key=str(key))
+    market.shop("urgent")
+    market.publish("urgent", priority=0)
+
+    assert pick_shop_id(market) == "urgent"
+
+
+def test_pick_raises_aged_low_job_to_high(market: Any) -> None:
+    market.shop("old")
+    market.shop("new")
+    market.publish("old", priority=2)
+    Job.objects.update(due_at=now() - timedelta(minutes=21))
+    Lane.objects.filter(shop__shop_id="new").update(last_served_at=now())
+    market.publish("new", priority=0)
+
+    assert pick_shop_id(market) == "old"
+    assert pick_shop_id(market) == "new"
+
+
+def test_pick_alternates_aged_and_high_jobs(market: Any) -> None:
+    market.shop("old")
+    market.shop("urgent")
+    market.publish("old", priority=2)
+    Job.objects.update(due_at=now() - timedelta(days=1))
+    market.publish("urgent", priority=0)
+    Lane.objects.filter(shop__shop_id="old").update(last_served_at=now())
+    Lane.objects.filter(shop__shop_id="urgent").update(last_served_at=now() - timedelta(hours=1))
+
+    assert pick_shop_id(market) == "urgent"
+    assert pick_shop_id(market) == "old"
+
+
+def test_pick_serves_low_job_under_constant_high_load(market: Any) -> None:
+    """A high one always waits; the low one is served once it is as old as two levels."""
+    for name in ("a", "b", "low"):
+        market.shop(name)
+    market.publish("low", priority=2)
+    served = []
+    for minute in range(0, 30, 5):
+        for name in ("a", "b"):
+            market.publish(name, priority=0)
+        Job.objects.filter(shop__shop_id="low").update(due_at=now() - timedelta(minutes=minute))
+        pick = market.pick()
+        served.append(Shop.objects.get(pk=pick.shop_id).shop_id)
+        end_run(pick)
+
+    assert "low" in served
+    assert set(served[:4]) == {"a", "b"}
+
+
+def test_pick_alternates_between_shops(market: Any) -> None:
+    for name in ("a", "b"):
+        market.shop(name)
+        for key in range(3):
+            market.publish(name, dedupe_key=str(key))
+    order = []
+    for _ in range(6):
+        pick = market.pick()
+        order.append(Shop.objects.get(pk=pick.shop_id).shop_id)
+        end_run(pick)
+
+    assert order in (list("ababab"), list("bababa"))
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(paused=True),
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(login_state=LoginState.NEEDED),
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(retired_at=now()),
+        lambda shop: Platform.objects.filter(pk=shop.platform_id).update(paused=True),
+        lambda shop: Breaker.objects.filter(pk=shop.platform_id).update(open_until=now() + timedelta(minutes=5)),
+        lambda shop: Job.objects.filter(shop=shop).update(due_at=now() + timedelta(hours=1)),
+        lambda shop: Job.objects.filter(shop=shop).update(parked="shop:x"),
+    ],
+)
+def test_pick_skips_shop_that_cannot_start(market: Any, closed: Any) -> None:
+    market.flow(platform="temu")
+    shop = market.shop("closed", "temu")
+    market.publish("closed", platform="temu", priority=0)
+    closed(shop)
+    market.shop("open")
+    market.publish("open", priority=2)
+
+    assert pick_shop_id(market) == "open"
+    assert market.pick() is None
+
+
+def test_pick_ignores_later_job_of_same_shop(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="later", priority=0, delay=timedelta(hours=1))
+    now_due = market.publish(dedupe_key="now", priority=2)
+
+    assert market.pick().claim.task_id == now_due.task_id
+
+
+def test_pick_during_global_pause_returns_none(market: Any) -> None:
+    market.shop()
+    market.publish()
+    Pause.objects.create(scope="all")
+
+    assert market.pick() is None
+
+
+def test_pick_returns_jobs_of_given_queues(market: Any) -> None:
+    market.shop("common")
+    market.shop("big", dedicated_queue=True)
+    market.platform("temu", dedicated_queue=True)
+    market.flow(platform="temu")
+    market.shop("far", "temu")
+    market.publish("common", priority=2)
+    market.publish("big", priority=0)
+    market.publish("far", platform="temu", priority=0)
+
+    assert pick_shop_id(market, "high", "normal") is None
+    assert pick_shop_id(market, "p.temu.high") == "far"
+    assert pick_shop_id(market, "s.pdd.big") == "big"
+    assert pick_shop_id(market, "high", "normal", "low") == "common"
+
+
+def test_pick_of_half_open_platform_starts_one_probe(market: Any) -> None:
+    for name in ("a", "b"):
+        market.shop(name)
+        market.publish(name)
+    Breaker.objects.update(open_until=now() - timedelta(seconds=1))
+
+    probe = market.pick()
+
+    assert probe.probes
+    assert Breaker.objects.get().probe == probe.claim.task_id
+    assert market.pick() is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_picks_start_one_probe(market: Any, race: Any) -> None:
+    """Both have looked before either has said that it tries: a lock on the breaker stops them in between."""
+    for name in ("a", "b"):
+        market.shop(name)
+        market.publish(name)
+    Breaker.objects.update(open_until=now() - timedelta(seconds=1))
+    waiting = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%rpa_tasks_breaker SET probe%%'
+    """
+
+    locked = threading.Event()
+
+    def both_wait() -> bool:
+        sql.rows("SELECT pg_stat_clear_snapshot()", {})
+        return sql.rows(waiting, {}) == [(2,)]
+
+    def act(number: int) -> Any:
+        if number:
+            assert locked.wait(20)
+            return market.pick()
+        with transaction.atomic():
+            Breaker.objects.select_for_update().get()
+            locked.set()
+            eventually(both_wait)
+        return None
+
+    picks = [pick for pick in race(3, act) if pick]
+
+    assert len(picks) == 1
+    assert Breaker.objects.get().probe == picks[0].claim.task_id
+    assert Job.objects.filter(state="running").count() == Lane.objects.exclude(task_id=None).count() == 1
+
+
+@pytest.fixture
+def preferred_node(market: Any) -> ExecutionNode:
+    """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
+    market.flow("browse", needs_browser=True)
+    market.shop()
+    node: ExecutionNode = ExecutionNode.objects.create(
+        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high", "n.n1.high"]
+    )
+    ExecutionNode.objects.create(
+        name="n2", seen_at=now(), started_at=now(), slots=5, queues=[*TIERS.values(), "n.n2.high"]
+    )
+    market.publish(task_type="browse", priority=0)
+    pick = market.pick(node="n1")
+    jobs.pin_to_node(pick, node="n1")
+    end_run(pick)
+    return node
+
+
+def startable() -> dict[str, int]:
+    return jobs.startable(ageing=timedelta(minutes=10))
+
+
+def test_browser_job_waits_for_live_preferred_node(market: Any, preferred_node: Any) -> None:
+    market.publish(task_type="browse", priority=0)
+
+    assert market.pick(node="n2") is None
+    assert startable() == {"n.n1.high": 1}
+    ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
+    assert market.pick(node="n2")
+
+
+def test_silent_preferred_node_keeps_shops_for_home_lease(market: Any, preferred_node: Any, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
+    market.publish(task_type="browse", priority=0)
+    ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
+
+    assert market.pick(node="n2") is None
+    ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=70))
+    assert market.pick(node="n2")
+
+
+def test_plain_job_starts_on_any_node(market: Any, preferred_node: Any) -> None:
+    """The preferred node is busy; a browser job of the same tier waits for it and does not block the other."""
+    market.publish(task_type="browse", priority=0)
+    free = market.publish(priority=0)
+
+    assert startable() == {"n.n1.high": 1, "high": 1}
+    pick = market.pick(node="n2")
+    assert pick.claim.task_id == free.task_id
+    end_run(pick)
+    assert market.pick(node="n2") is None
+    assert market.pick(node="n1")
+
+
+def test_pick_of_jobs_due_together_takes_startable_one(market: Any, preferred_node: Any) -> None:
+    market.publish(task_type="browse", priority=0)
+    free = market.publish(priority=0)
+    Job.objects.filter(state="queued").update(due_at=now() - timedelta(seconds=1))
+
+    assert market.pick(node="n2").claim.task_id == free.task_id
+
+
+def test_browser_job_without_wait_starts_on_first_node(market: Any, preferred_node: Any) -> None:
+    Platform.objects.update(waits_for_home=False)
+    market.publish(task_type="browse", priority=0)
+
+    assert startable() == {"high": 1}
+    pick = market.pick(node="n2")
+    jobs.pin_to_node(pick, node="n2")
+    assert Lane.objects.get().home == "n2"
+
+
+def test_preferred_node_keeps_only_jobs_of_its_queues(market: Any, preferred_node: Any) -> None:
+    market.publish(task_type="browse", priority=2)
+
+    assert market.pick("high", node="n1") is None
+    assert startable() == {"low": 1}
+    assert market.pick(node="n2")
+
+
+def list_wakeup_queues(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
+    published: list[str] = []
+    monkeypatch.setattr(
+        wakeups, "publish_within_capacity", lambda found, nodes: published.extend(each.queue for each in found)
+    )
+    shop = Lane.objects.get().shop_id
+    wakeups.publish_wakeups([WakeUp(each.task_id, now(), priority, shop) for each in receipts])
+    return published
+
+
+def test_wakeup_of_browser_job_goes_to_preferred_node(
+    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, free = market.publish(task_type="browse", priority=0), market.publish(priority=0)
+
+    assert list_wakeup_queues(monkeypatch, browser, free) == ["n.n1.high", "high"]
+    assert list_wakeup_queues(monkeypatch, browser, priority=2) == ["low"]
+    assert set(wakeups.list_extra_queues()) == {"n.n1.high", "n.n2.high"}
+
+
+def test_wakeup_without_wait_prefers_node_with_free_slot(
+    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Platform.objects.update(waits_for_home=False)
+    browser = market.publish(task_type="browse", priority=0)
+
+    assert list_wakeup_queues(monkeypatch, browser) == ["n.n1.high"]
+    ExecutionNode.objects.filter(name="n1").update(slots=0)
+    assert list_wakeup_queues(monkeypatch, browser) == ["high"]
+
+
+def test_pin_to_node_by_stale_claim_changes_nothing(market: Any) -> None:
+    market.shop()
+    market.publish()
+    stale = market.pick(node="n1")
+    end_run(stale)
+    market.publish()
+    market.pick(node="n2")
+    jobs.pin_to_node(stale, node="n1")
+
+    assert Lane.objects.get().home == ""
+
+
+def test_pick_rechecks_due_time_after_lock(market: Any, race: Any) -> None:
+    """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
+    market.shop()
+    receipt = market.publish()
+    pick = market.pick()
+    assert jobs.settle({pick.claim: Settlement("scheduled", due_at=now() + timedelta(minutes=2))})
+
+    assert market.pick() is None
+    assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
+
+
+def test_startable_counts_shops_by_queue(market: Any) -> None:
+    market.shop("a")
+    market.shop("b")
+    market.shop("big", dedicated_queue=True)
+    for name in ("a", "b", "big"):
+        market.publish(name)
+
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 2, "s.pdd.big": 1}
+    market.pick("normal")
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 1, "s.pdd.big": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_picks_differ_in_shop(market: Any, race: Any) -> None:
+    for number in range(8):
+        market.shop(f"s{number}")
+        market.publish(f"s{number}", dedupe_key="a")
+        market.publish(f"s{number}", dedupe_key="b")
+
+    picks = [pick for pick in race(8, lambda _: market.pick()) if pick]
+
+    assert len({pick.shop_id for pick in picks}) == len(picks)
+    assert Lane.objects.exclude(task_id=None).count() == len(picks) == Job.objects.filter(state="running").count()
+    assert len(picks) == 8
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_workers_run_each_job_of_lane_once(market: Any, race: Any) -> None:
+    market.shop(backlog_limit=1000)
+    for key in range(40):
+        market.publish(dedupe_key=str(key))
+
+    def work(_: int) -> int:
+        done = 0
+        while Job.objects.filter(state__in=["queued", "running"]).exists():
+            if pick := market.pick():
+                end_run(pick)
+                done += 1
+        return done
+
+    assert sum(race(6, work)) == 40
+    assert Lane.objects.get().lease_no >= 40
+
+
+def test_late_settlement_keeps_lane_of_current_holder(market: Any) -> None:
+    market.shop()
+    market.publish()
+    stale = market.pick()
+    with transaction.atomic():
+        Job.objects.update(lease_until=now() - timedelta(seconds=1))
+        ((claim, sent),) = jobs.expired_runs()
+        jobs.settle({claim: Settlement("scheduled", due_at=now())})
+    assert not sent
+    holder = market.pick()
+
+    assert not jobs.settle({stale.claim: Settlement("succeeded")})
+    assert Lane.objects.get().task_id == holder.claim.task_id
+
+
+def test_pick_query_uses_heads_index(market: Any) -> None:
+    market.shop()
+    market.publish()
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off")
+        plan = sql.rows(
+            f"EXPLAIN {LANES}",
+            {"queues": ["high"], "node": "n1", "ageing": 600.0, "home_lease": timedelta(minutes=2)},
+        )
+
+    assert "rpa_job_heads" in "\n".join(row[0] for row in plan)

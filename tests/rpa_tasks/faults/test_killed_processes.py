@@ -1,0 +1,87 @@
+"""Somebody is killed or stopped while commands run. What may be repeated is, under the same key; what may not waits
+for a person; and never are two of a shop alive at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from config.local.processes import send_signal
+from tests.rpa_tasks.faults.in_flight import QUICK, check_recovery, start_jobs
+from tests.rpa_tasks.faults.rpa_cluster import Node, RpaCluster
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def north(shared_rpa_cluster: RpaCluster) -> Iterator[Node]:
+    with shared_rpa_cluster.node("north", slots=3, times=QUICK) as node:
+        yield node
+
+
+def test_killed_runner_repeats_only_idempotent_job(
+    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
+) -> None:
+    struck = start_jobs(rpa_cluster)
+    victims = struck.runners(north)
+    assert len(victims) == 2
+    for victim in victims:
+        victim.kill()
+    struck.lease_is_over()
+    check_recovery(struck, "worker_lost", report_line, "kill -9 of the worker's child")
+
+
+def test_killed_supervisor_repeats_only_idempotent_job(
+    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
+) -> None:
+    struck = start_jobs(rpa_cluster)
+    for guard in struck.guards():
+        guard.kill()
+    struck.yard.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the loss of the guard is noticed")
+    struck.go.touch()
+    check_recovery(struck, "guard_lost", report_line, "kill -9 of the guard")
+
+
+def test_killed_command_repeats_only_idempotent_job(
+    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
+) -> None:
+    struck = start_jobs(rpa_cluster)
+    for command in struck.commands():
+        command.kill()
+    struck.yard.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the end of the command is noticed")
+    struck.go.touch()
+    check_recovery(struck, "signal_9", report_line, "kill -9 of the command")
+
+
+def test_resumed_worker_writes_nothing(
+    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
+) -> None:
+    """Its guards hear nothing and end the commands. Another node takes over, and what the stopped one says when it
+    wakes up is about runs that are not its own any more."""
+    struck = start_jobs(rpa_cluster)
+    stopped = north.family()
+    stopped_at = time.monotonic()
+    try:
+        for process in stopped:
+            process.suspend()
+        rpa_cluster.await_nobody_of(*struck.tasks)
+        ended_after = time.monotonic() - stopped_at
+        with rpa_cluster.node("south", times=QUICK):
+            struck.lease_is_over()
+            check_recovery(
+                struck, "worker_lost", report_line, f"SIGSTOP past the lease (commands gone after {ended_after:.1f} s)"
+            )
+            before = [rpa_cluster.job(task) for task in struck.tasks]
+            runs = [rpa_cluster.runs(task) for task in struck.tasks]
+            for process in stopped:
+                send_signal(process, signal.SIGCONT)
+            rpa_cluster.wait(lambda: north.log("stale_run_dropped") == 2, "the late results are dropped")
+    finally:
+        for process in stopped:
+            send_signal(process, signal.SIGCONT)
+    assert before == [rpa_cluster.job(task) for task in struck.tasks]
+    assert runs == [rpa_cluster.runs(task) for task in struck.tasks]
+    assert ended_after < QUICK["EXTENSION"] + 15

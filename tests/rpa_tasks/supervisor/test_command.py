@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from rpa_tasks.outcomes import ExitCause
+from rpa_tasks.supervisor.command import (
+    PLACEHOLDERS,
+    WORD_LIMIT,
+    ParamTooLong,
+    argv_for,
+    check_program,
+    check_words,
+    environment_for,
+    secrets_in,
+    validate_command,
+)
+from tests.rpa_tasks.supervisor.task_commands import TaskCommands, run_to_end
+
+KNOWN = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+TEMPLATE = [
+    "{python}",
+    "-m",
+    "rpa_tasks.flow_sdk",
+    "run",
+    "--flow={flow}",
+    "--param",
+    "{param}",
+    "--timeout",
+    "{timeout}",
+]
+
+
+def argv(command: list[str], **param: Any) -> list[str]:
+    return argv_for(command, flow="pdd_sync_order", param=param, timeout=timedelta(seconds=600.9))
+
+
+def environment(*names: str) -> dict[str, str]:
+    folder = Path("/the")
+    return environment_for(
+        task_id="t-1", lease_no=7, shop="pdd/s1", home=folder / "home", temporary=folder / "run" / "tmp", names=names
+    )
+
+
+def test_argv_for_fills_placeholders() -> None:
+    assert argv(TEMPLATE, shop_id="s1") == [
+        sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
+        "--timeout", "600",
+    ]  # fmt: skip
+
+
+def test_argv_for_does_not_fill_inserted_text() -> None:
+    assert argv(["x", "{param}{flow}"], text="{timeout}") == ["x", '{"text":"{timeout}"}pdd_sync_order']
+
+
+def test_argv_for_keeps_other_braces() -> None:
+    words = ["awk", "{ print $1 }", '{"a": 1}', "{}", "${HOME}", "{Param}"]
+    assert argv(words) == words
+    assert check_words([*words, "{param}"]) == []
+
+
+@pytest.mark.parametrize("payload", ["订单 值", "\0 \U0001f600", "'; rm -rf ~; '", '{"nested": "{param}"}', "\n"])
+def test_payload_reaches_command_unchanged(task: TaskCommands, payload: str) -> None:
+    program = """
+import json, sys
+payload = json.loads(sys.argv[1])["payload"]
+print(json.dumps({"result": {"hex": payload.encode("utf-16", "surrogatepass").hex()}}))
+"""
+    words = argv(["{python}", "-c", program, "{param}"], payload=payload)
+    _, ending = run_to_end(task.order(*words))
+    assert ending.result == {"hex": payload.encode("utf-16", "surrogatepass").hex()}
+
+
+def test_argv_for_refuses_too_long_parameter() -> None:
+    fits = "x" * (WORD_LIMIT - len('{"p":""}'))
+    assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
+    with pytest.raises(ParamTooLong, match="131,072 bytes"):
+        argv(["{param}"], p=fits + "x")
+    with pytest.raises(ParamTooLong, match="a command of"):
+        argv(["{param}"] * 9, p=fits)
+
+
+def test_argv_for_fills_job_values() -> None:
+    words = ["{shop_id}/{platform}", "{profile_id}", "{debug_port}", "{task_id}", "{param_file}"]
+    values = {"shop_id": "s1", "platform": "pdd", "profile_id": "p-s1", "debug_port": 9222, "task_id": "t1"}
+    filled = argv_for(words, flow="f", param=values, timeout=timedelta(seconds=1), param_file="/run/p.json")
+    assert filled == ["s1/pdd", "p-s1", "9222", "t1", "/run/p.json"]
+    assert argv(["{debug_port}"], debug_port=None) == [""]
+
+
+def test_longest_parameter_can_be_started(task: TaskCommands) -> None:
+    words = argv(["/bin/echo", "{param}"], p="x" * (WORD_LIMIT - len('{"p":""}')))
+    _, ending = run_to_end(task.order(*words))
+    assert (ending.ended, ending.exit) == (ExitCause.EXITED, 0)
+
+
+# --- the environment ----------------------------------------------------------------------------------------------
+
+
+def test_environment_for_returns_only_required_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJANGO_SECRET_KEY", "password-1")
+    told = environment()
+    assert told == {
+        "PATH": told["PATH"],
+        "HOME": "/the/home",
+        "LANG": "C.UTF-8",
+        "TZ": "Asia/Shanghai",
+        "TMPDIR": "/the/run/tmp",
+        "AFTERTOUCH_TASK_ID": "t-1",
+        "AFTERTOUCH_LEASE_NO": "7",
+        "AFTERTOUCH_SHOP": "pdd/s1",
+        "AFTERTOUCH_STATE_DIR": str(settings.AFTERTOUCH_STATE_DIR),
+    }
+    assert told["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_environment_for_adds_listed_variables_but_no_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PDD_TOKEN", "PATH", "AFTERTOUCH_TASK_ID"):
+        monkeypatch.setenv(name, "ours")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    told = environment("PDD_TOKEN", "PATH", "AFTERTOUCH_TASK_ID", "NOT_SET")
+    assert (told["PDD_TOKEN"], told["PATH"], told["AFTERTOUCH_TASK_ID"]) == ("ours", "ours", "t-1")
+    assert "NOT_SET" not in told
+
+
+def test_environment_for_returns_usable_database_url() -> None:
+    assert "DATABASE_URL" not in environment()
+    with psycopg.connect(environment("DATABASE_URL")["DATABASE_URL"], connect_timeout=10) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("database", "expected"),
+    [
+        ({"HOST": "db", "PORT": "5432", "NAME": "a", "USER": "u", "PASSWORD": "p@:/"}, "postgresql://u:p%40%3A%2F@db:5432/a"),
+        ({"HOST": "/run/pg", "PORT": "", "NAME": "a", "USER": "u", "PASSWORD": ""}, "postgresql://u@%2Frun%2Fpg/a"),
+        ({"HOST": "::1", "PORT": 5432, "NAME": "a", "USER": "", "PASSWORD": ""}, "postgresql://[::1]:5432/a"),
+    ],
+)  # fmt: skip
+def test_database_url_escapes_characters(
+    database: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settings.DATABASES, "default", database)
+    assert environment("DATABASE_URL")["DATABASE_URL"] == expected
+    told = psycopg.conninfo.conninfo_to_dict(expected)
+    assert (told["host"], told.get("password", "")) == (database["HOST"], database["PASSWORD"])
+
+
+def test_secrets_in_finds_secret_names_and_url_passwords() -> None:
+    secrets = secrets_in({
+        "PDD_TOKEN": "t-123456", "api_key": "k-123456", "DATABASE_URL": "postgresql://u:p%40ss@db/a", "HOME": "/home",
+        "EMPTY_SECRET": "", "ODD": "http://[", "PROXY": "http://proxy:3128",
+    })  # fmt: skip
+    assert secrets == ["k-123456", "p%40ss", "p@ss", "t-123456"]
+
+
+# --- validation ---------------------------------------------------------------------------------------------------
+
+
+def test_validate_command_accepts_valid_command(tmp_path: Path) -> None:
+    assert validate_command(TEMPLATE) == []
+    assert validate_command(["sh", "-c", "exit 0", "{param}"]) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("rpa-cli run {param}", "must be a list of strings, one for each word"),
+        (["sh", 5, "{param}"], "must be a list of strings, one for each word"),
+        (None, "must be a list of strings, one for each word"),
+        ([], "must start with a program"),
+        ([" ", "{param}"], "must start with a program"),
+        (["sh", "-c", "exit"], "must contain {param} or {param_file}; otherwise the command gets no parameters"),
+        (["sh", "{param}", "{shop}"], f"{{shop}} is not a placeholder; available: {KNOWN}"),
+        (["sh", "{param}", "{root}"], f"{{root}} is not a placeholder; available: {KNOWN}"),
+        (["sh", "{param}\0"], "must not contain a NUL character"),
+        (["no-such-program", "{param}"], "no-such-program was not found"),
+        (["/no/such/program", "{param}"], "/no/such/program was not found"),
+        (["/etc/passwd", "{param}"], "/etc/passwd is not executable"),
+        (["/etc", "{param}"], "/etc is not executable"),
+    ],
+)
+def test_validate_command_names_problem(command: object, problem: str) -> None:
+    assert validate_command(command) == [problem]
+
+
+def test_check_words_does_not_look_for_program() -> None:
+    assert check_words(["no-such-program", "{param}"]) == []
+    assert check_program("{python}") == ""
+    assert check_program("no-such-program") == "no-such-program was not found"
+
+
+def test_validated_command_can_be_started(task: TaskCommands) -> None:
+    assert validate_command(["python", "-c", "print(1)", "{param}"]) == []
+    _, ending = run_to_end(task.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment(), cwd="/"))
+    assert (ending.exit, ending.tail) == (0, "1\n")
+    assert json.loads(argv(["{param}"])[0]) == {}
+
+
+# --- placeholders in code -------------------------------------------------------------------------------------------
+
+CODE = "must not have a placeholder in a word that a shell or an interpreter runs as code"
+
+MIXED = "must not have {param} in a word with spaces, quotes or other special characters"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bash", "-c", "run '{param}'"],
+        ["sh", "-c", "run {param}"],
+        ["dash", "-c", '"{param}"'],
+        ["/usr/bin/zsh", "-c", "{param}"],
+        ["bash", "-ec", "run '{param}'"],
+        ["bash", "-lc", "run '{param}'"],
+        ["bash", "--norc", "-c", "run '{param}'"],
+        ["bash", "-c", "-e", "run '{param}'"],
+        ["bash", "-c", "--", "run '{param}'"],
+        ["bash", "-o", "pipefail", "-c", "run '{param}'"],
+        ["bash", "+o", "posix", "-c", "run {shop_id}", "_", "{param}"],
+        ["env", "bash", "-c", "run '{param}'"],
+        ["env", "-i", "A=1", "/bin/bash", "-c", "run '{param}'"],
+        ["env", "-S", "bash -c 'run {param}'"],
+        ["env", "-Sbash -c 'run {param}'"],
+        ["env", "--split-string=bash -c 'run {param}'"],
+        ["busybox", "sh", "-c", "run '{param}'"],
+        ["nice", "-n", "5", "timeout", "10", "sh", "-c", "run '{param}'"],
+        ["setsid", "'bash'", "-c", "run '{param}'"],
+        ["xargs", "b\\ash", "-c", "run '{param}'"],
+        ["bash", "'-c'", "run '{param}'"],
+        ["su", "shop", "-c", "run '{param}'"],
+        ["flock", "/tmp/lock", "-c", "run '{param}'"],
+        ["sh", "-c", 'exec "$@"', "sh", "bash", "-c", "run '{param}'"],
+        ["ssh", "host", "bash -c 'run {param}'"],
+        ["python", "-c", "print('{param}')"],
+        ["python3.11", "-c", "print('{param}')"],
+        ["{python}", "-Ic", "print('{param}')"],
+        ["{python}", "-cprint('{param}')"],
+        ["perl", "-e", "print '{param}'"],
+        ["node", "--eval=run({param})"],
+        ["node", "-p", "'{param}'"],
+        ["ruby", "-e", "puts '{param}'"],
+        ["php", "-r", "echo '{param}';"],
+        ["ssh", "host", "run", "{param}"],
+        ["ssh", "-oProxyCommand=nc {param}", "host", "run"],
+        ["timeout", "10", "ssh", "-p", "22", "host", "{param}"],
+        ["pwsh", "-Command", "run", "{param}"],
+        ["pwsh", "-NoProfile", "-c", "{param}"],
+        ["pwsh", "-enc", "{param}"],
+        ["awk", 'BEGIN { system("run {param}") }'],
+        ["awk", "-F", ",", "-v", "a=1", "{param}", "file"],
+        ["gawk", "--posix", "{param}"],
+        ["gawk", "-f", "lib.awk", "-e", "{param}"],
+        ["busybox", "awk", "{param}"],
+        ["sed", "-i", "s/a/{param}/e", "file"],
+        ["xargs", "-I", "%", "sh", "-c", "% {param}"],
+        ["xargs", "-n1", "awk", "{param}"],
+        ["watch", "-n", "1", "run", "{param}"],
+        ["sudo", "-s", "run", "{param}"],
+        ["sudo", "-u", "shop", "-i", "run", "{param}"],
+        ["sudo", "--user", "shop", "--shell", "{param}"],
+        ["sudo", "-n", "sh", "-c", "{param}"],
+        ["su", "-c{param}"],
+        ["su", "shop", "--comm", "{param}"],
+        ["su", "shop", "--", "-c", "{param}"],
+        ["env", "-iS", "run {param}"],
+        ["env", "--split=run {param}"],
+        ["perl", "-lane", "{param}"],
+        ["perl", "-I", "lib", "-E", "{param}"],
+        ["perl", "-MJSON{param}", "run.pl"],
+        ["ruby", "-r", "json", "-ne", "{param}"],
+        ["node", "--import", "x", "-e", "{param}"],
+        ["node", "-pe", "{param}"],
+        ["deno", "eval", "--ext", "ts", "{param}"],
+        ["python", "-W", "error", "-Ic", "{param}"],
+        ["python3", "--check-hash-based-pycs", "always", "-c", "{param}"],
+        ["ipython", "-c", "{param}"],
+        ["fish", "-C", "{param}"],
+        ["psql", "-c", "select '{param}'"],
+        ["Rscript", "-e", "{param}"],
+        ["parallel", "run", "{param}"],
+        ["sshpass", "-p", "x", "ssh", "host", "run", "{param}"],
+        ["torsocks", "/usr/bin/ssh", "host", "{param}"],
+        ["catchsegv", "awk", "{param}"],
+    ],
+    ids=" ".join,
+)
+def test_placeholder_in_code_is_refused(command: list[str]) -> None:
+    assert check_words(command) == [CODE]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["osh", "-c", "run '{param}'"],
+        ["elvish", "-c", "run {param}"],
+        ["nix-shell", "--run", "run {param}"],
+        ["sg", "shop", "-c", 'run "{param}"'],
+        ["mysql", "-e", "insert into t values ('{param}')"],
+        ["sqlite3", "shop.db", "select '{param}'"],
+        ["jq", "-n", ".={param}|.payload"],
+        ["cmd.exe", "/c", "run;{param}"],
+        ["make", "ARGUMENTS='{param}'", "run"],
+        ["git", "-c", "alias.run=!run {param}", "run"],
+        ["guile", "-c", "(run {param})"],
+        ["vim", "-c", ":!run {param}"],
+        ["xwrap", "--", "$(run {param})"],
+        ["xwrap", "`{param}`"],
+        ["xwrap", "a\n{param}"],
+    ],
+    ids=" ".join,
+)
+def test_check_words_param_within_a_word_that_may_be_code_is_refused_for_any_program(command: list[str]) -> None:
+    assert check_words(command) == [MIXED]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rpa-cli", "--param={param}", "{task_id}"],
+        ["rpa-cli", "-p{param}"],
+        ["rpa-cli", "param:{param}", "--title=run of {task_id}"],
+        ["rpa-cli", "data:,{param},{shop_id}"],
+        ["rpa-cli", "--mode", "parallel", "{param}"],
+        ["sh", "-c", 'run "$1"', "_", "{param}"],
+        ["bash", "-ec", 'run "$@"', "run", "{param}", "{shop_id}"],
+        ["env", "PAGE=1", "rpa-cli", "-c", "{param}"],
+        ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "-c", "{param}"],
+        ["python", "run.py", "-c", "{param}"],
+        ["bash", "run.sh", "-c", "{param}"],
+        ["perl", "run.pl", "-e", "{param}"],
+        ["rpa-cli", "--title=run of {task_id}", "{param_file}"],
+        ["node", "run.js", "{param}"],
+        ["flock", "/tmp/lock", "rpa-cli", "{param}"],
+        ["awk", "-f", "run.awk", "{param}"],
+        ["awk", "-vname=1", "-frun.awk", "{param}"],
+        ["sudo", "-u", "shop", "rpa-cli", "-s", "{param}"],
+        ["xargs", "-n", "1", "rpa-cli", "{param}"],
+        ["node", "-r", "x", "run.js", "-e", "{param}"],
+        ["pwsh", "-NoProfile", "-File", "run.ps1", "{param}"],
+        ["env", "-u", "A", "-C", "/tmp", "rpa-cli", "{param}"],
+        ["rpa-cli", "watch", "{param}"],
+    ],
+    ids=" ".join,
+)
+def test_placeholder_in_argument_is_accepted(command: list[str]) -> None:
+    assert check_words(command) == []
+
+
+def test_environment_for_puts_flow_path_first(tmp_path: Path) -> None:
+    program = tmp_path / "rpa-cli"
+    program.write_text("#!/bin/sh\n")
+    assert check_program("rpa-cli", [str(tmp_path)]) == "rpa-cli was not found" or os.geteuid() == 0
+    program.chmod(0o755)
+    assert check_program("rpa-cli") == "rpa-cli was not found"
+    assert check_program("rpa-cli", [str(tmp_path)]) == ""
+    told = environment_for(
+        task_id="t", lease_no=1, shop="pdd/s1", home=tmp_path, temporary=tmp_path, path=[str(tmp_path)]
+    )
+    assert told["PATH"].split(":")[0] == str(tmp_path)

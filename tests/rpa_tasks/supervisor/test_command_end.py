@@ -1,0 +1,312 @@
+"""Every way to end a command, and every way it may resist: nothing of it is alive when its end is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from rpa_tasks.outcomes import ExitCause
+from rpa_tasks.supervisor.client import FlowResult, SupervisedCommand
+from rpa_tasks.supervisor.clock import clock
+from tests.rpa_tasks.supervisor.task_commands import (
+    DAEMON,
+    PATIENCE,
+    TaskCommands,
+    eventually,
+    is_alive,
+    read_to_end,
+    run_to_end,
+    start_runner,
+    supervisor_of,
+    wait_for_line,
+    wait_for_message,
+    wait_for_start,
+)
+
+READY = """echo '{"progress": 0, "message": "ready"}';"""
+STUBBORN = f"trap '' TERM; {READY} while :; do sleep 0.05; done"
+#: Leaves in good order when it is asked to, and tells whether its child was asked at the same time.
+POLITE = f"""
+sh -c 'trap "touch child-asked" TERM; while :; do sleep 0.05; done' &
+trap 'sleep 0.3; [ -e child-asked ] || echo "child left in peace"; exit 143' TERM
+{READY} while :; do sleep 0.05; done
+"""
+
+
+def test_command_at_timeout_receives_sigterm(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.order("/bin/sleep", "1000", timeout=0.3))
+    assert (ending.ended, ending.signal) == (ExitCause.TIMEOUT, signal.SIGTERM)
+
+
+def test_command_ignoring_sigterm_is_killed_after_timeout(task: TaskCommands) -> None:
+    began = time.monotonic()
+    _, ending = run_to_end(task.shell(STUBBORN, timeout=6, hard_after=0.5))
+    assert (ending.ended, ending.signal, ending.survivors) == (ExitCause.TIMEOUT, signal.SIGKILL, 0)
+    assert time.monotonic() - began >= 6.5
+    assert task.pids() == []
+
+
+def test_cancel_signals_command_before_its_children(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell(POLITE)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("cancelled")
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.exit) == (ExitCause.CANCELLED, 143)
+    assert "child left in peace" in ending.tail
+    assert task.pids() == []
+
+
+def test_waiting_shell_ends_with_its_child(task: TaskCommands) -> None:
+    # A shell runs its trap only when its child is over, and a trap is what keeps it from dying at once.
+    script = f"trap 'exit 9' TERM; {READY} sleep 1000"
+    with SupervisedCommand(task.shell(script, grace=6)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("node_stopping")
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.exit) == (ExitCause.NODE_STOPPING, 9)
+
+
+def test_second_stop_reason_only_shortens_grace(task: TaskCommands) -> None:
+    script = """trap 'echo "{\\"progress\\": 1, \\"message\\": \\"asked\\"}"' TERM; while :; do sleep 0.05; done"""
+    with SupervisedCommand(task.shell(script, timeout=6, grace=0.5)) as guarded:
+        wait_for_message(guarded, "asked")
+        guarded.stop("cancelled")  # the timeout alone would give it 50 s more
+        began = time.monotonic()
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.signal) == (ExitCause.TIMEOUT, signal.SIGKILL)
+    assert time.monotonic() - began < 30
+
+
+def test_suspended_command_is_ended(task: TaskCommands) -> None:
+    script = f"trap 'exit 9' TERM; {READY} while :; do sleep 0.05; done"
+    with SupervisedCommand(task.shell(script)) as guarded:
+        command = wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        os.kill(command, signal.SIGSTOP)
+        guarded.stop("cancelled")
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.exit) == (ExitCause.CANCELLED, 9)
+
+
+# --- what it leaves behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manner", ["", "stubborn"])
+def test_daemon_of_ended_command_is_ended(task: TaskCommands, manner: str) -> None:
+    place = task.folder / "daemon"
+    _, ending = run_to_end(task.python(DAEMON, str(place), manner))
+    assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.EXITED, 0, 0)
+    assert not is_alive(int(place.read_text()))
+
+
+def test_daemon_without_marker_is_found_by_descent(task: TaskCommands) -> None:
+    place = task.folder / "daemon"
+    script = f"import os, sys; os.execve(sys.executable, [sys.executable, '-c', {DAEMON!r}, {str(place)!r}], {{}})"
+    _, ending = run_to_end(task.python(script))
+    assert (ending.exit, ending.survivors) == (0, 0)
+    assert not is_alive(int(place.read_text()))
+
+
+def test_marked_foreign_process_is_ended(task: TaskCommands) -> None:
+    stranger = subprocess.Popen(["/bin/sleep", "1000"], env=task.env)
+    try:
+        _, ending = run_to_end(task.order("/bin/true"))
+        assert (ending.ended, ending.survivors) == (ExitCause.EXITED, 0)
+        assert stranger.wait(PATIENCE) == -signal.SIGTERM
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_multiplying_children_are_ended(task: TaskCommands) -> None:
+    script = f"""
+trap '' TERM
+breed() {{ while :; do setsid sh -c 'trap "" TERM; sleep 1000' & sleep 0.01; done; }}
+breed & breed & {READY} wait
+"""
+    with SupervisedCommand(task.shell(script, grace=1)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("cancelled")
+        _, ending = read_to_end(guarded)
+    assert ending.survivors == 0
+    assert task.pids() == []
+
+
+def test_child_with_open_output_does_not_delay_end(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.shell("sleep 1000 & exit 0"))
+    assert (ending.ended, ending.exit) == (ExitCause.EXITED, 0)
+    assert task.pids() == []
+
+
+# --- the lease ----------------------------------------------------------------------------------------------------
+
+
+def test_command_without_extension_is_ended(task: TaskCommands) -> None:
+    began = time.monotonic()
+    _, ending = run_to_end(task.order("/bin/sleep", "1000", extension=2))
+    assert (ending.ended, ending.signal) == (ExitCause.LEASE_LOST, signal.SIGTERM)
+    assert time.monotonic() - began >= 2
+
+
+def test_command_with_extension_continues(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell("sleep 2.5; exit 5", extension=2)) as guarded:
+        guarded.extend(clock() + PATIENCE)
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.exit) == (ExitCause.EXITED, 5)
+
+
+def test_run_spec_may_contain_extension(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.order("/bin/sleep", "1000", extension=1000, extend_until=clock() + 2))
+    assert ending.ended == ExitCause.LEASE_LOST or ending.error == "lease_lost"  # before it began, on a slow machine
+
+
+def test_command_resisting_lost_lease_is_killed_after_grace(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell(STUBBORN, grace=0.5)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.extend(clock())  # as a runner may say that has learnt of it
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.signal) == (ExitCause.LEASE_LOST, signal.SIGKILL)
+
+
+@pytest.mark.faults
+def test_command_frozen_past_lease_and_grace_is_killed_at_once(task: TaskCommands) -> None:
+    """Elsewhere the shop may be running again: only what is left of the grace since the lease ran out counts."""
+    with SupervisedCommand(task.shell(STUBBORN, grace=PATIENCE / 2)) as guarded:
+        command = wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        guard = supervisor_of(command)
+        for pid in (command, guard):
+            os.kill(pid, signal.SIGSTOP)
+        guarded.extend(clock() - PATIENCE / 2)  # what its lease looks like when it wakes
+        for pid in (command, guard):
+            os.kill(pid, signal.SIGCONT)
+        began = time.monotonic()
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.signal, ending.survivors) == (ExitCause.LEASE_LOST, signal.SIGKILL, 0)
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_result_before_stop_is_kept(task: TaskCommands) -> None:
+    script = f"""trap 'exit 0' TERM; echo '{{"result": {{"n": 1}}}}'; {READY} while :; do sleep 0.05; done"""
+    with SupervisedCommand(task.shell(script)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("node_stopping")
+        _, ending = read_to_end(guarded)
+    assert (ending.exit, ending.result) == (0, {"n": 1})
+
+
+# --- who else may die ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("script", ["sleep 1000 & sleep 1000", STUBBORN])
+def test_killed_runner_ends_its_command(task: TaskCommands, script: str) -> None:
+    with start_runner(task, script) as (runner, command):
+        guard = supervisor_of(command)
+        runner.kill()
+    eventually(lambda: not is_alive(guard))
+    assert not is_alive(command)
+    assert task.pids() == []
+
+
+@pytest.mark.faults
+def test_suspended_runner_loses_lease_and_reports_it(task: TaskCommands) -> None:
+    with start_runner(task, STUBBORN) as (runner, command):
+        os.kill(runner.pid, signal.SIGSTOP)
+        eventually(lambda: not is_alive(command))
+        os.kill(runner.pid, signal.SIGCONT)
+        assert "LEASE_LOST" in wait_for_line(runner, "CommandResult")
+        assert runner.wait(PATIENCE) == 0
+
+
+def test_runner_that_does_not_read_loses_lease_but_no_event(task: TaskCommands) -> None:
+    script = """
+import json, sys, time
+print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
+time.sleep(1000)
+"""  # twice as much as fits in the pipe, once it is escaped
+    with SupervisedCommand(task.python(script)) as guarded:
+        eventually(lambda: task.log.exists() and task.log.read_bytes().endswith(b"\n"))
+        guarded.extend(clock())  # its lease is over now
+        eventually(lambda: task.pids() == [])
+        heard, ending = read_to_end(guarded)
+    assert len(heard) == 2
+    assert (ending.ended, ending.result) == (ExitCause.LEASE_LOST, {"text": "值" * 20_000})
+
+
+def test_event_larger_than_pipe_arrives_when_runner_reads(task: TaskCommands) -> None:
+    script = """
+import json, time
+print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
+time.sleep(1000)
+"""
+    with SupervisedCommand(task.python(script)) as guarded:
+        eventually(lambda: task.log.exists() and task.log.stat().st_size)
+        wait_for_start(guarded)
+        assert isinstance(guarded.next_event(20), FlowResult)
+        guarded.stop("cancelled")
+
+
+@pytest.mark.faults
+def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
+    with start_runner(task, STUBBORN) as (runner, command):
+        os.kill(runner.pid, signal.SIGSTOP)
+        os.kill(supervisor_of(command), signal.SIGKILL)
+        eventually(lambda: not is_alive(command))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("manner", ["", "stubborn"])
+def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands, manner: str) -> None:
+    place = task.folder / "daemon"
+    script = DAEMON + "\nprint('before the end', flush=True)\ntime.sleep(1000)"
+    with SupervisedCommand(task.python(script, str(place), manner)) as guarded:
+        command = wait_for_start(guarded)
+        eventually(place.exists)
+        eventually(lambda: task.log.exists() and task.log.read_text())
+        os.kill(supervisor_of(command), signal.SIGKILL)
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.survivors, ending.started) == (ExitCause.SUPERVISOR_LOST, 0, True)
+    assert ending.tail == "before the end\n"
+    assert not is_alive(command)
+    assert not is_alive(int(place.read_text()))
+    assert task.pids() == []
+
+
+@pytest.mark.faults
+def test_hanging_supervisor_is_given_up(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpa_tasks.supervisor.client.OVERDUE_AFTER", 0.5)
+    with SupervisedCommand(task.shell("sleep 1000", grace=0.1)) as guarded:
+        command = wait_for_start(guarded)
+        os.kill(supervisor_of(command), signal.SIGSTOP)
+        guarded.stop("cancelled")
+        _, ending = read_to_end(guarded)
+    assert ending.ended == ExitCause.SUPERVISOR_LOST
+    assert task.pids() == []
+
+
+@pytest.mark.faults
+def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell("sleep 1000")) as guarded:
+        os.kill(supervisor_of(wait_for_start(guarded)), signal.SIGTERM)
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.signal) == (ExitCause.NODE_STOPPING, signal.SIGTERM)
+
+
+@pytest.mark.faults
+def test_externally_killed_command_is_reported_as_exited(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell("sleep 1000")) as guarded:
+        os.kill(wait_for_start(guarded), signal.SIGKILL)
+        _, ending = read_to_end(guarded)
+    assert (ending.ended, ending.signal) == (ExitCause.EXITED, signal.SIGKILL)
+
+
+def test_leaving_context_ends_all_processes(task: TaskCommands) -> None:
+    with SupervisedCommand(task.shell("sleep 1000")) as guarded:
+        wait_for_start(guarded)
+    assert guarded.close().ended == ExitCause.RUNNER_LOST
+    assert task.pids() == []

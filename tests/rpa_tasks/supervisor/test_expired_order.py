@@ -1,0 +1,45 @@
+"""An order whose lease is over when the guard reads it: its runner was stopped before it could send it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, judge
+from rpa_tasks.supervisor.child import NotStarted
+from rpa_tasks.supervisor.client import SupervisedCommand
+from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.event_loop import Watch
+from rpa_tasks.supervisor.protocol import Inbox, Outbox
+from tests.rpa_tasks.supervisor.task_commands import TaskCommands
+
+
+def test_command_with_expired_lease_is_not_started(task: TaskCommands) -> None:
+    """Were it only told to end, it could go on for all of its grace beside the run that took its place."""
+    began = task.folder / "began"
+    order = task.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
+    with SupervisedCommand(order) as guarded:
+        while not isinstance(ending := guarded.next_event(timeout=5), CommandResult):
+            pass
+
+    assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, "lease_lost", False)
+    assert not began.exists()
+    verdict = judge(ending, exit_codes={}, idempotent=False, needs_result=False)
+    assert (verdict.outcome, verdict.reason) == (RunOutcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran
+
+
+def test_command_after_machine_sleep_is_not_started(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sleep counts, as it does for the lease."""
+    order = json.loads(task.order("/bin/true", extend_until=clock() + 30).line())
+    awake = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 100)
+    told, tells = os.pipe()
+    try:
+        with pytest.raises(NotStarted, match="lease_lost"):
+            Watch(order, Inbox(told), Outbox(tells)).start()
+    finally:
+        os.close(told)
+        os.close(tells)

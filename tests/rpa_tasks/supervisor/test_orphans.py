@@ -1,0 +1,192 @@
+"""What the kernel leaves alive when it kills a command with its guard. No database is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rpa_tasks.supervisor import ancestry, processes
+from rpa_tasks.supervisor.ancestry import has_supervisor, run_of
+from rpa_tasks.supervisor.client import SupervisedCommand
+from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID
+from rpa_tasks.supervisor.orphans import end_unsupervised
+from tests.rpa_tasks.supervisor.task_commands import (
+    DAEMON,
+    TaskCommands,
+    eventually,
+    is_alive,
+    start_runner,
+    supervisor_of,
+    wait_for_message,
+    wait_for_start,
+)
+
+#: A command whose child has one, too, and says when all are there.
+BRANCHES = """sh -c 'sleep 1000 & touch "$HOME/there"; wait' & wait"""
+#: The same, and nobody of it goes when asked.
+STUBBORN_BRANCHES = f"trap '' TERM; {BRANCHES}; while :; do wait; done"
+
+
+@pytest.fixture(autouse=True)
+def own_node(settings: Any, tmp_path: Path) -> None:
+    """Nobody else's processes are looked at."""
+    settings.AFTERTOUCH_STATE_DIR = tmp_path
+
+
+def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
+    """The child and its child; `touch`, which says that they are there, may outlive the saying."""
+    eventually((task.folder / "there").exists)
+    eventually(lambda: len(task.pids()) == 3)
+    return [look for pid in task.pids() if pid != command and (look := processes.read_process(pid))]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("script", [BRANCHES, STUBBORN_BRANCHES])
+def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) -> None:
+    with start_runner(task, script) as (runner, command):
+        left = descendants(task, command)
+        assert all(map(has_supervisor, left))
+        os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
+        os.kill(supervisor_of(command), signal.SIGKILL)
+        runner.kill()
+    eventually(lambda: not is_alive(command))
+    assert [is_alive(process.pid) for process in left] == [True] * len(left)
+
+    assert end_unsupervised() == 0
+    assert task.pids() == []
+
+
+def test_supervised_daemon_is_kept(task: TaskCommands) -> None:
+    place = task.folder / "daemon"
+    with SupervisedCommand(task.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
+        command = wait_for_start(guarded)
+        eventually(place.exists)
+        guard, daemon = supervisor_of(command), int(place.read_text())
+        eventually(lambda: supervisor_of(daemon) == guard)
+
+        assert end_unsupervised() == 2
+        assert is_alive(command)
+        assert is_alive(daemon)
+
+
+def test_processes_of_other_node_are_kept(task: TaskCommands) -> None:
+    another = subprocess.Popen(["/bin/sleep", "1000"], env=task.env | {"AFTERTOUCH_STATE_DIR": "/somewhere/else"})
+    try:
+        assert end_unsupervised() == 0
+        assert another.poll() is None
+    finally:
+        another.kill()
+        another.wait()
+
+
+def test_has_supervisor_checks_again_when_parent_ends(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard adopts it; whoever had seen the parent and then found nobody would end a run in good order."""
+    with SupervisedCommand(task.shell(f"{BRANCHES}; sleep 1000")) as guarded:
+        command = wait_for_start(guarded)
+        left = descendants(task, command)
+        orphan = next(process for process in left if process.parent != command)
+        parent, guard, really = orphan.parent, supervisor_of(command), processes.read_process
+
+        def look(pid: int) -> processes.Process | None:
+            if pid == parent and is_alive(parent):
+                os.kill(parent, signal.SIGKILL)
+                eventually(lambda: supervisor_of(orphan.pid) == guard)
+            return really(pid)
+
+        monkeypatch.setattr(ancestry, "read_process", look)
+        assert has_supervisor(orphan)
+        assert not is_alive(parent)
+
+
+def test_ended_process_counts_as_supervised(task: TaskCommands) -> None:
+    process = subprocess.Popen(["/bin/sleep", "1000"], env=task.env)
+    seen = processes.read_process(process.pid)
+    assert seen
+    assert not has_supervisor(seen)
+    process.kill()
+    process.wait()
+    assert has_supervisor(seen)
+
+
+#: Looks like a supervisor process, with this uid if it can, and has a child.
+PRETENDER = """
+import os, subprocess
+if {uid}:
+    os.setresuid({uid}, {uid}, {uid})
+child = subprocess.Popen(["/bin/sleep", "1000"])
+print('{{"progress": 0, "message": "ready"}}', flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bubblewrap", "uid"])
+def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(task: TaskCommands, sandbox: str) -> None:
+    if sandbox == "uid" and os.geteuid() != 0:
+        pytest.skip("only root can give commands a uid of their own")
+    script = task.folder / "rpa_tasks" / "supervisor" / "main.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(PRETENDER.format(uid=61234 if sandbox == "uid" else 0))
+    words = [*task.prefix(sandbox.replace("uid", "none")), sys.executable, "-I", "-S", str(script)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
+        try:
+            assert started.stdout
+            assert started.stdout.readline()
+            (child,) = (each for each in processes.all_processes() if each.session == started.pid and is_sleep(each))
+            assert has_supervisor(child) == (sandbox == "none")  # isolation is off there
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def is_sleep(process: processes.Process) -> bool:
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"/bin/sleep")
+
+
+def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_real_one(task: TaskCommands) -> None:
+    script = task.folder / "rpa_tasks" / "supervisor" / "main.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(PRETENDER.format(uid=0))
+    words = (sys.executable, "-I", "-S", str(script), f"{TASK_ID}=another", f"{LEASE_NO}=99")
+    with SupervisedCommand(task.order(*words)) as guarded:
+        wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        (child,) = (each for each in processes.all_processes() if each.pid in task.pids() and is_sleep(each))
+        markers = run_of(child)
+        assert markers
+        assert (markers[TASK_ID], markers[LEASE_NO]) == (task.task_id, task.env[LEASE_NO])
+
+
+def test_run_of_reads_each_ancestor_of_a_chain_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow can build a chain of thousands of processes. The climb from each of them must not read all others."""
+    length = 40
+    program = (
+        "import os,sys,time\nfor n in range(int(sys.argv[1])):\n    if os.fork():\n        os.wait(); os._exit(0)\n"
+    )
+    program += "print(os.getpid(), flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program, str(length)], stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        deepest = int(top.stdout.readline())
+        try:
+            children = psutil.Process(top.pid).children(recursive=True)
+            chain = [processes.read_process(each.pid) for each in children]
+            assert len(chain) == length
+            reads: list[int] = []
+            read = processes.read_process
+
+            def count(pid: int) -> processes.Process | None:
+                reads.append(pid)
+                return read(pid)
+
+            monkeypatch.setattr(ancestry, "read_process", count)
+            known: ancestry.Known = {}
+            assert {run_of(each, known) is None for each in chain if each} == {True}
+            assert len(reads) < 6 * length
+        finally:
+            os.kill(deepest, signal.SIGKILL)
+            top.wait(30)

@@ -1,0 +1,289 @@
+"""What a command says, and what is made of it: real commands under a real guard."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rpa_tasks.outcomes import CommandResult, ExitCause
+from rpa_tasks.supervisor.client import FlowResult, Progress, Started, SupervisedCommand
+from tests.rpa_tasks.supervisor.task_commands import PATIENCE, TaskCommands, read_to_end, run_to_end, wait_for_start
+
+#: The most memory that the guard of this command ever had, told by the command.
+PRINT_MEMORY = """
+import json, os
+status = open(f"/proc/{os.getppid()}/status").read()
+print()
+print(json.dumps({"result": {"guard_mb": int(status.split("VmHWM:")[1].split()[0]) / 1024}}), flush=True)
+"""
+
+
+def test_command_reports_start_progress_result_and_end(task: TaskCommands) -> None:
+    script = """
+        echo hello
+        echo '{"progress": 0.4, "message": "page 2"}'
+        echo '{"result": {"read": 12}}'
+        echo careful >&2
+    """
+    heard, ending = run_to_end(task.shell(script))
+    assert isinstance(heard[0], Started)
+    assert Progress(0.4, "page 2") in heard
+    assert FlowResult({"read": 12}) in heard
+    assert ending == CommandResult(ExitCause.EXITED, exit=0, result={"read": 12}, started=True, tail=ending.tail)
+    assert "hello\n" in ending.tail
+    assert "careful\n" in task.log.read_text()
+
+
+def test_result_distinguishes_exit_status_and_signal(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.shell("exit 65"))
+    assert (ending.ended, ending.exit, ending.signal) == (ExitCause.EXITED, 65, None)
+    _, ending = run_to_end(task.shell("kill -SEGV $$"))
+    assert (ending.ended, ending.exit, ending.signal) == (ExitCause.EXITED, None, 11)
+
+
+def test_next_event_after_end_returns_same_result(task: TaskCommands) -> None:
+    with SupervisedCommand(task.order("/bin/true")) as guarded:
+        _, ending = read_to_end(guarded)
+        assert guarded.next_event(0) is ending
+    assert guarded.close() is ending
+
+
+def test_command_receives_exact_environment(task: TaskCommands) -> None:
+    script = "import json, os, sys; print(json.dumps({'result': {'env': dict(os.environ), 'cwd': os.getcwd()}}))"
+    _, ending = run_to_end(task.python(script, env=task.env | {"LC_ALL": "C.UTF-8", "NAME": "值=1"}))
+    assert ending.result == {"env": task.env | {"LC_ALL": "C.UTF-8", "NAME": "值=1"}, "cwd": str(task.folder)}
+
+
+def test_command_inherits_no_input_and_no_descriptors(task: TaskCommands) -> None:
+    readable, writable = os.pipe()
+    os.set_inheritable(readable, True)
+    try:
+        script = """
+import os, sys
+print(sorted(os.listdir("/proc/self/fd"))[:-1], repr(sys.stdin.read()), os.getsid(0) == os.getpid())
+"""
+        _, ending = run_to_end(task.python(script))
+    finally:
+        os.close(readable)
+        os.close(writable)
+    assert ending.tail == "['0', '1', '2'] '' True\n"
+
+
+def test_command_inherits_no_ignored_signals(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.python("print(next(line for line in open('/proc/self/status') if 'SigIgn' in line))"))
+    ignored = int(ending.tail.split()[1], 16) & (1 << 31) - 1  # the C library keeps 32 and 33 from everybody's hands
+    python_itself = 1 << 12 | 1 << 24  # SIGPIPE and SIGXFSZ, ignored by every Python
+    assert ignored == python_itself
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "content", "reason"),
+    [
+        ("missing", 0, b"", "command_missing"),
+        ("plain", 0o644, b"#!/bin/sh\n", "command_not_executable"),
+        ("garbage", 0o755, b"\x00\x01\x02", "command_not_executable"),
+        ("interpreter", 0o755, b"#!/no/such/interpreter\n", "command_missing"),
+    ],
+)
+def test_failed_command_start_has_a_reason(
+    task: TaskCommands, name: str, mode: int, content: bytes, reason: str
+) -> None:
+    program = task.folder / name
+    if mode:
+        program.write_bytes(content)
+        program.chmod(mode)
+    heard, ending = run_to_end(task.order(str(program)))
+    assert heard == []
+    assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, reason, False)
+    assert str(program) in ending.tail
+
+
+def test_program_is_searched_in_path_of_its_environment(task: TaskCommands) -> None:
+    program = task.folder / "rpa-cli"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(stat.S_IRWXU)
+    assert run_to_end(task.order("rpa-cli"))[1].error == "command_missing"
+    assert run_to_end(task.order("rpa-cli", env=task.env | {"PATH": str(task.folder)}))[1].exit == 3
+
+
+def test_too_long_arguments_and_missing_directory_are_named(task: TaskCommands) -> None:
+    assert run_to_end(task.order("/bin/echo", "x" * 200_000))[1].error == "arguments_too_long"
+    assert run_to_end(task.order("/bin/true", cwd=str(task.folder / "gone")))[1].error == "directory_missing"
+
+
+def test_supervisor_that_cannot_start_is_reported(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(task.folder / "gone"))
+    with SupervisedCommand(task.order("/bin/true")) as guarded:
+        ending = guarded.next_event(0)
+    assert isinstance(ending, CommandResult)
+    assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "guard_not_started")
+
+
+def test_traceback_with_exit_status_zero_has_no_result(task: TaskCommands) -> None:
+    _, ending = run_to_end(task.python("import traceback\ntry: 1/0\nexcept Exception: traceback.print_exc()"))
+    assert (ending.exit, ending.result) == (0, None)
+    assert "ZeroDivisionError" in ending.tail
+
+
+def test_progress_is_rate_limited_and_last_value_arrives(task: TaskCommands) -> None:
+    script = 'import time\nfor n in range(1001): print(\'{"progress": %f, "message": "%d"}\' % (n / 1000, n))'
+    began = time.monotonic()
+    heard, _ = run_to_end(task.python(script))
+    told = [event for event in heard if isinstance(event, Progress)]
+    assert told[-1] == Progress(1.0, "1000")
+    assert len(told) <= 3 + 2 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"progress": 7}', Progress(1.0, "")),
+        ('{"progress": -1, "message": 5}', Progress(0.0, "")),
+        ('{"progress": 0.5, "message": "' + "x" * 300 + '"}', Progress(0.5, "x" * 200)),
+        ('{"progress": true}', None),
+        ('{"progress": "0.5"}', None),
+        ('{"progress": NaN}', None),
+        ('{"progress": 1e999}', None),
+        ('{"progress": ' + "9" * 309 + "}", None),  # a float has no room for it
+        ('{"progress": ' + "9" * 5_000 + "}", None),
+        ('{"progress": 0.5', None),
+        ('["progress"]', None),
+        ('{"progress": ' + "[" * 20_000, None),
+    ],
+)
+def test_invalid_progress_lines_are_ignored(task: TaskCommands, line: str, expected: Progress | None) -> None:
+    heard, ending = run_to_end(task.shell(f"cat <<'END'\n{line}\nEND"))
+    assert heard[1:] == ([expected] if expected else [])
+    assert ending.exit == 0
+
+
+def test_json_on_stderr_is_plain_output(task: TaskCommands) -> None:
+    heard, ending = run_to_end(task.shell("""echo '{"result": {}}' >&2"""))
+    assert len(heard) == 1
+    assert ending.result is None
+
+
+def test_first_result_counts_without_newline(task: TaskCommands) -> None:
+    heard, ending = run_to_end(task.shell("""printf '{"result": {"n": 1}}\\n{"result": {"n": 2}}'"""))
+    assert [event for event in heard if isinstance(event, FlowResult)] == [FlowResult({"n": 1})]
+    assert ending.result == {"n": 1}
+    assert run_to_end(task.shell("""printf '{"result": {"n": 3}}'"""))[1].result == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ('"a string"', "result_not_readable"),
+        ('{"n": NaN}', "result_not_readable"),
+        ('{"n": 1', "result_not_readable"),
+        ('{"n": "' + "x" * 70_000 + '"}', "result_too_long"),
+        ('{"n": "' + "x" * 700_000 + '"}', "result_too_long"),
+    ],
+)
+def test_unusable_result_is_named(task: TaskCommands, value: str, error: str) -> None:
+    (task.folder / "said").write_text('{"result": ' + value + "}\n")
+    heard, ending = run_to_end(task.shell("cat said"))
+    assert not any(isinstance(event, FlowResult) for event in heard)
+    assert (ending.result, ending.error) == (None, error)
+
+
+def test_characters_refused_by_postgresql_are_replaced(task: TaskCommands) -> None:
+    script = r"""printf '{"result": {"a\\u0000": ["\\ud800", 1]}}\nplain \377\000 bytes\n'"""
+    _, ending = run_to_end(task.shell(script))
+    assert ending.result == {"a�": ["?", 1]}
+    assert ending.tail.endswith("plain �� bytes\n")
+
+
+def test_secrets_are_masked_in_all_outputs(task: TaskCommands) -> None:
+    script = """
+        printf 'the pass'; printf 'word-1 is out\\n'
+        echo '{"progress": 0.5, "message": "with password-1"}'
+        echo '{"result": {"password-1": ["key password-1"]}}'
+        printf 'line one\\nline two' >&2
+    """
+    heard, ending = run_to_end(task.shell(script, mask=["password-1", "line one\nline two", "is", ""]))
+    told = json.dumps([repr(event) for event in [*heard, ending]]) + task.log.read_text()
+    assert "password-1" not in told
+    assert "line one" not in told
+    assert "the *** is out" in ending.tail
+    assert ending.result == {"***": ["key ***"]}
+
+
+def test_supervisor_command_line_contains_no_secret(task: TaskCommands) -> None:
+    order = task.shell("sleep 100", env=task.env | {"TOKEN": "password-1"}, mask=["password-1"])
+    with SupervisedCommand(order) as guarded:
+        parent = int(Path(f"/proc/{wait_for_start(guarded)}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        shown = Path(f"/proc/{parent}/cmdline").read_bytes() + Path(f"/proc/{parent}/environ").read_bytes()
+        assert b"supervisor/main.py" in shown
+        assert b"password-1" not in shown
+        assert "password-1" not in repr(order)
+
+
+def test_large_output_uses_bounded_memory_and_log(task: TaskCommands) -> None:
+    script = """
+import os
+line = b"x" * 99 + b"\\n"
+os.write(1, b"first line\\n")
+for _ in range(1000):
+    os.write(1, line * 1000)
+"""
+    began = time.monotonic()
+    _, ending = run_to_end(task.python(script + PRINT_MEMORY + "print('last line')", log_limit=1_000_000))
+    assert ending.result is not None
+    assert ending.result["guard_mb"] < 30
+    assert time.monotonic() - began < 30
+    log = task.log.read_bytes()
+    assert len(log) <= 1_000_000
+    assert log.startswith(b"first line\n")
+    assert log.endswith(b"last line\n")
+    assert ending.dropped + len(log) == pytest.approx(100_000_000, abs=200)
+    assert len(ending.tail) == 8_000
+
+
+def test_line_without_end_is_passed_in_pieces(task: TaskCommands) -> None:
+    script = "import os\nfor _ in range(300): os.write(1, b'y' * 100_000)\nos.write(1, b'password-1')\n"
+    _, ending = run_to_end(task.python(script + PRINT_MEMORY, log_limit=100_000, mask=["password-1"]))
+    assert "yyy***" in ending.tail
+    assert ending.dropped > 29_000_000
+    assert ending.result is not None
+    assert ending.result["guard_mb"] < 30
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/no/such/folder/run.log"])
+def test_full_disk_loses_only_the_log(task: TaskCommands, path: str) -> None:
+    script = """i=0; while [ $i -lt 1000 ]; do echo "line $i"; i=$((i+1)); done; echo '{"result": {"ok": 1}}'"""
+    _, ending = run_to_end(task.shell(script, log_path=path))
+    assert (ending.exit, ending.result) == (0, {"ok": 1})
+    assert ending.dropped == sum(len(f"line {n}\n") for n in range(1000)) + len('{"result": {"ok": 1}}\n')
+    assert "line 999" in ending.tail
+
+
+def test_command_with_closed_outputs_continues(task: TaskCommands) -> None:
+    script = "exec 1>&- 2>&-; sleep 0.2; touch done; exit 4"
+    _, ending = run_to_end(task.shell(script))
+    assert ending.exit == 4
+    assert (task.folder / "done").exists()
+
+
+def test_supervised_command_can_be_polled(task: TaskCommands) -> None:
+    with SupervisedCommand(task.order("/bin/true")) as guarded:
+        poll = select.poll()
+        poll.register(guarded, select.POLLIN)
+        assert poll.poll(PATIENCE * 1000)
+        assert isinstance(guarded.next_event(0), Started)
+
+
+def test_ended_command_leaves_no_descriptor_and_no_zombie(task: TaskCommands) -> None:
+    run_to_end(task.order("/bin/true"))
+    before = len(os.listdir("/proc/self/fd")), len(psutil.Process().children())
+    for _ in range(10):
+        run_to_end(task.order("/bin/true"))
+    assert (len(os.listdir("/proc/self/fd")), len(psutil.Process().children())) == before

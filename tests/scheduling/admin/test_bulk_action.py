@@ -1,0 +1,252 @@
+"""What is done to more than a page is done by workers; its page says how far it is, and who may stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.utils.timezone import localtime, now
+
+from scheduling.admin.failed_tasks import failed_bulk, retry_sample
+from scheduling.admin.touches import touch as calling_off
+from scheduling.ledger.dead_letters import record_unreadable_message
+from scheduling.models import BulkAction, Event, FailedTask, Touch
+from scheduling.operations import bulk_actions
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.filters import matching_rows, read_filter
+from scheduling.operations.row_actions import ROW_ACTIONS
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """And time to count, however slow the machine is."""
+    monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
+    monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
+    for module in (failed_bulk, calling_off):
+        monkeypatch.setattr(module, "count_within", lambda count: count())
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
+
+
+@pytest.fixture
+def rows(failed: Callable[..., Any]) -> list[FailedTask]:
+    return [failed(f"user{number}") for number in range(3)]
+
+
+def read_messages(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
+
+
+def ask(client: Client, url: str, action: str = "bulk_retry") -> Any:
+    some = str(FailedTask.objects.values_list("pk", flat=True)[0])
+    return client.post(url, {"action": action, "select_across": "1", "_selected_action": [some]})
+
+
+def confirm(client: Client, url: str, page: Any, **given: Any) -> Any:
+    return client.post(url, {**dict(page.context["hidden"]), "reason": "it is back", "per_second": "50", **given})
+
+
+# --- failed tasks -------------------------------------------------------------------------------------------------
+
+
+def test_bulk_retry_shows_progress_until_done(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    url = f"{admin_url('failedtask_changelist')}?reason={rows[0].reason}"
+    page = ask(operator, url)
+    assert page.context["facts"][0] == "Applies to 3 failed tasks."
+    assert page.context["form"]["per_second"].value() == 50
+    assert not BulkAction.objects.exists()
+
+    answer = confirm(operator, url, page)
+
+    row = BulkAction.objects.get()
+    assert answer["location"] == admin_url("bulkaction_change", row.pk)
+    assert (row.action, row.filter, row.total) == ("retry", {"reason": rows[0].reason}, 3)
+    assert (row.actor_name, row.reason, row.per_second) == ("operator", "it is back", 50)
+    shown = operator.get(answer["location"])
+    assert "data-live-again" in shown.content.decode()
+    assert "0 of 3" in shown.content.decode()
+    assert bulk_actions.run_batch(row.pk) is None
+    shown = operator.get(answer["location"])
+    assert "data-live-again" not in shown.content.decode()
+    assert (shown.context["percent"], shown.context["progress"]) == (100, "3 of 3")
+    told = FailedTask.objects.order_by().values_list("state", "actor_name", "action_reason").distinct()
+    assert list(told) == [("retried", "operator", "it is back")]
+
+
+def test_bulk_action_skips_later_failures(
+    rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    url = admin_url("failedtask_changelist")
+    page = ask(operator, url, "bulk_ignore")
+    late = failed("late")
+    confirm(operator, url, page)
+    bulk_actions.run_batch(BulkAction.objects.get().pk)
+    late.refresh_from_db()
+    assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
+
+
+def test_bulk_action_on_one_page_runs_at_once(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    url = f"{admin_url('failedtask_changelist')}?q={rows[0].task_id}"
+    page = ask(operator, url, "bulk_ignore")
+    assert "per_second" not in page.context["form"].fields
+    confirm(operator, url, page)
+    assert not BulkAction.objects.exists()
+    assert FailedTask.objects.filter(state="ignored").count() == 1
+
+
+def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    for tampered in ("detail__contains=order", "reason=x&reason=template_data_missing"):
+        url = f"{admin_url('failedtask_changelist')}?{tampered}"
+        FailedTask.objects.update(detail="order")
+        answer = ask(operator, url)
+        if tampered.startswith("detail"):
+            assert answer.status_code == 400  # no look-up of this list
+        else:
+            assert answer.status_code == 302
+            assert "reason: " in read_messages(answer)
+        operator.post(
+            url,
+            {"action": "bulk_retry", "select_across": "1", "confirmed": "1", "reason": "x", "per_second": "50",
+             "_selected_action": [str(rows[0].pk)]},
+        )  # fmt: skip
+    assert not BulkAction.objects.exists()
+    assert not FailedTask.objects.exclude(state="open").exists()
+
+
+def test_replay_of_a_cause_starts_bulk_action(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    url = admin_url("failedtask_replay", rows[0].fingerprint)
+    answer = operator.post(url, {"rest": "1", "reason": "mended", "per_second": "7"})
+    row = BulkAction.objects.get()
+    assert answer["location"] == admin_url("bulkaction_change", row.pk)
+    assert (row.filter["fingerprint"], row.per_second, row.total) == (rows[0].fingerprint, 7, 3)
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_bulk_action_is_stopped_by_operators_only(
+    rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
+    client = as_member(group)
+    row = bulk_actions.start_bulk_action("retry", {}, Actor("ann", reason="because"), per_second=0.5)
+    bulk_actions.run_batch(row.pk)
+    assert client.get(admin_url("bulkaction_changelist")).status_code == 200
+    page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
+    assert all(words in page for words in ("1 of 3", "because", "ann"))
+    assert ("Stop the bulk action" in page) == (group == "operator")
+
+    answer = client.post(admin_url("bulkaction_cancel", row.pk))
+
+    row.refresh_from_db()
+    if group == "viewer":
+        assert (answer.status_code, row.state) == (403, "running")
+        assert "Applies to" not in ask(client, admin_url("failedtask_changelist")).content.decode()
+        assert client.get(admin_url("touch_call_off")).status_code == 403
+        assert client.post(admin_url("touch_call_off"), {"reason": "x", "per_second": "1"}).status_code == 403
+    else:
+        assert (row.state, row.ended_by) == ("cancelled", "operator")
+        assert "The bulk action has already ended." in read_messages(
+            client.post(admin_url("bulkaction_cancel", row.pk))
+        )
+    assert BulkAction.objects.count() == 1
+
+
+# --- touches ------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_cancel_cancels_matching_touches(
+    matrix: Any, record_event: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
+    record_event(user="ann")
+    list_url = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}"
+    link = operator.get(list_url).context["call_off_link"]
+    page = operator.get(link)
+    assert "Applies to 1 touch." in page.content.decode()
+
+    operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
+
+    assert bulk_actions.run_batch(BulkAction.objects.get().pk) is None
+    states = dict(Touch.objects.values_list("node_id", "state"))
+    assert states == {node.pk: "cancelled", other.pk: "scheduled"}
+
+
+def test_bulk_cancel_refuses_unknown_filter(matrix: Any, operator: Client, admin_url: Url) -> None:
+    answer = operator.get(f"{admin_url('touch_call_off')}?chat_id__startswith=c")
+    assert answer.status_code == 302
+    assert "chat_id__startswith: many cannot be chosen by it" in read_messages(answer)
+
+
+# --- the list and the workers mean the same -----------------------------------------------------------------------
+
+#: By the address, how many of the rows of the test it means: a filter that is ignored would mean them all.
+OF_FAILED_TASKS = {
+    "": 3, "state=all": 4, "state=": 3, "state=ignored": 1, "origin__exact=touch": 2, "origin__exact=": 3,
+    "reason=not_json": 1, "reason=": 3, "channel=log": 2, "failure=unknown": 0, "state=all&failure=unknown": 1,
+    "fingerprint=f1": 0, "state=all&fingerprint=f1": 1, "fingerprint=": 0, "q=user1": 1, "q=nobody": 0,
+    "q=order_no": 2, "q={event}": 1, "q={key}": 1, "q={trace}": 1, "@failed_at_from": 2, "@failed_at_to": 3,
+    "failed_at_to_0=2020-01-01": 0, "failed_at_to_1=10:00": 3, "state=all&reason=not_json&o=1&p=0": 1,
+}  # fmt: skip
+OF_TOUCHES = {
+    "": 4, "stands=waiting": 3, "stands=overdue": 0, "stands=paused": 1, "state__exact=queued": 0,
+    "state__exact=": 4, "reason=x": 1, "state__in=scheduled,queued": 4, "state__in=": 0,
+    "node__id__exact={node}": 2, "node__id__exact=": 4, "node__channel__id__exact={channel}": 4,
+    "priority__exact=0": 2, "priority__exact=": 4, "q=ann": 2, "q=c1": 2, "q=e1": 2, "q=x y": 0, "@due_at_from":
+    3, "@due_at_to": 2, "@settled_at_from": 0,
+}  # fmt: skip
+TRACE = UUID("0af7651916cd43dd8448eb211c80319c")
+ENDS = {"from": timedelta(minutes=-5), "to": timedelta(hours=1)}
+
+
+def span(field: str, end: str) -> str:
+    at = localtime(now() + ENDS[end])
+    return f"{field}_{end}_0={at:%Y-%m-%d}&{field}_{end}_1={at:%H:%M:%S}"
+
+
+def test_failed_task_list_matches_bulk_selection(rows: list[FailedTask], viewer: Client, admin_url: Url) -> None:
+    record_unreadable_message("not_json", b"x", queue="ticks")
+    FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
+    FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
+    touch = Touch.objects.select_related("event").get(pk=rows[2].task_id)
+    Event.objects.filter(pk=touch.event_id).update(trace_id=TRACE)
+    found = {}
+    for address in OF_FAILED_TASKS:
+        meant = address.format(event=touch.event.event_id, key=touch.root_id, trace=TRACE.hex)
+        found[address] = both(viewer, admin_url("failedtask_changelist"), meant, "archive")
+    assert found == OF_FAILED_TASKS
+
+
+def test_touch_list_matches_bulk_selection(
+    matrix: Any, record_event: Callable[..., Any], viewer: Client, admin_url: Url
+) -> None:
+    node = matrix.node(delay=timedelta(hours=2))
+    other = matrix.node("other", delay=timedelta(minutes=30), priority=0)
+    record_event(user="ann", chat_id="c1", event_id="e1")
+    record_event(user="bob")
+    late, *_rest = Touch.objects.filter(node=other)
+    Touch.objects.filter(pk=late.pk).update(due_at=now() - timedelta(minutes=10), parked="all", reason="x")
+    found = {}
+    for address in OF_TOUCHES:
+        ids = address.format(node=node.pk, channel=node.channel_id)
+        found[address] = both(viewer, admin_url("touch_changelist"), ids, "call_off")
+    assert found == OF_TOUCHES
+
+
+def both(client: Client, url: str, address: str, action: str) -> int:
+    """Compare the list with what workers would act on; return how many rows both name."""
+    if address.startswith("@"):
+        address = span(*address[1:].rsplit("_", 1))
+    page = client.get(f"{url}?{address}")
+    assert page.status_code == 200
+    deed = ROW_ACTIONS[action]
+    shown = {row.pk for row in page.context["cl"].queryset if row.state in deed.states}
+    chosen = read_filter(page.wsgi_request.GET)
+    assert set(matching_rows(deed, chosen, now()).values_list("pk", flat=True)) == shown, address
+    return len(shown)

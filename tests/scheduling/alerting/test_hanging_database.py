@@ -1,0 +1,59 @@
+"""A PostgreSQL that is alive for TCP and says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+
+from scheduling.models import Alert, AlertReceiver
+from scheduling.monitoring.alerting.notifier import AlertThread
+from tests.scheduling.alerting.conftest import Robot
+from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.hanging_database import Hanging, before_the_database
+
+TOLD, OVER = "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应"
+
+
+@pytest.fixture
+def gate(transactional_db: None) -> Iterator[Hanging]:
+    with before_the_database() as made:
+        yield made
+
+
+@pytest.fixture
+def run_alert_pass(gate: Hanging) -> Iterator[Callable[[float], bool]]:
+    """The watchman's, one by one, in a thread of his own that waits so many seconds for the database."""
+    watchman = AlertThread()
+    watchman._leads.set()
+
+    def one(seconds: float) -> bool:
+        watchman._time_limit.seconds = seconds
+        return thread.submit(watchman._run_pass).result(PATIENCE)
+
+    with ThreadPoolExecutor(1) as thread:
+        yield one
+        gate.end()
+        thread.submit(lambda: connections["default"].close()).result(PATIENCE)
+
+
+def test_hanging_database_is_reported_and_resolved(
+    robot: Robot,
+    create_alert_receiver: Callable[..., AlertReceiver],
+    gate: Hanging,
+    run_alert_pass: Callable[[float], bool],
+) -> None:
+    create_alert_receiver(limits={"database": 0}, holds_for=timedelta(0))
+    run_alert_pass(PATIENCE)
+    assert robot.taken == []
+    gate.hangs()
+    for _ in range(3):  # a question that nobody answers, then connections that nobody greets
+        run_alert_pass(1)
+    assert [each.splitlines()[0] for each in robot.taken] == [TOLD]
+    gate.answers()
+    run_alert_pass(PATIENCE)
+    assert [each.splitlines()[0] for each in robot.taken] == [TOLD, OVER]
+    assert not Alert.objects.exists()

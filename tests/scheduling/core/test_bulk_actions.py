@@ -1,0 +1,620 @@
+"""One deed to all that match: each row once, whoever races and whoever dies, at its pace, until somebody stops it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+import time_machine
+from django.contrib.auth import get_user_model
+from django.db import OperationalError, connection, transaction
+from django.utils.timezone import get_current_timezone
+
+from config.local.processes import wait_until
+from scheduling import sql, tasks
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.ids import first_id_at, new_id
+from scheduling.ledger import dead_letters
+from scheduling.models import BulkAction, FailedTask, Touch
+from scheduling.operations import bulk_actions, failed_tasks, retention
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.row_actions import ROW_ACTIONS
+from tests.scheduling.api.serving import database_url
+from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann", reason="the receiver is back")
+
+
+@pytest.fixture(autouse=True)
+def _time_to_count(settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
+
+
+@pytest.fixture
+def fail(matrix: Any, record_event: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
+    """So many touches that failed because their text wants data that the event did not bring."""
+    matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
+
+    def fail(count: int) -> list[FailedTask]:
+        task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
+        deliver(task_ids)
+        return list(FailedTask.objects.filter(task_id__in=task_ids).order_by("pk"))
+
+    return fail
+
+
+def finish(row: BulkAction) -> BulkAction:
+    """Batch after batch, each at its time."""
+    while (wait := bulk_actions.run_batch(row.pk)) is not None:
+        pass_time(seconds=wait.total_seconds() + 0.001)
+    row.refresh_from_db()
+    return row
+
+
+def again() -> list[Touch]:
+    return list(Touch.objects.filter(retry_of__isnull=False).order_by("due_at"))
+
+
+# --- what is done -------------------------------------------------------------------------------------------------
+
+
+def test_bulk_action_covers_all_with_author_and_reason(fail: Any) -> None:
+    rows = fail(5)
+    user = get_user_model().objects.create(username="ann")
+
+    row = bulk_actions.start_bulk_action("ignore", {"reason": rows[0].reason}, Actor("ann", user, "noise"))
+
+    assert row.total == 5
+    assert finish(row).state == "done"
+    assert (row.done, row.skipped, row.failed, row.position) == (5, 0, 0, rows[-1].pk)
+    told = FailedTask.objects.order_by().values_list("state", "actor", "actor_name", "action_reason").distinct()
+    assert list(told) == [("ignored", user.pk, "ann", "noise")]
+
+
+def test_bulk_action_skips_later_failures(fail: Any) -> None:
+    fail(2)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    fail(1)
+
+    assert finish(row).done == 2
+    assert FailedTask.objects.filter(state="open").count() == 1
+
+
+def test_bulk_action_starts_by_database_clock(fail: Any) -> None:
+    """On a web node whose clock is ahead it would begin ten minutes later, and do what fails until then as well."""
+    fail(2)
+    with time_machine.travel(datetime.now(UTC) + timedelta(minutes=10), tick=True):
+        row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    fail(1)
+
+    assert row.as_of <= sql.now()
+    assert finish(row).done == 2
+
+
+def test_bulk_action_future_as_of_means_now(fail: Any) -> None:
+    fail(2)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
+    fail(1)
+
+    assert (row.total, finish(row).done) == (2, 2)
+
+
+@pytest.mark.parametrize("action", ["delivered", "not_delivered"])
+def test_bulk_resolve_skips_certain_failures(fail: Any, action: str) -> None:
+    """These tasks failed for certain: there is nothing that a person could find out."""
+    fail(2)
+    row = bulk_actions.start_bulk_action(action, {}, ANN)
+    assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
+
+
+def test_bulk_action_skips_rows_handled_by_others(fail: Any) -> None:
+    rows = fail(3)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    failed_tasks.archive_failed_task(rows[1].pk, Actor("bob"))
+
+    assert (finish(row).done, row.total) == (2, 3)
+    rows[1].refresh_from_db()
+    assert (rows[1].state, rows[1].actor_name) == ("archived", "bob")
+
+
+def test_bulk_retry_skips_unreadable_messages(fail: Any) -> None:
+    fail(1)
+    dead_letters.record_unreadable_message("not_json", b"x", queue="ticks")
+
+    assert (finish(row := bulk_actions.start_bulk_action("retry", {}, ANN)).done, row.skipped) == (1, 1)
+
+
+def test_bulk_action_failing_row_is_recorded_alone(fail: Any) -> None:
+    rows = fail(3)
+    sql.execute("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
+    sql.execute("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
+
+    row = finish(bulk_actions.start_bulk_action("retry", {}, ANN))
+
+    assert (row.state, row.done, row.failed) == ("done", 2, 1)
+    assert str(rows[1].pk) in row.note
+    rows[1].refresh_from_db()
+    assert rows[1].state == "open"
+
+
+def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event: Callable[..., Any]) -> None:
+    node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
+    for user in ("ann", "bob"):
+        record_event(user=user)
+    sent = Touch.objects.filter(node=node).order_by("pk")[0]
+    fall_due(sent.pk)
+    deliver([sent.pk])
+
+    row = finish(bulk_actions.start_bulk_action("call_off", {"node__id__exact": str(node.pk)}, ANN))
+
+    assert (row.total, row.done) == (1, 1)
+    ends = Touch.objects.filter(node=node).order_by("pk").values_list("state", "reason")
+    assert list(ends) == [("delivered", ""), ("cancelled", "by:ann")]
+    assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
+
+
+@pytest.mark.parametrize("stands", ["overdue", "paused"])
+def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callable[..., Any], stands: str) -> None:
+    """Nobody saw it among what was to be called off, and that cannot be undone."""
+    matrix.node(delay=timedelta(hours=1))
+    seen, later = sorted(record_event(user=user).task_ids[0] for user in ("ann", "bob"))
+    parked = "all" if stands == "paused" else ""
+    at = datetime.now(UTC)
+    Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
+    Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
+    row = bulk_actions.start_bulk_action("call_off", {"stands": stands}, ANN)
+    Touch.objects.filter(pk=later).update(parked=parked)
+    pass_time(minutes=2)
+
+    assert (row.total, finish(row).done) == (1, 1)
+    assert Touch.objects.get(pk=later).state == "scheduled"
+
+
+def test_cancel_running_locked_touch_does_not_wait(matrix: Any, record_event: Callable[..., Any]) -> None:
+    """The batch holds locks of other touches, and settling locks many in any order."""
+    matrix.node()
+    (task_id,) = record_event().task_ids
+    Touch.objects.filter(pk=task_id).update(state="running", lease_no=1, lease_until=datetime.now(UTC))
+    with psycopg.connect(database_url()) as settling:
+        settling.execute("SELECT FROM scheduling_touch FOR UPDATE")
+        with transaction.atomic():
+            sql.rows("SELECT set_config('lock_timeout', '1s', true)", {})
+            with pytest.raises(Conflict, match="running"):
+                ROW_ACTIONS["call_off"].act(task_id, ANN)
+    ROW_ACTIONS["call_off"].act(task_id, ANN)
+    assert Touch.objects.get(pk=task_id).state == "cancelled"
+
+
+# --- pace ---------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_batch_size_and_wait_follow_the_pace(fail: Any) -> None:
+    fail(12)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=5)
+
+    wait = bulk_actions.run_batch(row.pk)
+
+    assert wait is not None
+    assert timedelta(0) <= wait <= timedelta(seconds=2)
+    due = [touch.due_at for touch in again()]
+    assert [(later - sooner).total_seconds() for sooner, later in pairwise(due)] == [0.2] * 9
+    pass_time(seconds=-60)  # it is long before the next
+    assert bulk_actions.due_actions() == []
+    assert bulk_actions.run_batch(row.pk) is None
+    assert len(again()) == 10
+    pass_time(seconds=62)
+    assert bulk_actions.due_actions() == [row.pk]
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done) == ("done", 12)
+
+
+def test_bulk_next_batch_is_scheduled_with_countdown(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], float]] = []
+    monkeypatch.setattr(
+        tasks.run_bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown))
+    )
+    fail(3)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
+
+    tasks.request_bulk_batches()
+    assert asked == [([str(row.pk)], 0.0)]
+    tasks.run_bulk_batch(str(row.pk))
+    assert asked[1][0] == [str(row.pk)]
+    assert 0 <= asked[1][1] <= 2
+    row.refresh_from_db()
+    assert row.done == 1
+
+
+def test_bulk_wait_uses_database_time(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(2)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
+    monkeypatch.setattr(bulk_actions, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
+    monkeypatch.setattr(bulk_actions, "monotonic", lambda: 0.0)  # the batch itself takes no time
+    assert bulk_actions.run_batch(row.pk) == timedelta(seconds=10)
+
+
+def test_bulk_action_resumes_after_broker_outage(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any, **how: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(tasks.run_bulk_batch, "apply_async", away)
+    fail(2)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
+    tasks.request_bulk_batches()
+    tasks.run_bulk_batch(str(row.pk))
+    pass_time(seconds=3)
+    assert bulk_actions.due_actions() == [row.pk]
+
+
+def test_bulk_pace_out_of_range_is_refused(fail: Any) -> None:
+    for pace in (0, -1, 1_000, float("nan")):
+        with pytest.raises(InvalidInput, match="per_second"):
+            bulk_actions.start_bulk_action("retry", {}, ANN, per_second=pace)
+
+
+# --- stopped ------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_action_cancelled_stops_before_next_batch(fail: Any) -> None:
+    fail(3)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
+    bulk_actions.run_batch(row.pk)
+    pass_time(seconds=3)
+
+    bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
+
+    assert bulk_actions.due_actions() == []
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.ended_by, row.done, len(again())) == ("cancelled", "bob", 1, 1)
+    with pytest.raises(Conflict, match="already ended"):
+        bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
+
+
+def test_cancel_bulk_action_does_not_wait_for_batch(fail: Any, second_connection: Any, settings: Any) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
+    fail(1)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+
+    def stop() -> None:
+        with connection.cursor() as cursor:  # so that this test ends, whatever it waits for
+            cursor.execute("SET lock_timeout = '10s'")
+        bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
+
+    with transaction.atomic():
+        BulkAction.objects.select_for_update().get(pk=row.pk)
+        with pytest.raises(Conflict, match="try again in a moment"):
+            second_connection(stop)
+    row.refresh_from_db()
+    assert row.state == "running"
+
+
+def test_same_bulk_action_is_not_started_twice(fail: Any) -> None:
+    fail(1)
+    row = bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
+    with pytest.raises(Conflict, match="already running"):
+        bulk_actions.start_bulk_action("ignore", {"state": "open"}, Actor("bob"))
+    finish(row)
+    assert bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
+
+
+def test_concurrent_same_bulk_actions_start_once(fail: Any, race: Any) -> None:
+    """A double click, or a client that asks again."""
+    fail(1)
+    assert sum(race(6, lambda number: _begun({"state": "open"}))) == 1
+
+
+def test_concurrent_bulk_actions_respect_the_maximum(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_actions, "MOST_RUNNING", 2)
+    fail(1)
+    assert sum(race(6, lambda number: _begun({"reason": f"{number}"}))) == 2
+
+
+def _begun(chosen: dict[str, str]) -> bool:
+    try:
+        bulk_actions.start_bulk_action("ignore", chosen, ANN)
+    except Conflict:
+        return False
+    return True
+
+
+# --- filters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "chosen", "field"),
+    [
+        ("ignore", {"payload__user_id": "ann"}, "payload__user_id"),
+        ("ignore", {"reason__in": "a,b"}, "reason__in"),
+        ("ignore", {"node__id__exact": "1"}, "node__id__exact"),
+        ("ignore", {"failed_at_from_0": "some day"}, "failed_at_from_0"),
+        ("ignore", {"reason": "x" * 300}, "reason"),
+        ("ignore", {"q": "a\0b"}, "q"),
+        ("call_off", {"fingerprint": "x"}, "fingerprint"),
+        ("call_off", {"node__id__exact": "one"}, "node__id__exact"),
+        ("call_off", {"stands": "upside down"}, "stands"),
+        ("explode", {}, "action"),
+    ],
+)
+def test_bulk_filter_errors_name_the_field(fail: Any, action: str, chosen: Any, field: str) -> None:
+    fail(1)
+    with pytest.raises(InvalidInput) as refused:
+        bulk_actions.start_bulk_action(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
+    assert [each.field for each in refused.value.errors] == [field]
+    assert not BulkAction.objects.exists()
+
+
+def test_bulk_time_span_excludes_its_end(fail: Any) -> None:
+    """So that two spans that follow each other share no row."""
+    zone = get_current_timezone()
+    for row, hour in zip(fail(3), (10, 11, 12), strict=True):
+        FailedTask.objects.filter(pk=row.pk).update(failed_at=datetime(2026, 3, 1, hour, tzinfo=zone))
+    span = {
+        "failed_at_from_0": "2026-03-01", "failed_at_from_1": "10:00:00",
+        "failed_at_to_0": "2026-03-01", "failed_at_to_1": "12:00:00",
+    }  # fmt: skip
+    assert bulk_actions.start_bulk_action("ignore", span, ANN).total == 2
+
+
+def test_bulk_batch_checks_the_stored_filter(fail: Any) -> None:
+    """What was stored and means nothing any more reaches no row."""
+    fail(2)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    BulkAction.objects.filter(pk=row.pk).update(filter={"everything": "1"})
+    with pytest.raises(InvalidInput, match="everything"):
+        bulk_actions.run_batch(row.pk)
+    assert not FailedTask.objects.exclude(state="open").exists()
+
+
+# --- races and deaths ---------------------------------------------------------------------------------------------
+
+
+def test_bulk_racing_workers_process_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_actions, "BATCH", 3)
+    rows = fail(20)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=200)
+
+    def work(number: int) -> int:
+        batches = 0
+        while BulkAction.objects.filter(pk=row.pk, state="running").exists():
+            batches += bulk_actions.run_batch(row.pk) is not None
+        return batches
+
+    assert sum(race(4, work)) == 6  # and one more, which ended it
+    row.refresh_from_db()
+    assert (row.state, row.done, row.skipped, row.failed) == ("done", 20, 0, 0)
+    assert sorted(str(touch.retry_of) for touch in again()) == sorted(str(each.task_id) for each in rows)
+
+
+def test_bulk_overlapping_actions_process_rows_once(fail: Any, race: Any) -> None:
+    fail(20)
+    both = [
+        bulk_actions.start_bulk_action("retry", {}, ANN),
+        bulk_actions.start_bulk_action("retry", {"state": "open"}, ANN),
+    ]
+
+    race(2, lambda number: bulk_actions.run_batch(both[number].pk))
+
+    for row in both:
+        finish(row)
+    assert (sum(row.done for row in both), len(again())) == (20, 20)
+
+
+def test_bulk_worker_after_lost_reservation_does_nothing(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped between taking the batch and doing it, for longer than it may hold one."""
+    fail(3)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    begin_batch = bulk_actions._reserve_batch
+
+    def stop_there(action_id: Any) -> Any:
+        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
+        held_until = begin_batch(action_id)
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+        assert bulk_actions.run_batch(row.pk) is None  # the other, which is done with it
+        return held_until
+
+    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
+
+
+def test_bulk_returning_worker_does_not_start_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next has its time, by the pace."""
+    fail(5)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
+    begin_batch = bulk_actions._reserve_batch
+
+    def stop_there(action_id: Any) -> Any:
+        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
+        held_until = begin_batch(action_id)
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+        assert bulk_actions.run_batch(row.pk) is not None  # the other
+        return held_until
+
+    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, len(again())) == ("running", 2, 2)
+
+
+@pytest.mark.faults
+def test_bulk_worker_killed_in_batch_stores_nothing(
+    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fail(6)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+
+    with transaction.atomic():
+        FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
+        with _worker(row) as worker:
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
+            assert second_connection(lambda: bulk_actions.run_batch(row.pk)) is None  # nobody else is at it meanwhile
+            worker.kill()
+    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 20)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
+
+    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.due_actions() == [row.pk]
+    assert (finish(row).done, len(again())) == (6, 6)
+
+
+@pytest.mark.faults
+def test_bulk_worker_killed_between_batches_keeps_rows(fail: Any, second_connection: Any) -> None:
+    rows = fail(5)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
+
+    with _worker(row) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"a batch\n"
+        worker.kill()
+    row.refresh_from_db()
+    assert (row.done, row.position) == (2, rows[1].pk)
+
+    pass_time(seconds=3)
+    assert bulk_actions.due_actions() == [row.pk]
+    assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
+
+
+def test_bulk_action_fails_after_max_tries(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(1)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+
+    def die(*args: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(bulk_actions, "_process_batch", die)
+    for _ in range(bulk_actions.MAX_TRIES):
+        with pytest.raises(SystemExit):
+            bulk_actions.run_batch(row.pk)
+        assert bulk_actions.run_batch(row.pk) is None  # it may still be alive
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done) == ("failed", 0)
+    assert "could not be finished" in row.note
+
+
+def test_bulk_batch_timeout_counts_as_a_try(fail: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.1)
+    fail(1)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
+    monkeypatch.setattr(bulk_actions, "_matching_rows", lambda row: slow)
+
+    for _ in range(bulk_actions.MAX_TRIES):
+        with pytest.raises(OperationalError):
+            bulk_actions.run_batch(row.pk)
+        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.MAX_TRIES, 0, None)
+
+
+def test_bulk_batch_with_lost_database_is_repeated(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fail(3)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    ignore = ROW_ACTIONS["ignore"].function
+
+    def lose(key: UUID, actor: Actor) -> None:
+        if key == rows[1].pk:
+            raise OperationalError("the connection is lost")
+        ignore(key, actor)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], function=lose))
+        with pytest.raises(OperationalError):
+            bulk_actions.run_batch(row.pk)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.failed, row.note, row.position) == ("running", 0, 0, "", None)
+
+    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
+    assert (finish(row).done, row.failed) == (3, 0)
+
+
+WORKING = """
+import sys, django
+django.setup()
+from uuid import UUID
+from django.db import connection
+from scheduling.operations import bulk_actions
+connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
+assert bulk_actions.run_batch(UUID(sys.argv[1])) is not None
+print("a batch", flush=True)
+sys.stdin.read()
+"""
+
+
+def _worker(row: BulkAction) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return program(WORKING, str(row.pk), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+# --- kept and forgotten -------------------------------------------------------------------------------------------
+
+
+def test_retention_deletes_ended_bulk_actions_only(fail: Any) -> None:
+    def old() -> UUID:
+        return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=100)).int + uuid4().int % 2**60)
+
+    for state in ("running", "done", "cancelled"):
+        key = old()
+        BulkAction.objects.create(
+            id=key, action="ignore", actor_name="ann", per_second=1, state=state,
+            ended_at=None if state == "running" else datetime.now(UTC),
+        )  # fmt: skip
+    pass_time(days=89)
+    assert retention.delete_expired_rows()["scheduling_bulkaction"] == 0
+    pass_time(days=11)
+    assert retention.delete_expired_rows()["scheduling_bulkaction"] == 2
+    assert BulkAction.objects.get().state == "running"
+
+
+# --- between two transactions of a batch ----------------------------------------------------------------------------
+
+
+def test_bulk_batch_of_cancelled_action_does_nothing(
+    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(2)
+    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
+    within = sql.limit_statement_time
+
+    @contextmanager
+    def cancel_first(limit: float) -> Iterator[None]:
+        second_connection(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
+        with within(limit):
+            yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sql, "limit_statement_time", cancel_first)
+        assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, row.ended_by) == ("cancelled", 0, "bob")
+    assert FailedTask.objects.filter(state="open").count() == 2
+    assert bulk_actions.run_batch(row.pk) is None
+
+
+def test_bulk_failing_row_is_tried_once_per_action(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_actions, "BATCH", 1)
+    rows = fail(3)
+    FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
+    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    for _ in range(10):
+        if (wait := bulk_actions.run_batch(row.pk)) is None:
+            break
+        pass_time(seconds=wait.total_seconds() + 0.001)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.failed, row.skipped) == ("done", 2, 1, 0)
+    assert row.note.count(str(rows[1].pk)) == 1

@@ -1,0 +1,185 @@
+"""The goal among those a node reached, beside its control group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from django.utils.timezone import now
+from pytest_django import Settings
+
+from scheduling.delivery import presence
+from scheduling.experiments.conversion import NodeEffect, compute_effects
+from scheduling.policy.rollout import Lift, Share
+from scheduling.policy.specs import hash_to_percent
+from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+
+DAY = timedelta(days=1)
+
+
+def test_interval_is_valid_for_few_and_none() -> None:
+    assert Share(0, 0).interval == (0.0, 1.0)
+    low, high = Share(0, 10).interval
+    assert (round(low, 3), round(high, 3)) == (0.0, 0.278)
+    assert [round(each, 4) for each in Share(81, 263).interval] == [0.2553, 0.3662]  # Newcombe 1998, method 3
+
+
+def test_lift_is_certain_only_beyond_chance() -> None:
+    lift = Lift(Share(56, 70), Share(48, 80))  # Newcombe 1998, method 10
+    assert [round(each, 4) for each in lift.interval] == [0.0524, 0.3339]
+    assert lift.certain
+    assert not Lift(Share(5, 10), Share(4, 10)).certain
+    assert not Lift(Share(5, 10), Share(0, 0)).certain
+
+
+def choose_customers(node: Any, count: int, *, held_out: bool) -> list[str]:
+    """Customers of the control group, or others."""
+    names = (f"user{number}" for number in range(10_000))
+    chosen = [
+        name for name in names if (hash_to_percent(f"holdout:{node.key}", name) < node.holdout_percent) == held_out
+    ]
+    return chosen[:count]
+
+
+def effect() -> NodeEffect:
+    (found,) = compute_effects(now() - 30 * DAY, now())
+    return found
+
+
+@pytest.fixture
+def node(matrix: Any) -> Any:
+    return matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=2 * DAY)
+
+
+@pytest.fixture
+def deliver_to_users(record_event: Callable[..., Any]) -> Callable[..., None]:
+    def deliver_to_users(*users: str) -> None:
+        for user in users:
+            ids = record_event(user=user).task_ids
+            fall_due(*ids)
+            deliver(ids)
+
+    return deliver_to_users
+
+
+@pytest.mark.django_db
+def test_effect_counts_the_goal_in_both_groups(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    treated, control = choose_customers(node, 4, held_out=False), choose_customers(node, 3, held_out=True)
+    deliver_to_users(*treated, *control)
+    pass_time(hours=3)
+    for user in (*treated[:3], control[0]):
+        record_event("order.paid", user)
+    record_event("order.paid", treated[0])  # twice is no second customer
+    assert effect().lift == Lift(Share(0, 0), Share(0, 0))  # their time is not over
+    pass_time(days=3)
+    record_event("order.paid", control[1])  # too late
+    assert effect().lift == Lift(Share(3, 4), Share(1, 3))
+    assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 4))]
+
+
+@pytest.mark.django_db
+def test_effect_ignores_earlier_goals_and_repeats(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    (user,) = choose_customers(node, 1, held_out=False)
+    record_event("order.paid", user)
+    pass_time(hours=1)
+    deliver_to_users(user, user)  # the second one is suppressed: the same content
+    pass_time(days=3)
+    assert effect().lift == Lift(Share(0, 1), Share(0, 0))
+
+
+@pytest.mark.django_db
+def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Any) -> None:
+    """And who is stopped before it does not: the control group knows no such customers."""
+    from scheduling.models import Customer
+
+    one, other = choose_customers(node, 2, held_out=False)
+    Customer.objects.create(user_id=other, opted_out=True)
+    node.rollout_percent = 0
+    node.save()
+    deliver_to_users(one, other)
+    pass_time(days=3)
+    assert (effect().lift.treated, effect().versions) == (Share(0, 1), [])
+
+
+class Stale:
+    """A Presence provider for whom every moment is long gone: a code that only its app knows."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset()
+
+    def presence_blocks(self, questions: Any) -> list[str]:
+        return ["stale"] * len(questions)
+
+    def note_sending(self, questions: Any, sent: Any) -> None:
+        """Count nothing."""
+
+
+@pytest.fixture
+def stale_presence(settings: Settings) -> Iterator[None]:
+    settings.PRESENCE = ["tests.scheduling.core.test_conversion.Stale"]
+    presence.presence_providers.cache_clear()
+    yield
+    presence.presence_providers.cache_clear()
+
+
+@pytest.mark.django_db
+def test_effect_ignores_customers_blocked_by_presence(node: Any, deliver_to_users: Any, stale_presence: None) -> None:
+    """Customers of the control group would be counted among those who were to get it."""
+    deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
+    pass_time(days=3)
+    assert effect().lift == Lift(Share(0, 0), Share(0, 0))
+
+
+@pytest.mark.django_db
+def test_effect_separates_template_versions(
+    node: Any, matrix: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    one, other = choose_customers(node, 2, held_out=False)
+    deliver_to_users(one)
+    text = node.template.texts.get()
+    text.body = "another"
+    text.save()
+    deliver_to_users(other)
+    pass_time(hours=1)
+    record_event("order.paid", other)
+    pass_time(days=3)
+    assert [(each.number, each.share) for each in effect().versions] == [(1, Share(0, 1)), (2, Share(1, 1))]
+
+
+@pytest.mark.django_db
+def test_effect_ignores_nodes_without_a_goal(matrix: Any) -> None:
+    matrix.node()
+    assert compute_effects(now() - DAY, now()) == []
+
+
+@pytest.mark.django_db
+def test_effect_counts_goal_during_deferral_in_both_groups(
+    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+) -> None:
+    """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
+    from scheduling.models import HarassmentRule, Touch
+
+    node.cancel_on = ["order.paid"]
+    node.save()
+    hour = timedelta(hours=1)
+    quiet = HarassmentRule.objects.create(
+        kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
+    )
+    treated, control = choose_customers(node, 3, held_out=False), choose_customers(node, 1, held_out=True)
+    record_event(user=treated[2])  # called off before anybody was drawn
+    record_event("order.paid", treated[2])
+    deliver_to_users(*treated[:2], *control)
+    pass_time(hours=1)
+    for user in (treated[0], *control):
+        record_event("order.paid", user)
+    quiet.enabled = False
+    quiet.save()
+    pass_time(days=3)
+    deliver(list(Touch.objects.filter(state="scheduled").values_list("task_id", flat=True)))
+    assert not Touch.objects.filter(settled_at=None).exists()
+    assert effect().lift == Lift(Share(1, 2), Share(1, 1))

@@ -1,0 +1,394 @@
+"""Every rule of the guard by itself, the order they speak in, and when a touch may come again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.experiments.conversion import DRAWN_RULES
+from scheduling.policy import guards
+from scheduling.policy.guards import HOLD, SEND, SUPPRESS, CapSlot, GuardVerdict, judge_touch
+from scheduling.policy.specs import RuleSpec
+from tests.scheduling.core.sample_data import (
+    CAP,
+    COMMUNITY_CAP,
+    CONVERSATION,
+    DAY,
+    DEDUPE,
+    HOUR,
+    NIGHT,
+    NOON,
+    RULES,
+    ann,
+    around,
+    candidate,
+    node,
+    slot,
+    template,
+    unsettled,
+)
+
+SECOND = timedelta(seconds=1)
+INSTANT = timedelta(microseconds=1)
+
+
+def test_guard_without_objection_sends() -> None:
+    assert judge_touch(candidate(), around(), NOON).decision == SEND
+
+
+def test_guard_expires_after_the_last_instant() -> None:
+    touch = candidate(expires_at=NOON)
+
+    assert judge_touch(touch, around(), NOON).decision == SEND
+
+    late = judge_touch(touch, around(), NOON + INSTANT)
+    assert (late.decision, late.rule, late.rule_version) == (SUPPRESS, "expired", touch.node.version)
+
+
+def test_guard_suppresses_disabled_node() -> None:
+    verdict = judge_touch(candidate(node=node(enabled=False)), around(), NOON)
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "node_disabled", 5)
+
+
+@pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
+def test_guard_pause_parks_under_the_widest_scope(scope: str) -> None:
+    verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
+    assert (verdict.decision, verdict.rule, verdict.parked) == (HOLD, "paused", scope)
+    assert verdict.next_eligible_at is None
+
+
+def test_guard_ignores_pause_of_other_scope() -> None:
+    elsewhere = around(paused=frozenset({"channel:hook", "node:other", "channel:guide", "node:log"}))
+    assert judge_touch(candidate(), elsewhere, NOON).decision == SEND
+
+
+def test_guard_opt_out_blocks_marketing_only() -> None:
+    marketing = candidate(customer=ann(opted_out=True))
+    service = candidate(customer=ann(opted_out=True), template=template(category="service"))
+
+    assert judge_touch(marketing, around(), NOON).rule == "opted_out"
+    assert judge_touch(service, around(), NOON).decision == SEND
+
+
+def test_guard_conversation_after_event_suppresses() -> None:
+    def with_conversation_at(instant: datetime) -> Any:
+        return judge_touch(candidate(event_at=NOON - HOUR, customer=ann(conversation_at=instant)), around(), NOON)
+
+    newer = with_conversation_at(NOON - HOUR + INSTANT)
+    assert (newer.decision, newer.rule, newer.rule_version) == (SUPPRESS, "conversation", CONVERSATION.version)
+    assert with_conversation_at(NOON - HOUR).decision == SEND
+    assert with_conversation_at(NOON - 2 * HOUR).decision == SEND
+
+
+def test_guard_live_conversation_needs_rule_and_node() -> None:
+    live = around(presence_block="conversation")
+    obeys, ignores = candidate(), candidate(node=node(guard_conversation="ignore"))
+
+    assert judge_touch(obeys, live, NOON).rule == "conversation"
+    assert judge_touch(ignores, live, NOON).decision == SEND
+    assert judge_touch(obeys, around(rules=(CAP,), presence_block="conversation"), NOON).decision == SEND
+
+
+def test_guard_answered_silence_is_always_suppressed() -> None:
+    touch = candidate(node=node(guard_conversation="ignore"))
+    verdict = judge_touch(touch, around(rules=(), presence_block="answered"), NOON)
+    assert (verdict.decision, verdict.rule) == (SUPPRESS, "answered")
+
+
+def test_guard_presence_unknown_defers_30_seconds() -> None:
+    touch = candidate(node=node(guard_conversation="ignore"))
+    verdict = judge_touch(touch, around(rules=(), presence_block="presence_unknown"), NOON)
+    assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + timedelta(seconds=30))
+
+
+def test_guard_holdout_suppresses() -> None:
+    verdict = judge_touch(candidate(node=node(holdout_percent=100)), around(), NOON)
+    assert (verdict.decision, verdict.rule) == (SUPPRESS, "holdout")
+
+
+def test_guard_rollout_suppresses_other_communities() -> None:
+    later = node(rollout_percent=0, rollout_communities=frozenset({"c2"}))
+    assert judge_touch(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
+    assert judge_touch(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
+
+
+def test_guard_quiet_hours_use_customer_time_zone() -> None:
+    evening = NOON + 3 * HOUR  # 23:00 in Shanghai, 16:00 in Berlin
+    rules = around(rules=(NIGHT,))
+
+    verdict = judge_touch(candidate(), rules, evening)
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (HOLD, "quiet_hours", NIGHT.version)
+    assert verdict.next_eligible_at == NOON + 12 * HOUR  # 08:00 in Shanghai
+    assert (verdict.observed, verdict.limit) == ("23:00", "22:00–08:00 Asia/Shanghai")
+
+    assert judge_touch(candidate(customer=ann(timezone="Europe/Berlin")), rules, evening).decision == SEND
+    assert judge_touch(candidate(node=node(guard_quiet_hours="ignore")), rules, evening).decision == SEND
+
+
+# --- the same content ------------------------------------------------------------------------------------------------
+
+
+def test_guard_dedupe_ends_after_its_window() -> None:
+    told = around(slots=[slot(72, "guide")])
+
+    early = judge_touch(candidate(), told, NOON - INSTANT)
+    assert (early.decision, early.rule, early.next_eligible_at) == (SUPPRESS, "dedupe", NOON)
+    assert judge_touch(candidate(), told, NOON).decision == SEND
+
+
+@pytest.mark.parametrize("other", ["survey", "guide-2", "Guide", ""])
+def test_guard_dedupe_other_content_is_sent(other: str) -> None:
+    told = around(slots=[slot(1, "guide")])
+    assert judge_touch(candidate(), told, NOON).rule == "dedupe"
+    assert judge_touch(candidate(template=template("guide", content_type=other)), told, NOON) == GuardVerdict(SEND)
+    assert judge_touch(candidate(), around(slots=[slot(1, other)]), NOON) == GuardVerdict(SEND)
+
+
+def test_guard_dedupe_ignored_still_applies_the_cap() -> None:
+    ignoring = candidate(node=node(guard_dedupe="ignore"))
+    assert judge_touch(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
+    assert judge_touch(ignoring, around(slots=[slot(1, "guide")]), NOON) == GuardVerdict(SEND)
+    assert judge_touch(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
+
+
+def test_guard_dedupe_is_never_deferred() -> None:
+    deferring = candidate(node=node(over_cap="defer"))
+    assert judge_touch(deferring, around(slots=[slot(1, "guide")]), NOON).decision == SUPPRESS
+
+
+def test_guard_dedupe_unsettled_defers_until_its_lease() -> None:
+    lease = NOON + timedelta(seconds=45)
+    verdict = judge_touch(candidate(), around(slots=[unsettled(lease, content_type="guide")]), NOON)
+    assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "dedupe", lease)
+
+
+# --- caps ------------------------------------------------------------------------------------------------------------
+
+
+def test_guard_cap_suppresses_and_gives_next_time() -> None:
+    three = around(slots=[slot(1), slot(5), slot(23)])
+    verdict = judge_touch(candidate(), three, NOON)
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
+    assert (verdict.observed, verdict.limit) == ("3", "3 in 1d")
+    assert verdict.next_eligible_at == NOON + HOUR
+
+
+def test_guard_cap_with_room_sends() -> None:
+    assert judge_touch(candidate(), around(slots=[slot(1), slot(23), slot(24)]), NOON).decision == SEND
+
+
+def test_guard_cap_ignores_slots_that_do_not_count() -> None:
+    quiet_ones = [slot(1, counts=False) for _ in range(5)]
+    assert judge_touch(candidate(), around(slots=quiet_ones), NOON).decision == SEND
+
+
+@pytest.mark.parametrize("switch", ["count_only", "ignore"])
+def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
+    touch = candidate(node=node(guard_cap=switch))
+    full = around(
+        rules=(CAP, COMMUNITY_CAP), slots=[slot()] * 3, community_slots=[slot(0.1)] * 2, important=[NOON + SECOND]
+    )
+    assert judge_touch(touch, full, NOON).decision == SEND
+
+
+def test_guard_cap_defers_if_touch_lives_long_enough() -> None:
+    full = around(slots=[slot(1), slot(2), slot(20)])
+    free_at = NOON + 4 * HOUR
+
+    patient = judge_touch(candidate(node=node(over_cap="defer"), expires_at=free_at), full, NOON)
+    mortal = judge_touch(candidate(node=node(over_cap="defer"), expires_at=free_at - INSTANT), full, NOON)
+
+    assert (patient.decision, patient.rule, patient.next_eligible_at) == (HOLD, "cap", free_at)
+    assert (mortal.decision, mortal.rule, mortal.next_eligible_at) == (SUPPRESS, "cap", free_at)
+
+
+def test_guard_lowered_cap_gives_exact_next_time() -> None:
+    lowered = replace(CAP, limit=2)
+    verdict = judge_touch(candidate(), around(rules=(lowered,), slots=[slot(1), slot(2), slot(10), slot(20)]), NOON)
+    assert verdict.next_eligible_at == NOON + 22 * HOUR  # 20 h and 10 h ago leave, then 2 h ago does
+
+
+def test_guard_cap_unsettled_slots_defer_until_lease() -> None:
+    first, second = NOON + timedelta(seconds=20), NOON + timedelta(seconds=40)
+    slots = [slot(1), unsettled(second), unsettled(first)]
+    verdict = judge_touch(candidate(), around(slots=slots), NOON)
+    assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "cap", first)
+    assert verdict.observed == "3 (2 unsettled)"
+
+
+def test_guard_cap_settled_slots_suppress() -> None:
+    slots = [slot(1), slot(2), slot(3), unsettled(NOON + SECOND)]
+    verdict = judge_touch(candidate(), around(slots=slots), NOON)
+    assert (verdict.decision, verdict.next_eligible_at) == (SUPPRESS, NOON + 22 * HOUR)
+
+
+def test_guard_cap_expired_lease_defers_one_second() -> None:
+    verdict = judge_touch(candidate(), around(slots=[unsettled(NOON - HOUR)] * 3), NOON)
+    assert (verdict.decision, verdict.next_eligible_at) == (HOLD, NOON + SECOND)
+
+
+def test_guard_community_cap_is_separate() -> None:
+    full = around(rules=(COMMUNITY_CAP,), community_slots=[slot(0.25), slot(0.5)])
+
+    verdict = judge_touch(candidate(), full, NOON)
+
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "community_cap", 11)
+    assert verdict.next_eligible_at == NOON + HOUR / 2
+    assert judge_touch(candidate(chat_id=""), full, NOON).decision == SEND
+    assert judge_touch(candidate(), around(rules=(COMMUNITY_CAP,), slots=[slot(0.5)] * 9), NOON).decision == SEND
+
+
+def test_guard_retry_with_slot_passes_the_cap() -> None:
+    full = around(
+        rules=(CAP, DEDUPE, COMMUNITY_CAP), slots=[slot(1, "guide")] * 3, community_slots=[slot(0.1)] * 2,
+        important=[NOON + SECOND] * 3,
+    )  # fmt: skip
+    assert judge_touch(candidate(has_slot=True), full, NOON).decision == SEND
+    assert judge_touch(candidate(has_slot=False), full, NOON).decision != SEND
+
+
+def test_guard_retry_still_obeys_opt_out_and_conversation() -> None:
+    assert judge_touch(candidate(has_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
+    assert (
+        judge_touch(candidate(has_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule == "conversation"
+    )
+
+
+def test_guard_own_slot_is_not_counted() -> None:
+    touch = candidate()
+    own = slot(1, "guide", task_id=touch.task_id)
+    assert judge_touch(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
+
+
+# --- room for the more important -------------------------------------------------------------------------------------
+
+
+def test_guard_last_slot_waits_for_higher_priority() -> None:
+    due = NOON + timedelta(seconds=50)
+    verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[due]), NOON)
+    assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "slot_hold", due + 2 * SECOND)
+
+
+def test_guard_slot_hold_not_needed_with_room() -> None:
+    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND]), NOON).decision == SEND
+    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND] * 2), NOON).rule == "slot_hold"
+
+
+def test_guard_overdue_priority_is_waited_for_2_seconds() -> None:
+    verdict = judge_touch(candidate(), around(slots=[slot(1)] * 2, important=[NOON - HOUR]), NOON)
+    assert verdict.next_eligible_at == NOON + 2 * SECOND
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+#: What makes each rule object, in the order they must speak.
+OBJECTIONS: dict[str, dict[str, Any]] = {
+    "cancelled": {"called_off": "event:order.paid"},
+    "expired": {"expires_at": NOON - SECOND},
+    "node_disabled": {"enabled": False},
+    "paused": {"paused": frozenset({"all"})},
+    "opted_out": {"opted_out": True},
+    "conversation": {"conversation_at": NOON},
+    "holdout": {"holdout_percent": 100},
+    "rollout": {"rollout_percent": 0},
+    "quiet_hours": {"timezone": "Pacific/Auckland"},  # 01:00 there
+    "dedupe": {"guide_slot": True},
+    "cap": {"full": True},
+    "community_cap": {"community_full": True},
+    "slot_hold": {"important": [NOON + SECOND] * 3},
+}
+
+
+def first_objection(*names: str) -> str:
+    said = {key: value for name in names for key, value in OBJECTIONS[name].items()}
+    slots = [slot(1, "guide", counts=False)] if "guide_slot" in said else []
+    slots += [slot(1)] * 3 if "full" in said else []
+    touch = candidate(
+        expires_at=said.get("expires_at", NOON + 3 * DAY),
+        customer=ann(**{key: said[key] for key in ("opted_out", "conversation_at", "timezone") if key in said}),
+        node=node(**{key: said[key] for key in ("enabled", "holdout_percent", "rollout_percent") if key in said}),
+    )
+    verdict = judge_touch(
+        touch,
+        around(
+            rules=RULES, paused=said.get("paused", frozenset()), slots=slots, important=said.get("important", ()),
+            community_slots=[slot(0.1)] * 2 if "community_full" in said else (),
+            cancelled_by=said.get("called_off", ""),
+        ),
+        NOON,
+    )  # fmt: skip
+    return "cancelled" if verdict.rule == "event:order.paid" else verdict.rule
+
+
+@pytest.mark.parametrize("name", OBJECTIONS)
+def test_guard_each_rule_can_object_alone(name: str) -> None:
+    assert first_objection(name) == name
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(OBJECTIONS, 2)))
+def test_guard_first_documented_objection_is_given(first: str, second: str) -> None:
+    assert first_objection(first, second) == first
+
+
+def test_guard_docstring_lists_rules_in_order() -> None:
+    documented = [line.split()[1].rstrip(",") for line in (guards.__doc__ or "").splitlines() if ". " in line[:4]]
+    asked = [check.__name__.removeprefix("_judge_") for check in guards.CHECKS]
+    assert documented == [name for name in asked if name != "rollout"]  # it shares a line with the hold-out
+    assert list(OBJECTIONS) == asked
+
+
+def test_guard_drawn_rules_start_at_the_holdout() -> None:
+    said = list(map(first_objection, OBJECTIONS))
+    assert list(DRAWN_RULES) == said[said.index("holdout") :]
+
+
+# --- the next eligible time ------------------------------------------------------------------------------------------
+
+minutes_ago = st.integers(min_value=1, max_value=10 * 24 * 60)
+histories = st.lists(minutes_ago, max_size=12)
+caps = st.lists(
+    st.builds(
+        lambda limit, hours: replace(CAP, limit=limit, window=timedelta(hours=hours)),
+        st.integers(1, 5),
+        st.integers(1, 200),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def eligible(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], at: datetime) -> bool:
+    return (
+        judge_touch(candidate(expires_at=NOON + 365 * DAY), around(rules=tuple(rules), slots=slots), at).decision
+        == SEND
+    )
+
+
+@given(caps, histories)
+def test_guard_next_eligible_time_is_exact(rules: list[RuleSpec], history: list[int]) -> None:
+    slots = [slot(minutes / 60) for minutes in history]
+    touch = candidate(node=node(over_cap="defer"), expires_at=NOON + 365 * DAY)
+
+    verdict = judge_touch(touch, around(rules=tuple(rules), slots=slots), NOON)
+
+    if verdict.decision == HOLD:
+        assert verdict.next_eligible_at is not None
+        assert not eligible(rules, slots, verdict.next_eligible_at - INSTANT)
+        assert eligible(rules, slots, verdict.next_eligible_at)
+
+
+@given(histories, st.lists(st.integers(1, 120), min_size=1, max_size=6))
+def test_guard_unsettled_slots_alone_never_suppress(settled: list[int], leases: list[int]) -> None:
+    slots = [slot(minutes / 60) for minutes in settled]
+    slots += [unsettled(NOON + timedelta(seconds=seconds)) for seconds in leases]
+    verdict = judge_touch(candidate(), around(rules=(CAP,), slots=slots), NOON)
+
+    full_by_itself = sum(each.settled and each.at > NOON - CAP.window for each in slots) >= CAP.limit
+    assert (verdict.decision == SUPPRESS) == full_by_itself

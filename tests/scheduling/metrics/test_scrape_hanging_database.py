@@ -1,0 +1,96 @@
+"""A scrape while PostgreSQL is alive for TCP and says nothing: it ends, and tells what others know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections
+from django.test import Client
+
+from rpa_tasks.models import Platform
+from scheduling.db_timeouts import Deadline
+from scheduling.monitoring import collectors, queue_stats
+from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.hanging_database import Hanging, before_the_database
+from tests.scheduling.metrics.test_collectors import read_cluster_metrics
+
+OF_THE_DATABASE = {
+    "aftertouch_touches", "aftertouch_touches_oldest_overdue_seconds", "aftertouch_failed_tasks_open",
+    "aftertouch_pauses", "aftertouch_rollouts", "aftertouch_rpa_jobs_waiting", "aftertouch_rpa_browsers",
+    "aftertouch_nudges",
+}  # fmt: skip
+
+
+@pytest.fixture
+def gate(transactional_db: None, valkey: Any) -> Iterator[Hanging]:
+    with before_the_database() as made:
+        yield made
+
+
+@pytest.fixture
+def run_in_thread(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """In a thread, whose connections are its own."""
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda work: thread.submit(work).result(PATIENCE)
+        gate.end()
+        thread.submit(lambda: connections["default"].close()).result(PATIENCE)
+
+
+def test_hanging_database_connection_is_tried_once(gate: Hanging, run_in_thread: Callable[..., Any]) -> None:
+    gate.hangs()
+    found = read_cluster_metrics(run_in_thread(lambda: Client().get("/metrics").content))
+    assert gate.taken == 1, "each wait for a connection takes two seconds of the ten that Prometheus has"
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 0
+    assert found["aftertouch_watchers"] == 0
+    assert any(name.startswith("python_info") for name in found)
+    assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
+
+
+def test_database_hanging_during_scrape_is_skipped(
+    gate: Hanging, run_in_thread: Callable[..., Any], settings: Any
+) -> None:
+    assert "aftertouch_touches_oldest_overdue_seconds" in read_cluster_metrics(
+        run_in_thread(collectors.export_cluster_metrics)
+    )
+    gate.hangs()
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=1.0)
+    found = read_cluster_metrics(run_in_thread(collectors.export_cluster_metrics))
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 0
+    assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
+    gate.answers()
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=PATIENCE)
+    assert "aftertouch_rollouts_oldest_judged_seconds" in read_cluster_metrics(
+        run_in_thread(collectors.export_cluster_metrics)
+    ), "asked on a new connection"
+
+
+@pytest.mark.django_db
+def test_expired_deadline_runs_no_query(django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).limit_queries(2.0):
+        raise AssertionError("asked")
+
+
+@pytest.mark.django_db
+def test_slow_statement_does_not_affect_others() -> None:
+    deadline = Deadline(PATIENCE)
+    with pytest.raises(OperationalError), deadline.limit_queries(0.1):
+        collectors.sql.rows("SELECT pg_sleep(60)", {})
+    with deadline.limit_queries(20.0):
+        assert collectors.sql.rows("SELECT 1", {}) == [(1,)]
+
+
+@pytest.mark.django_db
+def test_queue_names_survive_database_outage(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Platform.objects.create(key="own", dedicated_queue=True)
+    assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(collectors.sql, "rows", away)
+    assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
+    assert "p.own.high" in {each.name for each in queue_stats.read_queue_stats()}

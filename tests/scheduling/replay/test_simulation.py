@@ -1,0 +1,146 @@
+"""One configuration in simulated time, with nothing but values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from scheduling.experiments.replay.figures import ReplayCounter
+from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation
+from scheduling.ids import new_id
+from scheduling.policy.guards import CapSlot
+from scheduling.policy.specs import NodeSpec, RuleSpec
+from tests.scheduling.core.sample_data import (
+    ARTICLE,
+    CAP,
+    CONVERSATION,
+    DAY,
+    DEDUPE,
+    HOUR,
+    NIGHT,
+    NOON,
+    ann,
+    event,
+    node,
+)
+
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Setting:
+    """The part of a configuration that a world reads."""
+
+    nodes: dict[int, NodeSpec]
+    rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)
+    delay_rules: Any = ARTICLE
+    activity_types: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def triggered(self) -> dict[str, tuple[NodeSpec, ...]]:
+        return {
+            each.trigger: tuple(n for n in self.nodes.values() if n.trigger == each.trigger)
+            for each in self.nodes.values()
+        }
+
+    @property
+    def cancelling(self) -> dict[str, tuple[NodeSpec, ...]]:
+        kinds = {kind for each in self.nodes.values() for kind in each.cancel_on}
+        return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
+
+
+def world(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
+    figures = ReplayCounter(ZoneInfo("Asia/Shanghai"))
+    setting = Setting({each.id: each for each in nodes}, rules)
+    made = Simulation(setting, figures, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
+    made.customers["ann"] = SimulatedCustomer(ann())
+    return made
+
+
+def figures_of(made: Simulation, until: datetime) -> dict[str, Any]:
+    made.advance(until)
+    observer = made.observer
+    assert isinstance(observer, ReplayCounter)
+    return observer.summarize(made)
+
+
+def test_simulation_sends_touch_when_due() -> None:
+    made = world(node())
+    made.receive([event()], NOON)
+    assert figures_of(made, NOON + 14 * MINUTE)["totals"] == {"planned": 1, "waiting": 1}
+    assert figures_of(world_after(made), NOON + 15 * MINUTE)["totals"]["delivered"] == 1
+
+
+def world_after(made: Simulation) -> Simulation:
+    """The same world, counted anew."""
+    made.observer = ReplayCounter(ZoneInfo("Asia/Shanghai"))
+    return made
+
+
+def test_simulation_quiet_hours_defer_until_morning() -> None:
+    made = world(node(delay=3 * HOUR), rules=(NIGHT,))  # due 23:00 in Shanghai
+    made.receive([event()], NOON)
+    told = figures_of(made, NOON + 11 * HOUR)
+    assert (told["totals"], told["held"]) == ({"planned": 1, "held": 1, "waiting": 1}, {"quiet_hours": 1})
+    assert figures_of(made, NOON + 12 * HOUR)["days"] == {"2026-03-04": 1}  # 08:00
+
+
+def test_simulation_cap_suppresses_or_defers() -> None:
+    nodes = [node("a", id=1), node("b", id=2, trigger="order.paid", over_cap="defer")]
+    made = world(*nodes)
+    for number in range(4):
+        made.receive([event(id=new_id())], NOON + number * HOUR)
+    made.receive([event("order.paid", id=new_id(), occurred_at=NOON + 5 * HOUR)], NOON + 5 * HOUR)
+    told = figures_of(made, NOON + 10 * HOUR)
+    assert told["totals"] == {"planned": 5, "delivered": 3, "suppressed": 1, "held": 1, "waiting": 1}
+    assert (told["suppressed"], told["held"]) == ({"cap": 1}, {"cap": 1})
+    assert (told["customers_at_cap"], told["customers_reached"], told["sends_a_customer"]) == (1, 1, {"3": 1})
+    assert told["nodes"]["b"] == {"planned": 1, "held": 1, "waiting": 1}
+    later = figures_of(made, NOON + 2 * DAY)
+    assert later["nodes"]["b"]["delivered"] == 1
+
+
+def test_simulation_counts_earlier_deliveries() -> None:
+    made = world(node(), rules=(DEDUPE,))
+    before = CapSlot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
+    made.customers["ann"].slots.append(before)
+    made.receive([event()], NOON)
+    assert figures_of(made, NOON + HOUR)["suppressed"] == {"dedupe": 1}
+
+
+def test_simulation_event_cancels_waiting_touch() -> None:
+    made = world(node(cancel_on=frozenset({"order.paid"})))
+    made.receive([event()], NOON)
+    made.receive([event("order.paid", id=new_id(), occurred_at=NOON + MINUTE)], NOON + MINUTE)
+    told = figures_of(made, NOON + HOUR)
+    assert (told["totals"], told["cancelled"]) == ({"planned": 1, "cancelled": 1}, {"event:order.paid": 1})
+
+
+def test_simulation_render_failure_takes_no_slot() -> None:
+    made = world(node(), prepare=lambda *_: "template_data_missing")
+    made.receive([event()], NOON)
+    told = figures_of(made, NOON + HOUR)
+    assert told["failed"] == {"template_data_missing": 1}
+    assert not made.customers["ann"].slots
+
+
+def test_simulation_opt_out_applies_from_its_time() -> None:
+    made = world(node())
+    made.customers["ann"].opted_out_at = NOON + HOUR
+    made.receive([event()], NOON)
+    made.receive([event(id=new_id(), occurred_at=NOON + HOUR)], NOON + HOUR)
+    told = figures_of(made, NOON + DAY)
+    assert (told["totals"]["delivered"], told["suppressed"]) == (1, {"opted_out": 1})
+
+
+def test_simulation_is_deterministic() -> None:
+    def told() -> str:
+        made = world(node("a", id=1), node("b", id=2), rules=(CAP, DEDUPE))
+        for number in range(5):
+            at = NOON + number * HOUR
+            made.receive([event(id=new_id(), occurred_at=at.astimezone(UTC))], at)
+        return repr(figures_of(made, NOON + DAY))
+
+    assert told() == told()

@@ -1,0 +1,307 @@
+"""The adapter for gateways that keep a key with a time to live for each user."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from redis.exceptions import ResponseError
+
+from config.environment import ROOT
+from config.local.processes import wait_until
+from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
+from sessions.detection.presence import SessionPresence
+from sessions.policy import Policy
+from sessions.store.client import Server, StoreUnavailable
+from sessions.store.sessions import ClaimedSilence
+from tests.sessions.conftest import Chats
+from tests.sessions.refusing_server import refuse_writes
+from tests.sessions.test_presence import silence_question
+
+SECOND = timedelta(seconds=1)
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def keyspace_events(valkey: Any) -> Iterator[None]:
+    """A server that tells when keys expire, as a gateway's would."""
+    before = valkey.config_get("notify-keyspace-events")["notify-keyspace-events"]
+    valkey.config_set("notify-keyspace-events", "Ex")
+    yield
+    valkey.config_set("notify-keyspace-events", before)
+
+
+RunListener = Callable[..., Any]
+
+
+@pytest.fixture
+def run_listener(chats: Chats, keyspace_events: None) -> Iterator[RunListener]:
+    @contextmanager
+    def run_listener(pattern: str = "session:*", **changes: Any) -> Iterator[ExpiredKeyListener]:
+        stop = threading.Event()
+        gateway = Server(settings.REDIS_URL)
+        options = {"tag": "", "window": 30 * SECOND, "stop": stop, **changes}
+        listener = ExpiredKeyListener(gateway, chats.store, Pattern(pattern), **options)
+        listener.check()
+        listener.start()
+        try:
+            assert listener.connected.wait(PATIENCE)
+            yield listener
+        finally:
+            stop.set()
+            listener.join()
+            gateway.client.close()
+
+    return run_listener
+
+
+def expire(chats: Chats, key: str) -> None:
+    """As if the user's last ping had been a while ago. To look at it makes the server notice."""
+    client = chats.store.server.client
+    client.set(key, "1", px=1)
+    assert wait_until(lambda: not client.exists(key), PATIENCE)
+
+
+def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
+    found: list[ClaimedSilence] = []
+
+    def enough() -> bool:
+        found.extend(chats.claim())
+        return len(found) >= count
+
+    assert wait_until(enough, PATIENCE)
+    return found
+
+
+def test_expired_key_becomes_silence_of_its_user(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener(tag="gateway"):
+        expire(chats, "other:ann")
+        expire(chats, "session:")
+        expire(chats, "session:ann")
+        (claim,) = claim_until(chats, 1)
+    assert (claim.session_id, claim.user_id, claim.tag, claim.nudge) == ("ann", "ann", "gateway", 1)
+    assert abs(claim.deadline - chats.now) < 60 * SECOND
+
+
+def test_many_listeners_record_one_silence_for_each_key(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener(), run_listener(), run_listener():
+        for user in range(20):
+            expire(chats, f"session:u{user}")
+        claims = claim_until(chats, 20)
+    assert len(claims) == len({claim.user_id for claim in claims}) == 20
+    assert chats.claim() == []
+
+
+def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
+    def expired() -> int:
+        return chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+
+    assert [expired(), expired()] == [1, 0]
+    (first,) = chats.claim()
+    chats.store.confirm([first])
+    chats.pass_time(29)
+    assert expired() == 0
+    chats.pass_time(2)
+    assert expired() == 1
+    (second,) = chats.claim()
+    assert second.armed_at > first.armed_at
+
+
+def test_note_expired_ignores_session_with_frames(chats: Chats) -> None:
+    chats.user(session="ann")
+    assert chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND) == 0
+    assert chats.claim() == []
+
+
+def test_expired_key_silence_has_no_further_nudges(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+    chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+    chats.store.confirm(chats.claim())
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
+def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
+    chats.store.note_expired([("ann", "session:ann"), ("bob", "session:bob")], window=30 * SECOND)
+    claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
+    chats.store.confirm(claims)
+    chats.store.server.client.set("session:ann", "1", px=60_000)
+    assert SessionPresence(chats.store).presence_blocks([silence_question(claim) for claim in claims]) == [
+        "answered",
+        "",
+    ]
+
+
+def test_expired_key_during_store_outage_is_noted_later(
+    chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, failures = chats.store.note_expired, 2
+
+    def away(*args: Any, **changes: Any) -> int:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise StoreUnavailable("gone")
+        return note(*args, **changes)
+
+    monkeypatch.setattr(chats.store, "note_expired", away)
+    with run_listener():
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
+    assert failures < 0
+
+
+def test_listener_survives_full_server(chats: Chats, valkey: Any, run_listener: RunListener) -> None:
+    """It answers with an error, which is no lost connection. A process whose listener ended would look alive."""
+    with run_listener() as listener:
+        valkey.set("session:ann", "1")
+        with refuse_writes(valkey):
+            valkey.pexpire("session:ann", 1)
+            assert wait_until(lambda: not valkey.exists("session:ann"), PATIENCE)
+            assert wait_until(lambda: not listener.connected.is_set(), PATIENCE)
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
+
+
+def test_listener_survives_unexpected_errors(
+    chats: Chats, valkey: Any, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, failures = chats.store.note_expired, iter([ResponseError("NOPERM"), RuntimeError("odd")])
+
+    def odd(*args: Any, **changes: Any) -> int:
+        if error := next(failures, None):
+            raise error
+        return note(*args, **changes)
+
+    monkeypatch.setattr(chats.store, "note_expired", odd)
+    with run_listener():
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
+
+
+def test_disconnected_listener_subscribes_again(chats: Chats, run_listener: RunListener) -> None:
+    client = chats.store.server.client
+
+    def ears() -> set[str]:
+        return {each["id"] for each in client.client_list(_type="pubsub")}
+
+    others = ears()  # of tests before, whose end the server has not seen yet
+    with run_listener():
+        (first,) = ears() - others
+        client.client_kill_filter(_id=first)
+        assert wait_until(lambda: bool(ears() - others - {first}), PATIENCE)
+        expire(chats, "session:ann")
+        claim_until(chats, 1)
+
+
+def test_listen_expired_without_keyspace_events_is_refused(chats: Chats, valkey: Any) -> None:
+    for flags in ("", "Kx", "Eg", "E"):
+        valkey.config_set("notify-keyspace-events", flags)
+        with pytest.raises(CommandError, match="CONFIG SET notify-keyspace-events Ex"):
+            call_command("listen_expired", "--pattern", "session:*", stdout=StringIO())
+    valkey.config_set("notify-keyspace-events", "")
+
+
+@pytest.fixture
+def as_user(valkey: Any) -> Iterator[Callable[[str], Server]]:
+    """Connect as a user with these rights."""
+    made: list[Server] = []
+
+    def as_user(rights: str) -> Server:
+        valkey.execute_command("ACL", "SETUSER", "probe", "reset", "on", ">s3cret", *rights.split())
+        made.append(Server(re.sub(r"//(.*@)?", "//probe:s3cret@", settings.REDIS_URL)))
+        return made[-1]
+
+    yield as_user
+    for each in made:
+        each.client.close()
+    valkey.execute_command("ACL", "DELUSER", "probe")
+
+
+def shipped_rights(user: str) -> str:
+    lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"user {user} ")]
+    return line.partition(">PASSWORD ")[2]
+
+
+def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = None) -> ExpiredKeyListener:
+    options = {"tag": "", "window": SECOND, "stop": stop or threading.Event()}
+    return ExpiredKeyListener(gateway, chats.store, Pattern("session:*"), **options)
+
+
+def test_listener_works_with_shipped_acl(
+    chats: Chats, keyspace_events: None, valkey: Any, as_user: Callable[[str], Server]
+) -> None:
+    gateway = as_user(shipped_rights("listener"))
+    valkey.execute_command("ACL", "LOG", "RESET")
+    stop = threading.Event()
+    listener = listener_on(gateway, chats, stop)
+    listener.check()
+    listener.start()
+    try:
+        assert listener.connected.wait(PATIENCE)
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
+    finally:
+        stop.set()
+        listener.join()
+    denied = {(row["reason"], row["object"]) for row in valkey.acl_log() if row["username"] == "probe"}
+    assert denied <= {("command", "config|get")}
+
+
+def test_check_without_config_right_detects_disabled_events(
+    chats: Chats, valkey: Any, as_user: Callable[[str], Server]
+) -> None:
+    valkey.config_set("notify-keyspace-events", "")
+    with pytest.raises(KeyspaceEventsDisabled, match="must have E and x"):
+        listener_on(as_user(shipped_rights("listener")), chats).check()
+
+
+def test_listener_without_subscribe_right_fails(
+    chats: Chats, keyspace_events: None, as_user: Callable[[str], Server]
+) -> None:
+    stop = threading.Event()
+    listener = listener_on(as_user(shipped_rights("watcher")), chats, stop)
+    with pytest.raises(KeyspaceEventsDisabled, match="SUBSCRIBE __keyevent@"):
+        listener.check()
+    listener.start()
+    assert stop.wait(PATIENCE)
+    listener.join()
+    assert "&__keyevent@*__:expired" in str(listener.failure)
+
+
+@pytest.mark.parametrize("flags", ["Ex", "EA", "KEA"])
+def test_check_accepts_flags_with_expired_events(chats: Chats, valkey: Any, flags: str) -> None:
+    valkey.config_set("notify-keyspace-events", flags)
+    ExpiredKeyListener(
+        chats.store.server, chats.store, Pattern("a*"), tag="", window=SECOND, stop=threading.Event()
+    ).check()  # fmt: skip
+    valkey.config_set("notify-keyspace-events", "")
+
+
+@pytest.mark.parametrize("pattern", ["session", "*:*", "s?:*", "[ab]:*"])
+def test_pattern_requires_one_star(pattern: str) -> None:
+    with pytest.raises(ValueError, match="one \\*"):
+        Pattern(pattern)
+
+
+def test_pattern_extracts_user_from_key() -> None:
+    pattern = Pattern("at:*:live")
+    assert pattern.user_of("at:ann:live") == "ann"
+    assert pattern.user_of("at:a:b:live") == "a:b"
+    assert [pattern.user_of(key) for key in ("at::live", "at:live", "xat:ann:live", "at:ann:lives")] == [None] * 4
+
+
+def test_expired_key_with_invalid_user_is_skipped(chats: Chats, run_listener: RunListener) -> None:
+    with run_listener():
+        expire(chats, "session:" + "x" * 300)
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]

@@ -1,0 +1,52 @@
+"""Which answers of a server mean that it is as good as away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis._parsers.base import BaseParser
+from redis.exceptions import ResponseError
+
+from sessions.store.client import StoreUnavailable, _raise_first
+from tests.sessions.conftest import Chats
+from tests.sessions.refusing_server import REFUSALS, refuse_writes
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: Any, code: str) -> None:
+    with refuse_writes(valkey, code), pytest.raises(StoreUnavailable):
+        chats.user()
+    chats.user()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "OOM command not allowed when used memory > 'maxmemory'. script: 5c1, on @user_script:12.",
+        "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "READONLY You can't write against a read only replica.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "LOADING Valkey is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "CLUSTERDOWN The cluster is down",
+        "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    ],
+)
+def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
+    with pytest.raises(StoreUnavailable):
+        _raise_first([1, BaseParser.parse_error(answer)])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "NOPERM User web has no permissions to run the 'evalsha' command",
+        "WRONGTYPE Operation against a key holding the wrong kind of value",
+        "BUSYKEY Target key name already exists.",
+    ],
+)
+def test_permanent_server_error_is_raised_unchanged(answer: str) -> None:
+    with pytest.raises(ResponseError):
+        _raise_first([1, BaseParser.parse_error(answer)])

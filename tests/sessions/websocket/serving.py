@@ -1,0 +1,120 @@
+"""A real web process with its WebSockets, and people who speak to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from config.environment import ROOT, environment
+from sessions.websocket import tokens
+from tests.scheduling.api.serving import PATIENCE, database_url
+
+FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate false --timeout-graceful-shutdown 2"
+
+
+@contextmanager
+def process(*words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of the house on the test database, ended with the test."""
+    import os
+
+    env = {**os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **environ}
+    env["AFTERTOUCH_STATE_DIR"] = str(environment().aftertouch_state_dir)
+    running = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, pass_fds=pass_fds)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+@contextmanager
+def web(**environ: str) -> Iterator[str]:
+    """uvicorn as the stack starts it; yields its address without the scheme."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(4096)
+        words = ["-m", "uvicorn", "tests.slow_machine_asgi:application", "--fd", str(listener.fileno()), *FLAGS.split()]
+        words += ["--log-level", "warning", "--no-access-log"]
+        with process(*words, pass_fds=(listener.fileno(),), **environ):
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def token(session: str = "s1", user: str = "ann", role: str = "user", *, seconds: float = 600, **more: str) -> str:
+    admission = tokens.Admission(session, user, more.get("chat_id", "c1"), more.get("tag", ""), role)
+    return tokens.issue_token(admission, timedelta(seconds=seconds))[0]
+
+
+class Page:
+    """One side of a session, as a page or a gateway would be."""
+
+    def __init__(self, address: str, session: str = "s1", role: str = "user", **more: Any) -> None:
+        cursor, given = more.pop("cursor", ""), more.pop("token", None)
+        secret = token(session, role=role, **more) if given is None else given
+        query = f"token={quote(secret)}" + (f"&cursor={cursor}" if cursor else "")
+        url = f"ws://{address}/ws/v1/sessions/{quote(session, safe='')}?{query}"
+        self.address = address
+        self.socket: ClientConnection = connect(url, open_timeout=PATIENCE, compression=None).__enter__()
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    @classmethod
+    def is_let_in(cls, address: str, secret: str) -> bool:
+        with cls(address, token=secret) as page:
+            try:
+                return page.hear()["type"] == "welcome"
+            except ConnectionClosed:
+                return False
+
+    def say(self, type: str, **more: Any) -> None:
+        self.socket.send(json.dumps({"type": type, **more}))
+
+    def hear(self, timeout: float = PATIENCE) -> dict[str, Any]:
+        return json.loads(self.socket.recv(timeout))  # type: ignore[no-any-return]
+
+    def hear_until(self, type: str, **wanted: Any) -> dict[str, Any]:
+        """The next frame of this type that says this; others are passed over."""
+        ends_at = monotonic() + PATIENCE
+        while True:
+            frame = self.hear(max(0.0, ends_at - monotonic()))
+            if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
+                return frame
+
+    def heard_so_far(self) -> list[dict[str, Any]]:
+        """What came before the answer to a ping that is sent now."""
+        self.say("ping")
+        found = []
+        while (frame := self.hear())["type"] != "pong":
+            found.append(frame)
+        return found
+
+    def close_code(self) -> tuple[int, str]:
+        """Wait for the server to end it; what it said before is passed over."""
+        ends_at = monotonic() + PATIENCE
+        with pytest.raises(ConnectionClosed) as closed:
+            self._pass_over(ends_at)
+        assert closed.value.rcvd is not None, "no close frame came"
+        return closed.value.rcvd.code, closed.value.rcvd.reason
+
+    def _pass_over(self, ends_at: float) -> None:
+        while True:
+            self.socket.recv(max(0.0, ends_at - monotonic()))

@@ -1,0 +1,91 @@
+"""A page that catches up while something is said: one consumer in this process, with the moments held apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from sessions.store.inbox import Entry, Inbox, Post
+from sessions.store.inbox import live_inbox as inbox
+from sessions.websocket import hub
+from sessions.websocket.consumer import SessionConsumer
+from tests.scheduling.api.serving import PATIENCE
+from tests.sessions.websocket.serving import token
+
+
+class Listening(SessionConsumer):
+    """Says when it has heard."""
+
+    def __init__(self) -> None:
+        self.heard_it = asyncio.Event()
+
+    def on_notification(self, told: dict[str, Any]) -> None:
+        super().on_notification(told)
+        self.heard_it.set()
+
+
+class Wire:
+    """The other end of its connection."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.said.put_nowait({"type": "websocket.connect"})
+
+    async def texts(self, count: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < count:
+            message = await self.heard.get()
+            frame = json.loads(message.get("text", "{}"))
+            if frame.get("type") == "message":
+                found.append(frame["text"])
+        return found
+
+
+def scope(session: str) -> dict[str, Any]:
+    return {
+        "type": "websocket", "path": "", "headers": [], "query_string": f"token={token(session)}&cursor=0".encode(),
+        "url_route": {"kwargs": {"session_id": session}},
+    }  # fmt: skip
+
+
+def test_message_during_empty_inbox_read_is_delivered(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a ping: the read was empty, and before that was known another message was told of."""
+    since, empty, go_on = Inbox.since, threading.Event(), threading.Event()
+
+    def held(self: Inbox, *args: Any) -> list[Entry]:
+        found = since(self, *args)
+        if not found and not empty.is_set():
+            empty.set()
+            assert go_on.wait(PATIENCE)
+        return found
+
+    async def say(text: str) -> None:
+        post = Post("s1", text, "agent", text)
+        (posted,) = await asyncio.to_thread(inbox().put, [post])
+        await hub.hub().notify("s1", hub.message_notification(post, posted))
+
+    async def look() -> list[str]:
+        page, consumer = Wire(), Listening()
+        await say("before")
+        running = asyncio.create_task(consumer(scope("s1"), page.said.get, page.heard.put))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert await asyncio.to_thread(empty.wait, PATIENCE)
+                await say("meanwhile")
+                await consumer.heard_it.wait()
+                go_on.set()
+                return await page.texts(2)
+        finally:
+            go_on.set()
+            page.said.put_nowait({"type": "websocket.disconnect"})
+            await running
+            await get_channel_layer().flush()
+
+    monkeypatch.setattr(Inbox, "since", held)
+    assert asyncio.run(look()) == ["before", "meanwhile"]

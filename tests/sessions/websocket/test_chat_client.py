@@ -1,0 +1,237 @@
+"""The Python client against a real web process, which is killed under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from examples.chat_client import ConnectionEnded, SessionClient
+from scheduling.models import Event
+from tests.scheduling.api.serving import PATIENCE, Gate, cloud_event
+from tests.sessions.websocket.serving import Page, token
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def new_token(role: str = "agent") -> str:
+    return token(role=role)
+
+
+async def next_frame(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            frame: dict[str, Any] = await anext(frames)
+            if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
+                return frame
+
+
+def test_client_sends_and_receives_messages_and_events(address: str, open_page: Callable[..., Page]) -> None:
+    ann = open_page()
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            frames = aiter(chat)
+            name = await chat.message("hello")
+            await next_frame(frames, "ack", id=name)
+            await chat.sign("typing")
+            await chat.event(cloud_event("e1"), id="x")
+            assert (await next_frame(frames, "ack", id="x"))["event_id"] == "e1"
+            await asyncio.to_thread(ann.say, "message", text="hi")
+            assert (await next_frame(frames, "message", **{"from": "user"}))["text"] == "hi"
+
+    asyncio.run(gateway())
+    assert ann.hear_until("message")["text"] == "hello"
+    ann.hear_until("typing")
+    assert Event.objects.filter(event_id="e1").exists()
+
+
+def test_client_after_lost_connection_sends_each_message_once(address: str, open_page: Callable[..., Page]) -> None:
+    """Its way to the server is cut; both sides write meanwhile."""
+    ann = open_page()
+    gate = Gate(int(address.split(":")[1]))
+
+    async def gateway() -> list[str]:
+        heard: list[str] = []
+        async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", new_token) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            frames = aiter(chat)
+            await next_frame(frames, "ack", id=await chat.message("one"))
+            await asyncio.to_thread(gate.shut)
+            await chat.message("two")
+            await asyncio.to_thread(ann.say, "message", text="while you were away")
+            await asyncio.to_thread(gate.open)
+            while len(heard) < 3:
+                heard.append((await next_frame(frames, "message"))["text"])
+        return heard
+
+    try:
+        assert sorted(asyncio.run(gateway())) == ["one", "two", "while you were away"]
+    finally:
+        gate.shut()
+    assert sorted(ann.hear_until("message")["text"] for _ in range(3)) == ["one", "two", "while you were away"]
+    assert not [frame for frame in ann.heard_so_far() if frame["type"] == "message"]
+
+
+def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable[..., Page]) -> None:
+    """An earlier seq that came later would be ignored."""
+    bob = open_page(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
+            for number in range(3):
+                await chat.message(f"before {number}", seq=number)
+            async with asyncio.timeout(PATIENCE):
+                while chat._socket is None:
+                    await asyncio.sleep(0)
+                last = await chat.message("while it comes in", seq=3)
+                await next_frame(aiter(chat), "ack", id=last)
+                assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+    heard = [bob.hear_until("message") for _ in range(4)]
+    assert [frame["text"] for frame in heard] == ["before 0", "before 1", "before 2", "while it comes in"]
+    assert [frame["seq"] for frame in heard] == [0, 1, 2, 3]  # none had been sent before
+
+
+def test_client_repeats_messages_within_server_rate(address: str, initial_rows: None) -> None:
+    """It would be turned away each time it came back."""
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
+            said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
+            async with asyncio.timeout(PATIENCE * 2):
+                async for frame in chat:
+                    said -= {frame["id"]} if frame["type"] == "ack" else set()
+                    if not said:
+                        return
+
+    asyncio.run(gateway())
+
+
+def test_client_resends_unstored_message_after_later_seq(address: str, open_page: Callable[..., Page]) -> None:
+    bob = open_page(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
+            frames = aiter(chat)
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            name = await not_stored(chat, "one", seq=1)
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
+            await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
+            await next_frame(frames, "ack", id=name)
+
+    asyncio.run(gateway())
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+
+
+def test_client_resends_unstored_message_after_reconnect(address: str, open_page: Callable[..., Page]) -> None:
+    bob = open_page(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
+            frames = aiter(chat)
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            name = await not_stored(chat, "one", seq=1)
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
+            assert chat._socket is not None
+            await chat._socket.close()
+            await next_frame(frames, "ack", id=name)
+
+    asyncio.run(gateway())
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+
+
+async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
+    """Say what Redis is away for when it comes."""
+
+    async def lost(_: str) -> None: ...
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat._socket, "send_str", lost)
+        while not chat._in_order:
+            await asyncio.sleep(0)
+        return await chat.message(text, seq=seq)
+
+
+def test_client_drops_message_refused_for_its_seq(address: str, initial_rows: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
+            frames = aiter(chat)
+            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
+            name = await chat.message("one", seq=1)
+            assert (await next_frame(frames, "error", id=name))["reason"] == "replayed"
+            assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+
+
+def test_client_drops_invalid_message(address: str, initial_rows: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
+            name = await chat.message(" ")
+            assert (await next_frame(aiter(chat), "error", id=name))["reason"] == "invalid"
+            assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+
+
+def test_client_reconnects_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.chat_client.LONGEST_PAUSE", 0)
+    tries = 0
+
+    async def gateway() -> None:
+        often = asyncio.Event()
+
+        async def away() -> str:
+            nonlocal tries
+            tries += 1
+            if tries > 1_100:
+                often.set()
+            raise aiohttp.ClientError
+
+        async with SessionClient("http://127.0.0.1:9", "s1", away):
+            await asyncio.wait_for(often.wait(), PATIENCE)
+
+    asyncio.run(gateway())
+
+
+def test_client_raises_error_of_token_function() -> None:
+    async def odd() -> str:
+        raise KeyError("no token in the answer")
+
+    async def gateway() -> None:
+        async with SessionClient("http://127.0.0.1:9", "s1", odd) as chat, asyncio.timeout(PATIENCE):
+            async for _ in chat:
+                pass
+
+    with pytest.raises(KeyError, match="no token"):
+        asyncio.run(gateway())
+
+
+def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..., Page]) -> None:
+    async def gateway() -> list[Any]:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await chat.close_session()
+            async with asyncio.timeout(PATIENCE):
+                return [frame async for frame in chat]
+
+    assert asyncio.run(gateway()) == []
+
+
+def test_client_raises_on_refused_frame(address: str, initial_rows: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await chat.sign("shout")
+            async with asyncio.timeout(PATIENCE):
+                async for _ in chat:
+                    pass
+
+    with pytest.raises(ConnectionEnded, match="4400 unknown type"):
+        asyncio.run(gateway())

@@ -1,0 +1,91 @@
+"""What a customer's page can do to others by the events that it tells of: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduling.models import Event, EventType, Touch
+from tests.scheduling.api.serving import Client, cloud_event
+from tests.sessions.websocket.serving import Page
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Open = Callable[..., Page]
+
+
+def order(source: str, **changes: Any) -> dict[str, Any]:
+    return cloud_event("o1", source=source, type="order.paid", **changes)
+
+
+def ack(page: Page, event: dict[str, Any]) -> dict[str, Any]:
+    page.say("event", event=event, id="x")
+    return page.hear_until("ack", id="x")
+
+
+def refused(page: Page, event: dict[str, Any]) -> str:
+    """The field that is wrong."""
+    page.say("event", event=event, id="x")
+    error = page.hear_until("error", id="x")
+    assert error["reason"] == "invalid"
+    return str(error["errors"][0]["field"])
+
+
+def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix: Any) -> None:
+    """Whoever tells of the next order first would keep the real one out, with what it leads to and calls off."""
+    matrix.node("guide", "order.paid")
+    for source in ("/orders", "/sessions", "/sessions/s2/user", "/sessions/s1/agent"):
+        assert ack(open_page(), order(source))["source"] == "/sessions/s1/user"
+    (real,) = api.event(order("/orders", subject="eve")).json()["events"]
+    assert (real["duplicate"], len(real["touches"])) == (False, 1)
+    others = open_page("s2", user="eve"), open_page(role="agent")
+    assert [ack(page, order("/sessions/s1/user", subject=...))["duplicate"] for page in others] == [False, False]
+    assert sorted(Event.objects.values_list("source", "user_id")) == [
+        ("/orders", "eve"), ("/sessions/s1/agent", "ann"), ("/sessions/s1/user", "ann"), ("/sessions/s2/user", "eve"),
+    ]  # fmt: skip
+
+
+def test_page_event_does_not_show_touches_of_others(open_page: Open, api: Client, matrix: Any) -> None:
+    matrix.node("guide", "order.paid")
+    (real,) = api.event(order("/orders", subject="eve")).json()["events"]
+    found = ack(open_page(), order("/orders"))
+    assert found["duplicate"] is False
+    assert not set(found["touches"]) & set(real["touches"])
+    assert set(found["touches"]) == {str(each.pk) for each in Touch.objects.filter(customer__user_id="ann")}
+
+
+@pytest.mark.parametrize("role", ["user", "agent"])
+def test_page_event_is_limited_to_chat_of_token(open_page: Open, role: str) -> None:
+    ann = open_page(role=role)
+    for chat in ("c2", 1, ["c1"]):
+        assert refused(ann, cloud_event(data={"chat_id": chat})) == "event.data.chat_id"
+    assert refused(open_page("s2", role, chat_id=""), cloud_event()) == "event.data.chat_id"
+    assert not Event.objects.exists()
+    for number, data in enumerate([..., {}, {"chat_id": None}, {"chat_id": ""}, {"chat_id": "c1"}]):
+        ack(ann, cloud_event(f"e{number}", data=data))
+    assert {event.chat_id for event in Event.objects.all()} == {"c1"}
+
+
+@pytest.mark.parametrize("role", ["user", "agent"])
+def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, role: str) -> None:
+    """There is room for 2,000, and whoever filled it would have every new one refused, also of those with a key."""
+    ann = open_page(role=role)
+    before = EventType.objects.count()
+    assert refused(ann, cloud_event(type="made.up")) == "event.type"
+    assert EventType.objects.count() == before
+    assert api.event(cloud_event(type="made.up")).status_code == 202
+    assert ack(ann, cloud_event(type="made.up"))["duplicate"] is False
+
+
+@pytest.mark.parametrize("kind", ["customer.inactive", "complaint.received", "session.silent"])
+def test_user_event_of_reserved_type_is_refused(open_page: Open, kind: str) -> None:
+    """And of no complaint: enough of them stop a text for everybody."""
+    assert refused(open_page(), cloud_event(type=kind)) == "event.type"
+    assert not Event.objects.exists()
+
+
+def test_agent_may_report_complaint(open_page: Open) -> None:
+    assert ack(open_page(role="agent"), cloud_event(type="complaint.received"))["duplicate"] is False
+    assert Event.objects.get().customer.opted_out

@@ -1,0 +1,283 @@
+"""Activity, tokens and closing over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+import requests
+
+from config.local.processes import wait_until
+from scheduling.operations import commands
+from sessions.store import client
+from sessions.store.inbox import live_inbox as inbox
+from sessions.websocket import tokens
+from tests.scheduling.api.serving import NOWHERE, Client, eventually
+from tests.sessions.conftest import Chats
+from tests.sessions.refusing_server import REFUSALS, refuse_writes
+from tests.sessions.websocket.serving import Page, web
+from tests.sessions.websocket.test_consumer import deadline
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ANN = {"user_id": "ann", "chat_id": "c1", "from": "user", "kind": "message"}
+
+
+def test_activity_request_arms_session(api: Client) -> None:
+    answer = api("POST", "/sessions/s1/activity", ANN)
+    assert answer.status_code == 200
+    assert answer.json()["outcome"] == "counted"
+    assert datetime.fromisoformat(answer.json()["deadline"]).timestamp() == pytest.approx(deadline() / 1000, abs=0.01)
+
+
+def test_activity_request_with_old_seq_is_dropped(api: Client) -> None:
+    outcomes = [api("POST", "/sessions/s1/activity", ANN | {"seq": seq}).json()["outcome"] for seq in (2, 2, 1, 3)]
+    assert outcomes == ["counted", "dropped", "dropped", "counted"]
+
+
+def test_activity_batch_keeps_order_and_counts_outcomes(api: Client) -> None:
+    frames = [
+        {"session_id": "s1", **ANN, "seq": 1},
+        {"session_id": "s2", **ANN, "user_id": "bob"},
+        {"session_id": "s1", **ANN, "from": "agent", "kind": "transfer"},
+        {"session_id": "s1", **ANN, "seq": 1},
+        {"session_id": "s3", **ANN, "from": "agent", "kind": "ping"},
+    ]
+    answer = api("POST", "/sessions/activity", frames).json()
+    assert [each["outcome"] for each in answer["items"]] == ["counted", "counted", "counted", "dropped", "idle"]
+    assert (answer["counted"], answer["dropped"], answer["idle"]) == (3, 1, 1)
+    assert (deadline("s1"), deadline("s2") > 0) == (0, True)
+
+
+def test_activity_batch_with_invalid_frame_stores_nothing(api: Client) -> None:
+    frames = [{"session_id": "s1", **ANN}, {"session_id": "", **ANN, "kind": "shout"}]
+    answer = api("POST", "/sessions/activity", frames)
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["errors"]] == ["sessions.1.session_id", "sessions.1.kind"]
+    assert deadline("s1") == 0
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, 422), (500, 200), (501, 413)])
+def test_activity_batch_size_is_limited(api: Client, count: int, status: int) -> None:
+    frames = [{"session_id": f"s{number}", **ANN} for number in range(count)]
+    assert api("POST", "/sessions/activity", frames).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"user_id": ""}, "user_id"),
+        ({"user_id": "x" * 201}, "user_id"),
+        ({"user_id": ...}, "user_id"),
+        ({"from": "robot"}, "from"),
+        ({"kind": "shout"}, "kind"),
+        ({"kind": "transfer"}, "kind"),
+        ({"seq": -1}, "seq"),
+        ({"seq": 1.5}, "seq"),
+        ({"seq": 2**53}, "seq"),
+        ({"tag": "x" * 65}, "tag"),
+        ({"chat_id": "a\u0000"}, "activity.chat_id"),
+        ({"at": "2026-01-01"}, "at"),
+    ],
+)
+def test_activity_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
+    body = {name: value for name, value in (ANN | change).items() if value is not ...}
+    answer = api("POST", "/sessions/s1/activity", body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] in (field, field.rpartition(".")[2])
+
+
+def test_activity_request_validates_session_id(api: Client) -> None:
+    assert api("POST", "/sessions/a%01b/activity", ANN).json()["errors"][0]["field"] == "session_id"
+    assert api("POST", f"/sessions/{'x' * 129}/activity", ANN).json()["errors"][0]["field"] == "session_id"
+    for odd in ("a%2Fb", "%E9%9D%99", "activity", "%7Bat%3As00%7D%3Adue", "a%20b"):
+        assert api("POST", f"/sessions/{odd}/activity", ANN).status_code == 200
+
+
+def test_token_admits_its_session_user_and_role(api: Client, address: str) -> None:
+    wish = {"user_id": "ann", "chat_id": "c1", "tag": "vip", "ttl_seconds": 60, "role": "agent"}
+    answer = api("POST", "/sessions/s1/token", wish).json()
+    left = datetime.fromisoformat(answer["expires_at"]) - datetime.now(UTC)
+    assert 50 < left.total_seconds() <= 60
+    assert tokens.verify_token(answer["token"], "s1") == tokens.Admission("s1", "ann", "c1", "vip", "agent")
+    with Page(address, token=answer["token"]) as page:
+        assert page.hear()["role"] == "agent"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"ttl_seconds": 3601}, "ttl_seconds"),
+        ({"ttl_seconds": 0}, "ttl_seconds"),
+        ({"role": "boss"}, "role"),
+        ({"user_id": ""}, "user_id"),
+        ({"tag": "x" * 65}, "tag"),
+    ],
+)
+def test_token_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
+    answer = api("POST", "/sessions/s1/token", {"user_id": "ann"} | change)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"user_id": 7}, "user_id"), ({"chat_id": "a\u0000"}, "chat_id"), ({"seq": -1}, "seq"), ({"epoch": 1.5}, "epoch")],
+)
+def test_activity_batch_errors_name_fields_uniformly(api: Client, change: dict[str, Any], field: str) -> None:
+    answer = api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}, {"session_id": "s2", **ANN, **change}])
+    assert answer.status_code == 422
+    assert {each["field"].partition(".int")[0].partition(".function")[0] for each in answer.json()["errors"]} >= {
+        f"sessions.1.{field}"
+    }
+
+
+def test_activity_of_other_user_names_field(api: Client) -> None:
+    api("POST", "/sessions/s1/activity", ANN)
+    before = deadline()
+    for side, kind in (("user", "message"), ("agent", "message"), ("user", "close")):
+        answer = api("POST", "/sessions/s1/activity", ANN | {"user_id": "eve", "from": side, "kind": kind})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "user_id")
+    frames = [
+        {"session_id": "s1", **ANN, "user_id": "eve"},
+        {"session_id": "s2", **ANN},
+    ]
+    answer = api("POST", "/sessions/activity", frames).json()
+    assert (answer["refused"], answer["counted"]) == (1, 1)
+    assert [each["outcome"] for each in answer["items"]] == ["refused", "counted"]
+    assert answer["items"][0]["errors"][0]["field"] == "sessions.0.user_id"
+    assert deadline() == before
+    assert api("GET", "/sessions/s1").json()["user_id"] == "ann"
+
+
+def test_activity_with_new_epoch_accepts_lower_seq(api: Client, address: str) -> None:
+    def send(**more: Any) -> tuple[str, str | None]:
+        answer = api("POST", "/sessions/s1/activity", ANN | more).json()
+        return answer["outcome"], answer["dropped"]
+
+    def stale() -> float:
+        found = requests.get(f"http://{address}/metrics", timeout=20).text
+        lines = [line for line in found.splitlines() if line.startswith("aftertouch_frames_dropped_total{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if 'reason="stale_seq"' in line)
+
+    before = stale()
+    assert send(seq=9) == ("counted", None)
+    assert send(seq=1) == ("dropped", "stale_seq")
+    assert send(seq=1, epoch=2) == ("counted", None)
+    assert send(seq=1, epoch="2") == ("dropped", "stale_seq")
+    assert send(seq=10) == ("counted", None)
+    assert eventually(lambda: stale() == before + 2)
+
+
+def test_get_session_returns_state_and_times(api: Client) -> None:
+    assert api("GET", "/sessions/s1").status_code == 404
+    api("POST", "/sessions/s1/activity", ANN | {"kind": "ping", "tag": "vip"})
+    found = api("GET", "/sessions/s1").json()
+    assert found == {
+        "session_id": "s1", "user_id": "ann", "chat_id": "c1", "state": "idle", "tags": ["vip"], "policy": "default",
+        "deadline": None, "last_user_at": None, "last_agent_at": None, "nudges": 0,
+    }  # fmt: skip
+    noted = api("POST", "/sessions/s1/activity", ANN).json()
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "resume"})
+    found = api("GET", "/sessions/s1").json()
+    assert found["state"] == "armed"
+    assert found["deadline"] >= noted["deadline"]
+    assert found["last_user_at"] <= found["last_agent_at"] < found["deadline"]
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "transfer"})
+    assert api("GET", "/sessions/s1").json()["state"] == "paused"
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "close"})
+    assert api("GET", "/sessions/s1").json()["state"] == "closed"
+    assert api("GET", f"/sessions/{'x' * 129}").json()["errors"][0]["field"] == "session_id"
+    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
+    assert stranger("GET", "/sessions/s1").status_code == 403
+
+
+def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert api("GET", "/sessions/s1").json()["state"] == "silent"
+    chats.store.confirm([claim])
+    chats.go_out(claim)
+    found = api("GET", "/sessions/s1").json()
+    assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
+
+
+def test_activity_above_rate_renews_known_sessions(api: Client, valkey: Any) -> None:
+    """Chats whose renewals are refused fall silent together. A new minute would bring a new allowance."""
+    assert wait_until(lambda: valkey.time()[0] % 60 < 40, 30)
+    assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
+    slow = Client(api.address, commands.create_api_key("slow", ["sessions"], rate_per_minute=1))
+    numbers = count()  # a Redis that is slow for a moment limits nothing
+    assert wait_until(lambda: slow("POST", f"/sessions/new-{next(numbers)}/activity", ANN).status_code == 429, 15)
+    early = deadline("s1") - 20_000
+    valkey.zadd(client.DUE[client.shard_of("s1")], {"s1": early})
+    assert slow("POST", "/sessions/s1/activity", ANN | {"kind": "ping"}).status_code == 200
+    assert deadline("s1") > early + 10_000, "jitter takes at most 5 s"
+    frames = [{"session_id": name, **ANN} for name in ("s1", "another")]
+    answer = slow("POST", "/sessions/activity", frames)
+    assert answer.status_code == 200
+    assert [each["outcome"] for each in answer.json()["items"]] == ["counted", "dropped"]
+    assert answer.json()["items"][1]["dropped"] == "rate"
+    assert slow("POST", "/sessions/activity", frames[1:]).status_code == 429
+    assert int(slow("POST", "/sessions/activity", frames[1:]).headers["Retry-After"]) >= 1
+    assert slow("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 429
+
+
+def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Callable[..., Page]) -> None:
+    ann, bob = open_page(), open_page(role="agent")
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    assert api("DELETE", "/sessions/s1").status_code == 204
+    assert ann.close_code()[0] == bob.close_code()[0] == 1000
+    assert deadline() == 0
+    assert inbox().since("s1", "0-0") == []
+    assert api("DELETE", "/sessions/s1").status_code == 204
+
+
+def test_session_request_without_scope_returns_403(api: Client) -> None:
+    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
+    assert stranger("POST", "/sessions/s1/activity", ANN).status_code == 403
+    assert stranger("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 403
+    assert stranger("DELETE", "/sessions/s1").status_code == 403
+
+
+@pytest.fixture
+def cut_off(initial_rows: None) -> Iterator[str]:
+    with web(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
+        yield address
+
+
+def test_session_requests_without_redis_return_503(cut_off: str) -> None:
+    api = Client(f"http://{cut_off}", commands.create_api_key("gateway", ["sessions"]))
+    check_all_return_503(api)
+    check_503(api("DELETE", "/sessions/s1"))
+    assert eventually(lambda: api("POST", "/sessions/s1/token", {"user_id": "ann"})).status_code == 200
+    with Page(cut_off) as page:
+        assert page.close_code()[0] == 1013
+
+
+def check_all_return_503(api: Client) -> None:
+    check_503(api("POST", "/sessions/s1/activity", ANN))
+    check_503(api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}]))
+
+
+def check_503(answer: Any) -> None:
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_session_requests_with_full_redis_return_503(
+    api: Client, open_page: Callable[..., Page], valkey: Any, code: str
+) -> None:
+    """A full one is there, and answers. (It still takes a close, which gives memory back.)"""
+    ann = open_page()
+    with refuse_writes(valkey, code):
+        check_all_return_503(api)
+        ann.say("message", text="hi", id="m1")
+        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
+    assert api("POST", "/sessions/s1/activity", ANN).status_code == 200

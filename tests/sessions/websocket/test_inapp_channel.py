@@ -1,0 +1,163 @@
+"""The channel `inapp`: into the open chat, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from scheduling.channels.base import Delivered, Message, Permanent, Transient, Unknown
+from scheduling.ids import new_id
+from scheduling.models import ChannelConfig
+from sessions.frames import Frame
+from sessions.inapp_channel import InApp
+from sessions.store import sessions
+from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
+from sessions.store.inbox import live_inbox as inbox
+from tests.scheduling.api.serving import NOWHERE
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.sessions.websocket.serving import Page
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def message(user: str = "ann", **changes: Any) -> Message:
+    values: dict[str, Any] = {
+        "task_id": new_id(), "delivery_key": new_id(), "user_id": user, "chat_id": "c1", "node": "guide",
+        "content_type": "guide", "category": "service", "subject": "", "body": "还在吗？", "locale": "zh-hans",
+        "event": {"source": "/shop", "id": "e1", "type": "order.paid", "time": datetime.now(UTC)},
+    }  # fmt: skip
+    return Message(**(values | changes))
+
+
+def send(*messages: Message, seconds: float = 10) -> list[Any]:
+    """As the sender does: from one event loop, many at once."""
+    channel = InApp({}, timedelta(seconds=seconds))
+
+    async def all_of_them() -> list[Any]:
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        found = await asyncio.gather(*(channel.send(each, deadline) for each in messages))
+        from channels.layers import get_channel_layer
+
+        await get_channel_layer().flush()  # this loop ends here
+        return found
+
+    return asyncio.run(all_of_them())
+
+
+def texts(session: str = "s1") -> list[str]:
+    return [entry.frame() for entry in inbox().since(session, "0-0")]
+
+
+@pytest.fixture
+def chat(initial_rows: None) -> Callable[..., None]:
+    def chat(session: str = "s1", user: str = "ann") -> None:
+        sessions.live_store().note_activity([Frame(session, user, "c1")])
+
+    return chat
+
+
+def test_inapp_message_reaches_user_and_agent(open_page: Callable[..., Page]) -> None:
+    ann, bob = open_page(), open_page(role="agent")
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    (outcome,) = send(touch := message())
+    assert isinstance(outcome, Delivered)
+    for page in (ann, bob):
+        heard = page.hear_until("message", **{"from": "system"})
+        assert (heard["text"], heard["id"], heard["node"]) == ("还在吗？", str(touch.delivery_key), "guide")
+
+
+def test_inapp_message_is_read_after_reconnect(open_page: Callable[..., Page]) -> None:
+    ann = open_page()
+    ann.say("message", text="hi", id="m1")
+    cursor = ann.hear_until("message")["cursor"]
+    ann.socket.close()
+    send(message())
+    assert open_page(cursor=cursor).hear_until("message")["text"] == "还在吗？"
+
+
+def test_inapp_retry_adds_no_second_message(open_page: Callable[..., Page]) -> None:
+    ann = open_page()
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    touch = message()
+    assert [type(outcome) for outcome in send(touch, touch) + send(touch)] == [Delivered] * 3
+    ann.hear_until("message", id=str(touch.delivery_key))
+    assert ann.heard_so_far() == []
+    assert len(texts()) == 2
+
+
+def test_concurrent_inapp_sends_with_one_key_store_one(chat: Callable[..., None]) -> None:
+    chat()
+    send(*[message(delivery_key=new_id())] * 64)
+    assert len(texts()) == 1
+
+
+def test_inapp_send_without_session_fails_permanently(initial_rows: None) -> None:
+    assert send(message("nobody")) == [Permanent("no_session", "the customer has no chat that is open")]
+
+
+def test_inapp_send_to_closed_session_fails_permanently(chat: Callable[..., None]) -> None:
+    chat()
+    sessions.live_store().close("s1", "ann")
+    (outcome,) = send(message())
+    assert isinstance(outcome, Permanent)
+    assert texts() == []
+
+
+def test_inapp_send_uses_session_of_the_silence(chat: Callable[..., None]) -> None:
+    chat("silent:1")
+    chat("newer")
+    event = {"source": "/sessions", "id": "silent:1:1700000000000000", "type": "session.silent", "time": None}
+    send(message(event=event))
+    assert (len(texts("silent:1")), len(texts("newer"))) == (1, 0)
+
+
+def test_inapp_send_uses_session_of_customer_address(chat: Callable[..., None]) -> None:
+    chat("s1")
+    chat("s2")
+    send(message(target={"address": "s1"}), message())
+    assert (len(texts("s1")), len(texts("s2"))) == (1, 1)
+
+
+def test_inbox_is_bounded_and_expires(chat: Callable[..., None]) -> None:
+    chat()
+    posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
+    inbox().put(posts)
+    assert len(inbox().since("s1", "0-0", most=10_000)) == MAX_MESSAGES
+    client = sessions.live_store().server.client
+    names = [name for name in client.keys("*s1*") if b":in:" in name or b":once:" in name]
+    assert len(names) == 2
+    assert all(0 < client.pttl(name) <= 24 * 3600 * 1000 for name in names)
+    assert max(client.zcard(name) for name in names if b":once:" in name) == MOST_KEYS
+
+
+def test_inbox_keys_share_slot_of_session() -> None:
+    from sessions.store import client as keys
+    from sessions.store.inbox import _put_call
+
+    names = _put_call(Post("s1", "m1", "system", "x"))[1]
+    assert len({name[: name.index("}")] for name in names}) == 1
+    assert names[0] == keys.SESSION[keys.shard_of("s1")] + "s1"
+
+
+def test_inapp_send_without_redis_is_unknown(settings: Any, initial_rows: None) -> None:
+    settings.REDIS_URL = NOWHERE
+    (outcome,) = send(message())
+    assert isinstance(outcome, Unknown)
+    assert send(message(), seconds=0.000001) == [Transient("no_time")]
+
+
+def test_inapp_touch_is_delivered_to_chat(
+    chat: Callable[..., None], matrix: Any, record_event: Callable[..., Any]
+) -> None:
+    chat()
+    matrix.node("paid", trigger="order.paid", channel=ChannelConfig.objects.create(key="chat", kind="inapp"),
+                guard_conversation="ignore")  # fmt: skip
+    (touch,) = deliver_when_due(*record_event("order.paid", "ann").task_ids)
+    assert touch.state == "delivered"
+    assert "hi" in texts()[0]

@@ -1,0 +1,244 @@
+"""What a web process holds for its connections is bounded, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from sessions.store.inbox import Post
+from sessions.store.inbox import live_inbox as inbox
+from sessions.websocket import connection, consumer, hub
+from sessions.websocket.connection import BURST, MOST_WAITING, RATE, FrameRateLimiter, SendQueue
+from sessions.websocket.consumer import SessionConsumer
+from sessions.websocket.frame_writer import FrameWriter
+from sessions.websocket.hub import Hub, group_of
+from sessions.websocket.protocol import Close
+from tests.scheduling.api.serving import PATIENCE
+from tests.sessions.websocket.test_catch_up import Wire, scope
+
+
+class Member:
+    """A connection that keeps what it hears."""
+
+    side, ticket = "user", 1
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def on_notification(self, told: dict[str, Any]) -> None:
+        self.heard.append(told)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [each["number"] for each in self.heard if each["what"] == hub.SIGN]
+
+
+def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await scene()
+        await get_channel_layer().flush()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+# --- frames that come in ---
+
+
+class HeldWriter:
+    """The store, which notes nothing until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.noted = 0
+
+
+@pytest.fixture
+def held_writer(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
+    held_writer, file = HeldWriter(), FrameWriter.write_batch
+
+    def wait(self: FrameWriter, slips: Any) -> Any:
+        assert held_writer.go_on.wait(PATIENCE)
+        held_writer.noted += len(slips)
+        return file(self, slips)
+
+    monkeypatch.setattr(FrameWriter, "write_batch", wait)
+    monkeypatch.setattr(connection, "BURST", 10_000.0)
+    yield held_writer
+    held_writer.go_on.set()
+
+
+@asynccontextmanager
+async def page(session: str = "s1") -> AsyncIterator[tuple[Wire, SessionConsumer]]:
+    wire, serving = Wire(), SessionConsumer()
+    running = asyncio.create_task(serving(scope(session), wire.said.get, wire.heard.put))
+    try:
+        await until(lambda: getattr(serving, "cursor", None) is not None)
+        yield wire, serving
+    finally:
+        wire.said.put_nowait({"type": "websocket.disconnect"})
+        await running
+
+
+async def say(wire: Wire, count: int) -> None:
+    for _ in range(count):
+        wire.said.put_nowait({"type": "websocket.receive", "text": '{"type":"typing"}'})
+    await until(wire.said.empty)
+
+
+async def end_of(wire: Wire) -> dict[str, Any]:
+    while (message := await wire.heard.get())["type"] != "websocket.close":
+        pass
+    return message
+
+
+def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving), page("s2") as (_, other):
+            await say(wire, consumer.MOST_WAITING)
+            await until(lambda: serving.waiting == consumer.MOST_WAITING)
+            assert not serving.outlet.ended
+            await say(wire, 1)
+            end = await end_of(wire)
+            assert (end["code"], end["reason"]) == (4429, "more than 100 frames wait to be noted")
+            assert not other.outlet.ended
+            held_writer.go_on.set()
+            await until(lambda: serving.waiting == 0)
+
+    run(scene)
+    assert held_writer.noted == 100
+
+
+def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving):
+            for _ in range(3):
+                held_writer.go_on.clear()
+                await say(wire, consumer.MOST_WAITING)
+                assert serving.waiting == consumer.MOST_WAITING
+                held_writer.go_on.set()
+                await until(lambda: serving.waiting == 0)
+            assert not serving.outlet.ended
+
+    run(scene)
+
+
+def test_frame_rate_after_pause_is_limited_to_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(connection, "time", clock)
+    allowance = FrameRateLimiter()
+    clock.now = 3600.0
+    assert sum(allowance.consume() for _ in range(1000)) == BURST
+    clock.now += 1.0
+    assert sum(allowance.consume() for _ in range(1000)) == RATE
+
+
+# --- messages that go out ---
+
+
+def test_send_queue_with_too_many_frames_closes(valkey: Any) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def scene() -> None:
+        read_on = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            await read_on.wait()
+
+        outlet = SendQueue(send)
+        outlet.put("the one that is being sent")
+        await until(lambda: sent)
+        for number in range(MOST_WAITING):
+            outlet.put(f"{number}")
+        assert not outlet.ended
+        outlet.put("one too many")
+        assert outlet.ended
+        read_on.set()
+        await until(lambda: len(sent) == 2)
+
+    run(scene)
+    assert (sent[1]["type"], sent[1]["code"]) == ("websocket.close", Close.TOO_SLOW)
+
+
+async def subscribed(found: hub.Layer, group: str) -> str:
+    channel = await found.new_channel()
+    await found.group_add(group, channel)
+    return channel
+
+
+def test_full_layer_queue_keeps_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 5)
+
+    async def scene() -> None:
+        found = get_channel_layer()
+        full, other = await subscribed(found, "full"), await subscribed(found, "other")
+        await found.group_send_many([("full", {"number": number}) for number in range(8)] + [("other", {})])
+        await found.receive(other)  # over the same connection, so the queue has got all eight
+        assert not found.overflowed(other)
+        for number in range(5):
+            assert not found.overflowed(full), "messages still wait"
+            assert await found.receive(full) == {"number": number}
+        assert [found.overflowed(full), found.overflowed(full)] == [True, False]
+        await found.group_send_many([("full", {"number": number}) for number in range(8, 13)] + [("other", {})])
+        await found.receive(other)
+        assert [await found.receive(full) for _ in range(5)] == [{"number": number} for number in range(8, 13)]
+        assert not found.overflowed(full), "five fit"
+
+    run(scene)
+
+
+def test_notify_above_limit_drops_latest(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
+
+    async def scene() -> None:
+        member, here = Member(), hub.hub()
+        await here.join("s1", member)
+        told = [here.notify("s1", {"what": hub.SIGN, "number": number}) for number in range(8)]
+        assert [each.done() for each in told] == [False] * 5 + [True] * 3
+        await asyncio.gather(*told)
+        await here.notify("s1", {"what": hub.SIGN, "number": 8})
+        await until(lambda: 8 in member.numbers)
+        assert member.numbers == [0, 1, 2, 3, 4, 8]
+
+    run(scene)
+
+
+def test_overflow_of_hub_queue_notifies_every_connection(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
+    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 1)
+
+    async def scene() -> None:
+        crowded, quiet, here = Member(), Member(), Hub()
+        await here.join("s1", crowded)
+        await here.join("s2", quiet)
+        burst = [(group_of("s1"), {"session": "s1", "what": hub.SIGN, "number": number}) for number in range(200)]
+        while {"what": hub.LOST} not in quiet.heard:
+            await get_channel_layer().group_send_many(burst)
+        assert {"what": hub.LOST} in crowded.heard
+        assert crowded.numbers, "what was not dropped is heard"
+        assert {each["what"] for each in quiet.heard} == {hub.LOST}
+
+    run(scene)
+
+
+def test_consumer_reads_lost_messages_from_inbox(valkey: Any) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving):
+            await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])
+            serving.on_notification({"what": hub.LOST})
+            assert await wire.texts(1) == ["not told"]
+
+    run(scene)

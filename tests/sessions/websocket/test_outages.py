@@ -1,0 +1,138 @@
+"""Readers that do not read, and a Redis that goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from config.environment import environment
+from sessions.store.inbox import Post
+from sessions.store.inbox import live_inbox as inbox
+from sessions.websocket import hub
+from tests.scheduling.api.serving import PATIENCE, Gate
+from tests.sessions.websocket.serving import Page, token, web
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def lazy_reader(address: str) -> Any:
+    """It takes a few KB and then nothing."""
+    host, port = address.split(":")
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.settimeout(PATIENCE)
+        raw.connect((host, int(port)))
+        raw.settimeout(None)
+        url = f"ws://{address}/ws/v1/sessions/s1?token={quote(token())}"
+        return connect(url, sock=raw.dup(), open_timeout=PATIENCE, max_queue=1, compression=None)
+
+
+def push(count: int, session: str = "s1") -> None:
+    """Write so many long messages into a session, as fast as it goes."""
+
+    async def tell() -> None:
+        from channels.layers import get_channel_layer
+
+        for number in range(count):
+            post = Post(session, f"m{number}", "system", "x" * 15_000)
+            (posted,) = inbox().put([post])
+            await hub.hub().notify(session, hub.message_notification(post, posted))
+        await get_channel_layer().flush()
+
+    from sessions.frames import Frame
+    from sessions.store.sessions import live_store
+
+    live_store().note_activity([Frame(session, "ann")])
+    asyncio.run(tell())
+
+
+def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_rows: None) -> None:
+    with lazy_reader(address) as lazy, Page(address, "s2") as eve:
+        push(700)
+        with pytest.raises(ConnectionClosed) as closed:
+            read_all(lazy)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4408
+        eve.say("ping")
+        eve.hear_until("pong")
+
+
+def test_reader_that_does_not_resume_is_cut_off(address: str, initial_rows: None) -> None:
+    with lazy_reader(address) as lazy:
+        push(700)
+        # It reads nothing; that it was cut shows in its own writing.
+        ending = eventually_within(60, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
+        assert isinstance(ending, ConnectionClosed)
+
+
+def read_all(socket: Any) -> None:
+    while True:
+        socket.recv(PATIENCE)
+
+
+def eventually_within(seconds: float, condition: Any) -> Any:
+    import time
+
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not happen")
+
+
+def fails(act: Any) -> Exception | None:
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.fixture
+def redis_gate() -> Iterator[Gate]:
+    gate = Gate(urlsplit(environment().redis).port or 6379)
+    yield gate
+    gate.shut()
+
+
+def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, redis_gate: Gate) -> None:
+    """Who writes meanwhile is told; the repeat is there once; what was told to nobody comes with a ping."""
+    parts = urlsplit(environment().redis)
+    url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
+    with web(REDIS_URL=url) as address, Page(address) as ann, Page(address, role="agent") as bob:
+        ann.hear_until("welcome")
+        bob.hear_until("welcome")
+        ann.say("message", text="before", id="m0")
+        bob.hear_until("message", id="m0")
+        redis_gate.shut()
+        ann.say("message", text="hello?", id="m1")
+        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
+        ann.say("ping")
+        ann.hear_until("pong")
+        redis_gate.open()
+        eventually_within(PATIENCE, lambda: is_acknowledged(ann))
+        eventually_within(PATIENCE, lambda: is_received_by_ping(bob, "m1"))
+        assert [entry.cursor for entry in inbox().since("s1", "0-0")] == sorted(
+            {entry.cursor for entry in inbox().since("s1", "0-0")}
+        )
+        assert sum('"m1"' in entry.body for entry in inbox().since("s1", "0-0")) == 1
+
+
+def is_acknowledged(page: Page) -> bool:
+    page.say("message", text="hello?", id="m1")
+    while True:
+        frame = page.hear()
+        if frame.get("id") == "m1" and frame["type"] in ("ack", "error"):
+            return bool(frame["type"] == "ack")
+
+
+def is_received_by_ping(page: Page, name: str) -> bool:
+    return any(frame.get("id") == name for frame in page.heard_so_far())
