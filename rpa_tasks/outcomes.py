@@ -37,7 +37,7 @@ class ExitCause(StrEnum):
     NODE_STOPPING = "node_stopping"
     RUNNER_LOST = "runner_lost"  #: the runner's end of the pipe was closed
     NOT_STARTED = "not_started"  #: no part of it ran
-    SUPERVISOR_LOST = "guard_lost"  #: the supervisor process itself was killed
+    SUPERVISOR_LOST = "supervisor_lost"  #: the supervisor process itself was killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def never_raises(measure: Callable[Words, None]) -> Callable[Words, None]:
         try:
             measure(*args, **kwargs)
         except Exception as error:
-            log.warning("not_measured", measure=measure.__name__, error=str(error))
+            log.warning("metric_not_recorded", measure=measure.__name__, error=str(error))
 
     return safely
 

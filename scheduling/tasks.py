@@ -94,4 +94,4 @@ def _publish_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
             headers=publication_headers() | {"periodic_task_name": request_bulk_batches.name},  # the tick repeats it
         )  # fmt: skip
     except Exception as error:  # any error of the broker's client
-        log.warning("batch_not_asked_for", id=str(action_id), error=str(error))
+        log.warning("bulk_batch_not_published", id=str(action_id), error=str(error))

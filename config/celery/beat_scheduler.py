@@ -64,13 +64,13 @@ class TickBacklog:
         except (
             Exception
         ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
-            log.warning("pile_unknown", error=str(error))
+            log.warning("tick_backlog_unknown", error=str(error))
             waiting = 0
         stood, self._is_full = self._is_full, waiting > self.MOST
         if self._is_full and not stood:
-            log.warning("passes_held_back", waiting=waiting, problem=f"nobody takes what waits in {TICK_QUEUE}")
+            log.warning("ticks_suspended", waiting=waiting, problem=f"no worker consumes {TICK_QUEUE}")
         elif stood and not self._is_full:
-            log.info("passes_published_again", waiting=waiting)
+            log.info("ticks_resumed", waiting=waiting)
 
 
 TICK_HEADER = "periodic_task_name"  #: header of a message that is published periodically
@@ -226,7 +226,7 @@ class LeaderScheduler(DatabaseScheduler):
         try:
             self.app.send_task(task, queue="ticks", producer=producer, headers={TICK_HEADER: due.schedule})
         except Exception as error:  # every error of the broker's client
-            log.warning("wake_up_lost", schedule=due.schedule, error=str(error))
+            log.warning("schedule_wakeup_lost", schedule=due.schedule, error=str(error))
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Reconnect after a failed publish. Publishes are not retried here, so no other code detects a dead AMQP

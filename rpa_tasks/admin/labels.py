@@ -28,7 +28,7 @@ REASONS: dict[str, str | Promise] = {
     "node_stopping": gettext_lazy("Node was stopping"),
     "runner_lost": gettext_lazy("Worker lost during the run"),
     "lease_lost": gettext_lazy("Worker did not renew its lease"),
-    "guard_lost": gettext_lazy("Supervisor process of the run was killed"),
+    "supervisor_lost": gettext_lazy("Supervisor process of the run was killed"),
     "not_started": gettext_lazy("Command could not be started"),
     "command_missing": gettext_lazy("Command was not found on the node"),
     "command_not_executable": gettext_lazy("Command is not executable"),

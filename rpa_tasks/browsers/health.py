@@ -43,7 +43,7 @@ def check_idle() -> None:
         return
     with _run_examiner() as examiner:
         if not _wait_for_examiner(examiner):
-            log.warning("examiner_not_started")  # the state of the browsers is unknown
+            log.warning("browser_check_not_started")  # the state of the browsers is unknown
             return
         for record in due:
             _ask_examiner(examiner, record, "connect")

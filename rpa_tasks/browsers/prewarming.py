@@ -46,7 +46,7 @@ class Prewarmer:
                 slot.write(replace(start_in_slot(slot, use.profile, use.shop), state=IDLE, last_used_at=use.at))
                 return True
         except (NoBrowser, OSError) as error:
-            log.warning("browser_not_warmed", profile=use.profile, error=str(error))
+            log.warning("browser_not_prewarmed", profile=use.profile, error=str(error))
             self._failed[use.profile] = time.monotonic()
             return False
 

@@ -89,7 +89,7 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
             if settlement.state in ("failed", "unknown"):
                 dead_letters.record_failed_job(claim.task_id)
     except DatabaseError:
-        log.exception("run_not_rescued", task_id=str(claim.task_id))
+        log.exception("run_rescue_failed", task_id=str(claim.task_id))
         return False
     return True
 

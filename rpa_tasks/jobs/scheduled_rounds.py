@@ -139,7 +139,7 @@ def _fail_round(claimed: ClaimedRound, detail: str) -> None:
         "task": "rpa_tasks.publish_for_shops", "schedule": claimed.schedule, "due_at": claimed.due_at.isoformat(),
         "args": claimed.args, "kwargs": claimed.kwargs,
     }  # fmt: skip
-    log.error("round_given_up", id=str(claimed.id), schedule=claimed.schedule, error=detail)
+    log.error("round_abandoned", id=str(claimed.id), schedule=claimed.schedule, error=detail)
     with transaction.atomic():
         if sql.execute(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "failed"}):
             record_unreadable_message("task_error", body, detail=detail, queue="ticks")

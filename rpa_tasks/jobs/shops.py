@@ -102,7 +102,7 @@ def close_breaker(platform_pk: int, *, by: str) -> bool:
             raise NotFound(f"There is no platform {platform_pk}.")
         closed = circuit_breaker.close(platform_pk)
         if closed:
-            log.info("breaker_closed_by_hand", id=platform_pk, by=by)
+            log.info("breaker_closed_manually", id=platform_pk, by=by)
             _wake_after_commit(Shop.objects.filter(platform_id=platform_pk))
     return closed
 

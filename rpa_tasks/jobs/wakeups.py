@@ -151,7 +151,7 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
     The worker's clock does not matter.
     """
     if broker_alarm.is_on():
-        log.warning("tokens_lost", error="the broker takes no messages")
+        log.warning("job_wakeups_lost", error="the broker takes no messages")
         return
     by_queue: dict[str, list[WakeUpMessage]] = {}
     for token in tokens:
@@ -168,7 +168,7 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
                 for token in each[: max(0, queue_capacity(queue, nodes) - _queue_length(producer, queue))]:
                     _send_message(token, producer)
     except Exception as error:
-        log.warning("tokens_lost", error=str(error))
+        log.warning("job_wakeups_lost", error=str(error))
 
 
 def _send_message(token: WakeUpMessage, producer: Any) -> None:

@@ -96,7 +96,7 @@ def run_steps(steps: list[Callable[[], object]]) -> None:
         try:
             step()
         except Exception as error:
-            log.exception("step_failed", step=getattr(step, "__qualname__", repr(step)), error=str(error))
+            log.exception("maintenance_step_failed", step=getattr(step, "__qualname__", repr(step)), error=str(error))
 
 
 def end_unused_at_exit(lock: Lock) -> None:

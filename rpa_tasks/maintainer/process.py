@@ -89,7 +89,7 @@ class Supervision:
         try:
             node.record_worker(self._queues, self._processes)
         except OSError as error:  # the disk is full, and the maintainer is what frees space
-            log.warning("queues_not_noted", error=str(error))
+            log.warning("node_queues_not_recorded", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]
         return subprocess.Popen(  # noqa: S603  (our own module; the words are ours)
             [sys.executable, "-m", "rpa_tasks.maintainer.main", *words],

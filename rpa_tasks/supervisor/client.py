@@ -131,8 +131,8 @@ class SupervisedCommand:
         try:
             self._process = _start_supervisor(order.env, order.confine.get("ruleset", -1))
         except OSError as error:
-            log.exception("guard_not_started")
-            self._ending = CommandResult(ExitCause.NOT_STARTED, error="guard_not_started", tail=str(error))
+            log.exception("supervisor_not_started")
+            self._ending = CommandResult(ExitCause.NOT_STARTED, error="supervisor_not_started", tail=str(error))
             return
         guard = processes.read_process(self._process.pid)
         self._began = guard.started if guard else 0
@@ -253,7 +253,7 @@ class SupervisedCommand:
         """
         self._process.kill()
         self._process.wait()
-        log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
+        log.error("supervisor_lost", how=how, guard=self._process.pid, command=self._pid)
         left = processes.end_processes(self._family, SWEEP_GRACE)
         self._reap_adopted()
         self._end(ExitCause.SUPERVISOR_LOST, survivors=len(left), tail=_tail_of_run_log(Path(self._order.log_path)))

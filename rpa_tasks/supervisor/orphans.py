@@ -24,9 +24,9 @@ def end_unsupervised() -> int:
     """End unsupervised processes: SIGTERM, two seconds, SIGKILL. Returns how many processes of runs remain."""
     there = _run_processes()
     if doomed := _unsupervised(there):
-        log.warning("unguarded_ended", pids=[process.pid for process in doomed])
+        log.warning("orphaned_processes_ended", pids=[process.pid for process in doomed])
         if left := end_processes(lambda: _unsupervised(_run_processes()), SWEEP_GRACE):
-            log.error("unguarded_left", pids=[process.pid for process in left])
+            log.error("orphaned_processes_left", pids=[process.pid for process in left])
         there = _run_processes()
     return len(there)
 

@@ -50,7 +50,7 @@ def _capture_page(port: int) -> dict[str, bytes]:
             found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
             html = (Path(folder) / files["html"]).read_bytes()
     except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
-        log.warning("page_not_kept", error=str(error)[:300])
+        log.warning("evidence_not_saved", error=str(error)[:300])
         return {}
     return {"screenshot": found["screenshot"][:PIECE_LIMIT], "html": zlib.compress(html[:PIECE_LIMIT])}
 

@@ -89,7 +89,7 @@ class _Run:
         try:
             ended = self._run()
         except Exception as error:
-            log.exception("run_broke", task_id=str(self.job.pk))
+            log.exception("run_execution_failed", task_id=str(self.job.pk))
             ended = self._result_of_error(error)
         if not self.settled:
             self._settle(ended)
@@ -270,7 +270,7 @@ class _Run:
                 if bare:
                     raise
                 # Details that cannot be stored are dropped; the verdict still counts.
-                log.exception("end_broke", task_id=str(self.job.pk))
+                log.exception("run_settlement_failed", task_id=str(self.job.pk))
                 ended, bare = RunResult(verdict=ended.verdict, started_at=ended.started_at), True
 
     def _result_without_start(self, verdict: Verdict, *, detail: str = "") -> RunResult:

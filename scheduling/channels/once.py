@@ -25,7 +25,7 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
     except TimeoutError:
         return Unknown("timeout", f"no end after {timeout.total_seconds():g} s")
     except Exception as error:
-        log.exception("channel_broke", channel=channel.kind)
+        log.exception("channel_call_failed", channel=channel.kind)
         return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
 

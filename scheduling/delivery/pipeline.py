@@ -69,7 +69,7 @@ def _give_up(task_id: UUID, error: Exception) -> None:
                 task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
             )
         return
-    log.exception("touch_broke", task_id=str(task_id))
+    log.exception("touch_judgement_failed", task_id=str(task_id))
     with transaction.atomic():
         claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
         dead_letters.record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})

@@ -92,4 +92,4 @@ def note_sending(notes: Sequence[SendingNote]) -> None:
         try:
             provider.note_sending([question for question, _ in own], [sent for _, sent in own])
         except Exception:
-            log.warning("sending_not_noted", questions=len(own), exc_info=True)
+            log.warning("sending_not_recorded", questions=len(own), exc_info=True)

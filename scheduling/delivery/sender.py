@@ -157,7 +157,7 @@ class Sender:
             try:
                 target = delivery.target
             except Exception as error:
-                log.exception("channel_broke", channel=delivery.spec.key)
+                log.exception("channel_call_failed", channel=delivery.spec.key)
                 delivery.sent_at = delivery.ended_at = time.monotonic()
                 self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
@@ -266,7 +266,7 @@ class Sender:
         except TimeoutError:
             outcome = Unknown("timeout", f"no end after {seconds:g} s")
         except Exception as error:
-            log.exception("channel_broke", channel=delivery.spec.key)
+            log.exception("channel_call_failed", channel=delivery.spec.key)
             outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
         delivery.ended_at = time.monotonic()
         self._breaker.record(delivery.target, outcome, delivery.ended_at)

@@ -51,7 +51,7 @@ def _is_unavailable(error: Exception, _: int) -> bool:
 
 def _settle_without_detail(result: DeliveryResult, error: Exception) -> None:
     delivery, outcome = result
-    log.error("answer_broke", task_id=str(delivery.claim.task_id), exc_info=error)
+    log.error("touch_settlement_failed", task_id=str(delivery.claim.task_id), exc_info=error)
     _settle_results([(delivery, without_detail(outcome))])
 
 

@@ -46,14 +46,14 @@ def share_metrics() -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE_BYTES:
-            log.warning("measures_not_shared", folder=str(folder), free=free, needed=MIN_FREE_BYTES)
+            log.warning("metrics_not_shared", folder=str(folder), free=free, needed=MIN_FREE_BYTES)
             return
         _merge_ended_if_free(folder)
     except OSError as error:
-        log.warning("measures_not_shared", folder=str(folder), error=str(error))
+        log.warning("metrics_not_shared", folder=str(folder), error=str(error))
         return
     except Exception:
-        log.exception("measures_not_shared", folder=str(folder))
+        log.exception("metrics_not_shared", folder=str(folder))
         return
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     # The library chooses at import, and Flower's plug-in for Celery's command line imports it before this code runs.
@@ -104,7 +104,7 @@ def _merge_ended_if_free(folder: Path) -> None:
         if ours:
             _merge_ended_processes(folder)
         else:
-            log.warning("measures_not_folded", folder=str(folder))
+            log.warning("metrics_not_merged", folder=str(folder))
 
 
 def _merge_ended_processes(folder: Path) -> None:
@@ -125,7 +125,7 @@ def _quarantine_corrupt_totals(total: Path) -> None:
         multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
     except Exception:
         aside = total.with_name(f"{total.name}.spoiled")  # not *.db, which would be read
-        log.exception("measures_spoiled", file=total.name, kept_as=aside.name)
+        log.exception("metrics_file_corrupt", file=total.name, kept_as=aside.name)
         total.replace(aside)
 
 
@@ -145,7 +145,7 @@ def _add_counts(path: Path, total: Path) -> None:
     try:
         counts = [(key, value) for key, value, *_ in MmapedDict.read_all_values_from_file(str(path))]  # type: ignore[no-untyped-call]
     except Exception as error:  # the process was killed while it created the file
-        log.warning("measures_unreadable", file=path.name, error=str(error))
+        log.warning("metrics_file_unreadable", file=path.name, error=str(error))
         return
     sums = MmapedDict(str(total))  # type: ignore[no-untyped-call]
     for key, value in counts:

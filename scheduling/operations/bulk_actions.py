@@ -186,7 +186,7 @@ def _reserve_batch(action_id: UUID) -> datetime | None:
         else:
             row.state, row.ended_at = State.FAILED, now()
             row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
-            log.error("bulk_action_given_up", id=str(row.pk), position=str(row.position))
+            log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
         row.save(update_fields=["tries", "next_at", "state", "ended_at", "note"])
         return row.next_at if row.state == State.RUNNING else None
 

@@ -55,15 +55,15 @@ def delete_expired_rows() -> dict[str, int]:
         try:
             deleted[kind.table] = delete_expired_in_table(kind, ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
         except Exception:
-            log.exception("not_forgotten", table=kind.table)
+            log.exception("retention_failed", table=kind.table)
             close_old_connections()
     try:
         deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST_TABLE_PASS)
     except Exception:
-        log.exception("not_forgotten", table="scheduling_disabledtarget")
+        log.exception("retention_failed", table="scheduling_disabledtarget")
         close_old_connections()
     if any(deleted.values()):
-        log.info("forgotten", **deleted)
+        log.info("expired_rows_deleted", **deleted)
     return deleted
 
 

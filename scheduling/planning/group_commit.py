@@ -143,7 +143,7 @@ class GroupCommit:
             try:
                 self._store_group(group)
             except Exception as error:
-                log.exception("group_lost", submissions=len(group))
+                log.exception("group_commit_failed", submissions=len(group))
                 _resolve_group(group, [error] * len(group))
         connection.close()
 

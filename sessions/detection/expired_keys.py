@@ -182,7 +182,7 @@ class ExpiredKeyListener:
             try:
                 check_id(user_id)
             except InvalidInput as error:
-                log.warning("key_passed_over", key=key[:200], error=str(error))
+                log.warning("expired_key_skipped", key=key[:200], error=str(error))
             else:
                 self._received.append((user_id, key))
 

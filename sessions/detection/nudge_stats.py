@@ -57,7 +57,7 @@ def count_effects(store: Store | None = None) -> None:
     try:
         signs = _read_signals(store, before)
     except StoreUnavailable as error:
-        log.warning("signs_not_read", error=str(error))
+        log.warning("nudge_signals_not_read", error=str(error))
         signs = []
     with transaction.atomic():
         mark = NudgeMark.objects.select_for_update(skip_locked=True).filter(pk=1).first()

@@ -142,7 +142,7 @@ class Watcher:
         try:
             self.store.release(held)
         except StoreUnavailable as error:
-            log.warning("claims_not_given_back", count=len(held), error=str(error))
+            log.warning("claims_not_released", count=len(held), error=str(error))
 
     def _backlog_capacity(self) -> int:
         """Return how many more silences may be claimed. Reads the backlog at most once a second.

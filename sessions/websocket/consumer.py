@@ -87,7 +87,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         except ValueError:
             self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
         except Exception as error:
-            log.warning("not_entered", error=f"{type(error).__name__}: {error}")
+            log.warning("session_rejected", error=f"{type(error).__name__}: {error}")
             self.outlet.end(Close.AWAY, UNAVAILABLE_TEXT)
 
     async def _enter(self, cursor: str) -> None:
@@ -171,7 +171,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.waiting -= 1
         if isinstance(filed, Exception):
             if not isinstance(filed, StoreUnavailable):
-                log.error("frame_not_filed", kind=frame.kind, exc_info=filed)
+                log.error("frame_not_stored", kind=frame.kind, exc_info=filed)
             self._refuse(frame, "unavailable", UNAVAILABLE_TEXT)
             return
         if filed.noted.outcome == REFUSED:
@@ -269,7 +269,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                     return
                 await self.outlet.emptied()
         except StoreUnavailable as error:
-            log.info("not_caught_up", error=str(error))  # the next ping reads again
+            log.info("catch_up_failed", error=str(error))  # the next ping reads again
         finally:
             self.catching_up = None
 

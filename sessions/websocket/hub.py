@@ -149,7 +149,7 @@ class Hub:
             # No await between the line above and the layer's lock: a page that joins now subscribes afterwards.
             await self._layer.group_discard(group, self._channel)
         except Exception as error:
-            log.info("group_not_left", error=str(error))
+            log.info("group_unsubscribe_failed", error=str(error))
 
     def notify(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
         """Queue a notification. Notifications keep their order and are published in batches.
@@ -192,7 +192,7 @@ class Hub:
                 if self._layer.overflowed(self._channel):
                     self._reread_inboxes()
             except Exception:
-                log.exception("not_understood")
+                log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # a queue that is never empty would not let the outgoing queues send
 

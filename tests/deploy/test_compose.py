@@ -145,7 +145,7 @@ def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     for service in ("web", "core", "execution", "beat", "watcher"):
         figures = composed("exec", "-T", service, "python", "-c", FIGURES)
         assert "aftertouch_build_info{" in figures, service
-    assert "not_measured" not in composed("logs", "--no-color")
+    assert "metric_not_recorded" not in composed("logs", "--no-color")
     assert composed.running() == everything
 
 

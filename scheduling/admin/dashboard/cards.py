@@ -53,7 +53,7 @@ def load_app_cards(request: HttpRequest) -> Iterator[DashboardCard]:
         try:
             card = import_string(path)(request)
         except Exception:
-            log.exception("card_failed", path=path)
+            log.exception("dashboard_card_failed", path=path)
             card = DashboardCard(
                 path.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")
             )

@@ -54,7 +54,7 @@ def build_queues_card() -> DashboardCard:
     try:
         found, takes_messages = read_queue_stats(), broker_accepts_messages()
     except Exception as error:  # any exception of the broker's client
-        log.warning("broker_not_asked", error=str(error))
+        log.warning("broker_stats_unavailable", error=str(error))
         return DashboardCard(
             _("Queues"), note=_("The broker does not respond. Touches are kept and sent after it recovers.")
         )

@@ -127,7 +127,7 @@ def move_after_commit(request: HttpRequest, row: Node) -> None:
         try:
             moved = move_waiting([build_node_spec(row)], snapshot.current().delay_rules, PAGE_TIME_LIMIT)
         except Error:  # the edit is stored anyway
-            log.exception("waiting_not_moved", node=row.pk)
+            log.exception("reschedule_failed", node=row.pk)
             moved = MoveCounts(broken=True)
         report_moved_touches(request, moved)
 

@@ -150,7 +150,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
             try:
                 current_app.send_task(task, queue="ticks")
             except Exception as error:  # any exception of the broker's client; a later pass finds the row
-                log.warning("wake_up_lost", error=str(error))
+                log.warning("schedule_wakeup_lost", error=str(error))
         if stored:
             words = ngettext("%(count)d round was stored.", "%(count)d rounds were stored.", len(stored))
             self.message_user(request, words % {"count": len(stored)}, messages.SUCCESS)

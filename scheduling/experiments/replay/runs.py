@@ -131,11 +131,11 @@ def execute_next_replay() -> bool:
     try:
         _execute_replay(run)
     except _ReplayLost:
-        log.info("what_if_overtaken", run=run.pk)
+        log.info("replay_outdated", run=run.pk)
     except (apply.InvalidConfiguration, InvalidDocument, Conflict) as error:
         _end_replay(run, State.FAILED, problem=str(error))
     except Exception as error:
-        log.exception("what_if_broke", run=run.pk)
+        log.exception("replay_failed", run=run.pk)
         _end_replay(run, State.FAILED, problem=f"{type(error).__name__}: {error}"[:2000])
         raise
     return True
@@ -212,7 +212,7 @@ def publish_draft(run_id: int, actor: Actor, *, move_waiting: bool = False) -> M
     try:
         return rescheduling.move_after_plan(planned, PAGE_TIME_LIMIT)
     except Error:  # the draft is live in any case
-        log.exception("waiting_not_moved", run=run_id)
+        log.exception("reschedule_failed", run=run_id)
         return MoveCounts(broken=True)
 
 

@@ -125,7 +125,7 @@ class AlertEvaluator:
             except (OperationalError, InterfaceError):
                 raise
             except Exception as error:  # an undecryptable secret or a defect: the other receivers are still notified
-                log.exception("alert_receiver_broke", receiver=pk)
+                log.exception("alert_receiver_failed", receiver=pk)
                 AlertReceiver.objects.filter(pk=pk).update(
                     problem=_format_problem(INTERNAL_ERROR, f"{type(error).__name__} {error}")
                 )
@@ -340,6 +340,6 @@ class AlertThread:
                 return True
             self._evaluator.store_outages()  # another beat leads since, and has to send the end
         except Exception:
-            log.exception("alerts_not_watched")
+            log.exception("alert_evaluation_failed")
             return True
         return False

@@ -42,7 +42,7 @@ def test_killed_supervisor_repeats_only_idempotent_job(
         guard.kill()
     struck.yard.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the loss of the guard is noticed")
     struck.go.touch()
-    check_recovery(struck, "guard_lost", report_line, "kill -9 of the guard")
+    check_recovery(struck, "supervisor_lost", report_line, "kill -9 of the guard")
 
 
 def test_killed_command_repeats_only_idempotent_job(

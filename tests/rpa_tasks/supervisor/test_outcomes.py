@@ -58,10 +58,10 @@ def test_default_exit_codes_set_outcome() -> None:
         (CommandResult(ExitCause.TIMEOUT, exit=143, started=True), "timeout"),
         (CommandResult(ExitCause.LEASE_LOST, signal=9, started=True), "lease_lost"),
         (CommandResult(ExitCause.RUNNER_LOST, signal=15, started=True), "runner_lost"),
-        (CommandResult(ExitCause.SUPERVISOR_LOST, started=True), "guard_lost"),
+        (CommandResult(ExitCause.SUPERVISOR_LOST, started=True), "supervisor_lost"),
         (
             CommandResult(ExitCause.SUPERVISOR_LOST),
-            "guard_lost",
+            "supervisor_lost",
         ),  # it may have died between the start and the news of it
     ],
 )
@@ -94,7 +94,7 @@ def test_command_that_cannot_start_fails_as_business(error: str) -> None:
     assert verdict(CommandResult(ExitCause.NOT_STARTED, error=error), idempotent=True) == ("business", error)
 
 
-@pytest.mark.parametrize("error", ["fork_failed", "directory_missing", "guard_not_started"])
+@pytest.mark.parametrize("error", ["fork_failed", "directory_missing", "supervisor_not_started"])
 def test_temporary_start_failure_is_transient(error: str) -> None:
     assert verdict(CommandResult(ExitCause.NOT_STARTED, error=error), idempotent=False) == ("transient", error)
 

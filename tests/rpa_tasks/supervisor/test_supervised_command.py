@@ -124,7 +124,7 @@ def test_supervisor_that_cannot_start_is_reported(task: TaskCommands, monkeypatc
     with SupervisedCommand(task.order("/bin/true")) as guarded:
         ending = guarded.next_event(0)
     assert isinstance(ending, CommandResult)
-    assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "guard_not_started")
+    assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "supervisor_not_started")
 
 
 def test_traceback_with_exit_status_zero_has_no_result(task: TaskCommands) -> None:
