@@ -23,13 +23,13 @@ def run_jobs() -> None:
     runner.run_startable_jobs(list(current_app.amqp.queues.consume_from))
 
 
-@shared_task(name="rpa_tasks.hand_over", is_tick=True)
+@shared_task(name="rpa_tasks.dispatch_due", is_tick=True)
 def dispatch_due() -> None:
     dispatch.dispatch_due_jobs()
 
 
-@shared_task(name="rpa_tasks.keep_moving", is_tick=True)
-def keep_moving() -> None:
+@shared_task(name="rpa_tasks.rescue", is_tick=True)
+def rescue_runs() -> None:
     dispatch.run_repair_passes()
     scheduled_rounds.publish_waiting_rounds()  # rounds whose message was lost or whose worker vanished
 

@@ -38,7 +38,7 @@ def deliver(task_ids: list[str]) -> None:
     pipeline.deliver_touches([UUID(task_id) for task_id in task_ids])
 
 
-@shared_task(name="scheduling.hand_over", is_tick=True)
+@shared_task(name="scheduling.dispatch_due", is_tick=True)
 def dispatch_due() -> None:
     dispatcher.dispatch_due_touches()
 
@@ -54,7 +54,7 @@ def scan_inactive() -> None:
     inactivity.scan_inactive_customers()
 
 
-@shared_task(name="scheduling.forget", is_tick=True)
+@shared_task(name="scheduling.delete_expired", is_tick=True)
 def delete_expired_data() -> None:
     retention.delete_expired_rows()
     runs.delete_expired_replays()
@@ -66,19 +66,19 @@ def advance_rollouts() -> None:
     rollout_runs.advance_all_rollouts()
 
 
-@shared_task(name="scheduling.what_if", is_tick=True)
+@shared_task(name="scheduling.run_replay", is_tick=True)
 def run_next_replay() -> None:
     runs.execute_next_replay()
 
 
-@shared_task(name="scheduling.bulk", is_tick=True)
+@shared_task(name="scheduling.request_bulk_batches", is_tick=True)
 def request_bulk_batches() -> None:
     """Publish the next batch of every due bulk action: new ones, and those whose worker died."""
     for action_id in bulk_actions.due_actions():
         _publish_batch(action_id)
 
 
-@shared_task(name="scheduling.bulk_batch", is_tick=True)
+@shared_task(name="scheduling.run_bulk_batch", is_tick=True)
 def run_bulk_batch(action_id: str) -> None:
     wait = bulk_actions.run_batch(UUID(action_id))
     if wait is not None:

@@ -41,7 +41,7 @@ def _measure_statement(bench: Bench, level: int, *, last: bool) -> None:
         handed_over = len(touches.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT))
         took = (time.perf_counter() - began_at) * 1000
         assert handed_over == PASS_LIMIT
-        bench.figures.add("waiting", f"{level:,} waiting: hand over {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
+        bench.figures.add("waiting", f"{level:,} waiting: dispatch {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
     if plan:
         print(plan)
 

@@ -16,21 +16,21 @@ def tick_entry(task: str, seconds: float) -> dict[str, Any]:
 
 SCHEDULE = {
     # ledger
-    "hand over what falls due": tick_entry("scheduling.hand_over", 5),
-    "bring back what was lost": tick_entry("scheduling.rescue", 5),
+    "dispatch due touches": tick_entry("scheduling.dispatch_due", 5),
+    "rescue lost touches": tick_entry("scheduling.rescue", 5),
     # RPA
-    "hand over jobs that fall due": tick_entry("rpa_tasks.hand_over", 5),
-    "bring back lost runs, wake who sleeps": tick_entry("rpa_tasks.keep_moving", 5),
+    "dispatch due jobs": tick_entry("rpa_tasks.dispatch_due", 5),
+    "rescue lost runs and wake idle nodes": tick_entry("rpa_tasks.rescue", 5),
     # retention
-    "forget what is old": tick_entry("scheduling.forget", 60),
+    "delete expired data": tick_entry("scheduling.delete_expired", 60),
     # live chats
-    "count what guide messages bring about": tick_entry("chat_sessions.count_nudges", 10),
+    "count effects of guide messages": tick_entry("chat_sessions.count_nudges", 10),
     # customers
-    "find who stays away": tick_entry("scheduling.scan_inactive", 60),
+    "find inactive customers": tick_entry("scheduling.scan_inactive", 60),
     # operations
-    "let canaries grow, or pause them": tick_entry("scheduling.advance_rollouts", 60),
-    "replay what a draft would do": tick_entry("scheduling.what_if", 5),
-    "go on with bulk actions": tick_entry("scheduling.bulk", 5),
+    "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60),
+    "run replays": tick_entry("scheduling.run_replay", 5),
+    "continue bulk actions": tick_entry("scheduling.request_bulk_batches", 5),
 }
 
 #: Passes that run every few seconds. Beat logs their publication. Worker logs and Flower omit them; `/metrics` has

@@ -1,7 +1,7 @@
 """Store rounds of periodic tasks as rows, which workers claim and publish.
 
 Beat stores a round before it publishes a wake-up message. If the message or its worker is lost, the pass
-`rpa_tasks.keep_moving` claims the round. Each batch of jobs and the position behind it are stored in one transaction,
+`rpa_tasks.rescue` claims the round. Each batch of jobs and the position behind it are stored in one transaction,
 fenced by `lease_no`. A repeated round therefore publishes no job twice. All times come from PostgreSQL.
 """
 

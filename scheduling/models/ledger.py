@@ -67,7 +67,7 @@ class LedgerRow(models.Model):
     def indexes_for(table: str) -> list[models.Index]:
         """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal."""
         return [
-            # Read by `hand_over`.
+            # Read by `dispatch_due`.
             models.Index(fields=["due_at"], name=f"{table}_due", condition=Q(state="scheduled", parked="")),
             # Read by both rescues.
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),

@@ -332,10 +332,10 @@ def test_schedule_pages_ignore_other_periodic_tasks(editor: Client, market: Mark
     from django_celery_beat.models import IntervalSchedule
 
     every = IntervalSchedule.objects.create(every=1, period="minutes")
-    other = PeriodicTask.objects.create(name="other", task="scheduling.hand_over", interval=every)
+    other = PeriodicTask.objects.create(name="other", task="scheduling.dispatch_due", interval=every)
     assert editor.get(url("shop_schedule", other.pk)).status_code == 404
     assert editor.post(url("shop_schedule", other.pk), {"delete": "1"}).status_code == 404
-    assert "scheduling.hand_over" not in text(editor.get(url("shop_schedules")))
+    assert "scheduling.dispatch_due" not in text(editor.get(url("shop_schedules")))
 
 
 def test_schedule_list_names_retired_shop(viewer: Client, editor: Client, market: Market) -> None:

@@ -26,7 +26,7 @@ from rpa_tasks.jobs import bulk_publish, scheduled_rounds, schedules
 from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Job, ScheduledRound, Shop
-from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
+from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_rounds
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
@@ -293,9 +293,9 @@ def test_round_with_lost_message_is_published_by_pass(market: Market, valkey: An
     assert run_beat(valkey, then=valkey.flushall) == []
     assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("waiting", 0)
 
-    keep_moving.apply()
+    rescue_runs.apply()
     assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
-    keep_moving.apply()
+    rescue_runs.apply()
     assert Job.objects.count() == 2
 
 

@@ -128,7 +128,7 @@ def test_queue_metrics_give_length_age_and_unacked(valkey: Any) -> None:
 @pytest.mark.django_db
 def test_unacked_message_of_kombu_is_counted(valkey: Any) -> None:
     with current_app.connection_for_write() as broker:
-        current_app.send_task("scheduling.hand_over", queue="touch.low", connection=broker)
+        current_app.send_task("scheduling.dispatch_due", queue="touch.low", connection=broker)
         queue = broker.SimpleQueue("touch.low")
         taken = queue.get(timeout=10)
         found = read_cluster_metrics()
