@@ -180,7 +180,7 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
         tone, words = breaker_tag(row.breaker)
         return live.render_tag(words, tone)
 
-    @display(description=_("since"))  # type: ignore[untyped-decorator]
+    @display(description=_("detail"))  # type: ignore[untyped-decorator]
     def breaker_story(self, row: Platform) -> str:
         breaker = row.breaker
         if breaker.opened_at is None:

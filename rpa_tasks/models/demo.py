@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 
 class DemoOrder(models.Model):
@@ -33,7 +34,7 @@ class DemoOrder(models.Model):
 class DemoWatermark(models.Model):
     shop_id = models.CharField(_("shop id"), max_length=64, primary_key=True)
     #: The latest change that was read.
-    position = models.BigIntegerField(_("position"), default=0)
+    position = models.BigIntegerField(pgettext_lazy("demo shop", "position"), default=0)
     #: The highest lease number that has written; lower ones are refused.
     lease_no = models.IntegerField(_("lease number"), default=0)
 

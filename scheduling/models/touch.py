@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from scheduling.models.ledger import WAITING, LedgerRow, Transitions
 
@@ -12,7 +13,7 @@ from scheduling.models.ledger import WAITING, LedgerRow, Transitions
 class TouchState(models.TextChoices):
     SCHEDULED = "scheduled", _("Scheduled")  #: waits for its due time
     QUEUED = "queued", _("Dispatched")  #: a wake-up was dispatched to a worker
-    RUNNING = "running", _("Running")  #: claimed by a worker until `lease_until`
+    RUNNING = "running", pgettext_lazy("touch", "Running")  #: claimed by a worker until `lease_until`
     DELIVERED = "delivered", _("Delivered")  #: the receiver confirmed it
     SUPPRESSED = "suppressed", _("Suppressed")  #: a guard stopped it; the verdict has the reason
     CANCELLED = "cancelled", _("Cancelled")  #: an event or a person cancelled it before it was sent

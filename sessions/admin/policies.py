@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import URLPattern, path
 from django.utils.timezone import now
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
@@ -85,7 +85,10 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
         life = ("change_reason",) if obj is None else ("version", "change_reason")
         return [
             (None, {"fields": ("tag",)}),
-            (_("When"), {"fields": (("threshold", "jitter"), "grace"), "description": NOT_BACKWARDS}),
+            (
+                pgettext_lazy("silence", "When"),
+                {"fields": (("threshold", "jitter"), "grace"), "description": NOT_BACKWARDS},
+            ),
             (_("How often"), {"fields": (("max_nudges", "growth"),)}),
             (_("Life"), {"fields": life}),
         ]
@@ -156,7 +159,7 @@ class CampaignAdmin(HistoryAdmin, Retirable):
         life = ("enabled", "change_reason") if obj is None else ("enabled", "version", "change_reason")
         return [
             (None, {"fields": ("key", "threshold"), "description": NOT_BACKWARDS}),
-            (_("When"), {"fields": ("starts_at", "ends_at")}),
+            (pgettext_lazy("campaign", "When"), {"fields": ("starts_at", "ends_at")}),
             (_("Life"), {"fields": life}),
         ]
 

@@ -11,7 +11,7 @@ from django.contrib import admin
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
@@ -187,7 +187,7 @@ class AlertReceiverAdmin(OpsAdmin):
         recent = [(_("Recent alerts"), {"fields": ("told_at", "shown_problem")})] if obj else []
         return [
             (None, {"fields": ("name", "enabled", "channel", "community", "address")}),
-            (_("When"), {"fields": (("holds_for", "remind_every"),)}),
+            (pgettext_lazy("alert", "When"), {"fields": (("holds_for", "remind_every"),)}),
             (_("Notified alerts"), {"fields": limits, "description": _("Empty or disabled alerts are not notified.")}),
             *recent,
         ]

@@ -13,7 +13,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
@@ -44,7 +44,7 @@ def list_active_pauses() -> list[dict[str, Any]]:
 
 
 class PauseForm(forms.Form):
-    scope = forms.ChoiceField(label=gettext_lazy("What"), widget=UnfoldAdminSelectWidget)
+    scope = forms.ChoiceField(label=pgettext_lazy("pause", "What"), widget=UnfoldAdminSelectWidget)
     reason = forms.CharField(
         label=gettext_lazy("Why"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
     )
