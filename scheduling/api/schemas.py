@@ -125,7 +125,7 @@ class TouchesOut(Schema):
     next: str | None
 
 
-class ForeseenVerdictOut(Schema):
+class PreviewVerdictOut(Schema):
     decision: str
     rule: str
     rule_version: int | None
@@ -134,7 +134,7 @@ class ForeseenVerdictOut(Schema):
     next_eligible_at: datetime | None
 
 
-class ForeseenOut(Schema):
+class PreviewTouchOut(Schema):
     node: str
     channel: str
     template: str
@@ -142,14 +142,14 @@ class ForeseenOut(Schema):
     content_type: str
     due_at: datetime
     expires_at: datetime
-    verdict: ForeseenVerdictOut
+    verdict: PreviewVerdictOut
     subject: str
     body: str
     problem: str
 
 
 class PreviewOut(Schema):
-    items: list[ForeseenOut]
+    items: list[PreviewTouchOut]
 
 
 class PauseIn(Request):

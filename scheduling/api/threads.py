@@ -22,7 +22,7 @@ THREADS = 8
 AUTH_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
-_auth_threads = ThreadPoolExecutor(AUTH_THREADS, thread_name_prefix="api-door")
+_auth_threads = ThreadPoolExecutor(AUTH_THREADS, thread_name_prefix="api-auth")
 
 
 async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -158,7 +158,7 @@ def accepts_messages(connection: Any) -> bool | None:
         return None
     try:
         for _ in range(2):  # RabbitMQ may confirm the first message before it reports the alarm
-            channel.basic_publish(channel.prepare_message(b""), exchange="", routing_key="aftertouch.nobody")
+            channel.basic_publish(channel.prepare_message(b""), exchange="", routing_key="aftertouch.unrouted")
     except BrokerBlocked:
         return False
     except connection.channel_errors:

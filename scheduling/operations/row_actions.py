@@ -65,5 +65,5 @@ ROW_ACTIONS: dict[str, RowAction] = {
     "not_delivered": RowAction(FAILED_TASKS, _resolve_not_delivered, (OPEN,), unknown_only=True),
     "ignore": RowAction(FAILED_TASKS, failed_tasks.ignore_failed_task, (OPEN,)),
     "archive": RowAction(FAILED_TASKS, failed_tasks.archive_failed_task, (OPEN, IGNORED)),
-    "call_off": RowAction(TOUCHES, _cancel_row, WAITING),
+    "cancel": RowAction(TOUCHES, _cancel_row, WAITING),
 }

@@ -192,8 +192,8 @@ def list_impacts(planned: ChangePlan) -> list[Impact]:
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
     delayed = _nodes_with_new_delay(planned, snapshot)
-    foreseen = preview_moves([node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot))
-    moved = {node.id: foreseen.get(node.id, MoveCounts()) for node in delayed}
+    moves = preview_moves([node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot))
+    moved = {node.id: moves.get(node.id, MoveCounts()) for node in delayed}
     return [
         Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk)) for pk, verb in affected.items()
     ]  # fmt: skip

@@ -83,7 +83,7 @@ def test_bulk_action_pages_fit_in_all_layouts(ops: Callable[..., Any], live_serv
         "retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10
     )
     bulk_actions.run_batch(row.pk)
-    pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/call-off/")
+    pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/cancel/")
     for name, language, scheme, width in (
         ("bulk-dark-en", "en", "dark", 1400),
         ("bulk-narrow", "zh-hans", "light", 390),

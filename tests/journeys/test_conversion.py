@@ -33,7 +33,7 @@ def test_conversion_page_shows_control_group_and_fits(
         ("effect-narrow-dark-en", "en", "dark", 390),
     ):
         page = ops(language, scheme, width)
-        page.goto(f"{live_server.url}/admin/scheduling/node/effect/")
+        page.goto(f"{live_server.url}/admin/scheduling/node/conversion/")
         page.wait_for_selector("td:has-text('对照组')" if language == "zh-hans" else "td:has-text('Control group')")
         overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, (name, overflow)

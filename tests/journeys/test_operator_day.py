@@ -139,7 +139,7 @@ def test_matrix_and_touch_pages_fit_in_all_layouts(
     deliver_touches(record_event("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 1400), ("zh-hans", "light", 390)):
         page = ops(language, scheme, width)
-        for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/foresee/"):
+        for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/preview/"):
             page.goto(f"{live_server.url}/admin/{path}")
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -14,7 +14,7 @@ from tests.journeys.conftest import PATIENCE, record_csp_violations
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 OWN_PAGES = [
-    "index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_foresee",
+    "index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview",
     "scheduling_pause_add", "scheduling_complaint_rates", "scheduling_node_changelist", "rpa_tasks_job_changelist",
 ]  # fmt: skip
 

@@ -503,7 +503,7 @@ PAGES: dict[str, Page] = {
     "scheduling_failedtask_export": Page(OPERATOR, notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
     # Touches.
-    "scheduling_touch_call_off": Page(OPERATOR, OPERATOR, query="stands=waiting", data=PACE),
+    "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="stands=waiting", data=PACE),
     "scheduling_touch_save_filter": Page(
         NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=failed"},
     ),
@@ -513,10 +513,10 @@ PAGES: dict[str, Page] = {
     # Looks at what happens.
     "scheduling_complaint_rates": Page(VIEWER),
     "scheduling_complaint_open_rates": Page(VIEWER),
-    "scheduling_event_foresee": Page(VIEWER, query="type=order.paid&user_id=ann&event_data={}"),
-    "scheduling_event_open_foresee": Page(STAFF),
+    "scheduling_event_preview": Page(VIEWER, query="type=order.paid&user_id=ann&event_data={}"),
+    "scheduling_event_open_preview": Page(STAFF),
     "scheduling_node_matrix": Page(VIEWER),
-    "scheduling_node_effect": Page(VIEWER),
+    "scheduling_node_conversion": Page(VIEWER),
     "scheduling_node_open_matrix": Page(STAFF),
     "scheduling_node_open_waiting": Page(VIEWER, args=first(Node)),
     "scheduling_node_impact": Page(

@@ -82,9 +82,9 @@ def foreign_rows(matrix: Any, record_event: Callable[..., Any]) -> None:
 
 
 def pages() -> Iterator[str]:
-    for name in ("index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_foresee"):
+    for name in ("index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview"):
         yield reverse(f"admin:{name}")
-    yield f"{reverse('admin:scheduling_event_foresee')}?type={MARK}"
+    yield f"{reverse('admin:scheduling_event_preview')}?type={MARK}"
     for model in admin.site._registry:
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_"
         yield reverse(f"{name}changelist")

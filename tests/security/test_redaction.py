@@ -145,7 +145,7 @@ def pages_of(touch: Touch) -> dict[str, str]:
         "failed task": url("failedtask_change", row.pk), "failed tasks": url("failedtask_changelist"),
         "by cause": url("failedtask_groups"), "retry": url("failedtask_replay", row.fingerprint),
         "customer": url("customer_change", touch.customer_id), "export": url("failedtask_export"),
-        "overview": reverse("admin:index"), "what would happen": url("event_foresee") + asked,
+        "overview": reverse("admin:index"), "what would happen": url("event_preview") + asked,
     }  # fmt: skip
 
 

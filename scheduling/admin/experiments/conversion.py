@@ -31,7 +31,7 @@ def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
     links = dict(Node.objects.values_list("key", "pk"))
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
-        "ops/effect.html",
+        "ops/conversion.html",
         _("Effect"),
         nodes=None if found is None else [_describe_effect(each, links) for each in found],
         periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],

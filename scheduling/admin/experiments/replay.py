@@ -300,7 +300,7 @@ class WhatIfRunAdmin(OpsAdmin):
             else:
                 return redirect(self.url("change", run.pk))
         return self.page(
-            request, "ops/what_if_draft.html", _("What-if replay"), form=form, back=self.url("changelist")
+            request, "ops/replay_draft.html", _("What-if replay"), form=form, back=self.url("changelist")
         )  # fmt: skip
 
     def _get_initial_values(self, request: HttpRequest) -> dict[str, Any]:
@@ -318,14 +318,14 @@ class WhatIfRunAdmin(OpsAdmin):
         under_way = row.state in UNDER_WAY
         return self.page(
             request,
-            "ops/what_if_run.html",
+            "ops/replay_run.html",
             _("What-if replay %(run)s") % {"run": row},
             row=row,
             under_way=under_way,
             tone={"done": "info", "published": "success", "failed": "danger"}.get(row.state, "warning"),
             percent=min(100 * row.done // row.total, 100) if row.total else 0,
             problems=[translate_error(each) for each in row.problem.splitlines()],
-            told=build_result_context(row.result) if row.result else None,
+            results=build_result_context(row.result) if row.result else None,
             changes=build_changes_context(row.changes),
             publish_form=PublishForm() if row.state == State.DONE and self.has_publish_permission(request) else None,
             may_discard=self.has_add_permission(request) and row.state in (*UNDER_WAY, State.DONE, State.FAILED),

@@ -70,7 +70,7 @@ def submit_bulk_action(
 
 def get_action_title(action: str) -> str:
     verb = FAILED_TASK_ACTIONS.get(action)
-    return str(verb.title) if verb else _("Cancel the touch") if action == "call_off" else action
+    return str(verb.title) if verb else _("Cancel the touch") if action == "cancel" else action
 
 
 @admin.register(BulkAction)

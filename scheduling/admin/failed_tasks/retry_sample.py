@@ -81,7 +81,7 @@ def retry_sample_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) 
         return redirect(request.path)
     tried, count = _list_retried_tasks(group), waiting.order_by()[: MOST_COUNTED + 1].count()
     return tasks_admin.page(  # type: ignore[no-any-return]
-        request, "ops/failed_replay.html", _("Retry in steps"), form=form, example=example,
+        request, "ops/retry_sample.html", _("Retry in steps"), form=form, example=example,
         words=translate_reason(example.reason), detail=redact_text(example.detail), tried=tried, few=FEW,
         waiting=min(count, MOST_COUNTED),
         more=count > MOST_COUNTED, most=AT_ONCE, advice=_advise_next_step(tried), asked_at=asked_at.isoformat(),

@@ -176,7 +176,7 @@ class NodeAdmin(HistoryAdmin, Retirable):
         impact = self.admin_site.admin_view(lambda request, object_id: impact_view(self, request, object_id))
         return [
             path("matrix/", page, name="scheduling_node_matrix"),
-            path("effect/", effects, name="scheduling_node_effect"),
+            path("conversion/", effects, name="scheduling_node_conversion"),
             path("<path:object_id>/impact/", require_POST(impact), name="scheduling_node_impact"),
             *super().get_urls(),
         ]

@@ -47,7 +47,7 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
         outcomes = [_describe_preview(each) for each in preview_event(event)]
     return events_admin.page(  # type: ignore[no-any-return]
         request,
-        "ops/foresee.html",
+        "ops/event_preview.html",
         _("Send preview"),
         form=form,
         outcomes=outcomes,

@@ -65,11 +65,11 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     fields = readonly_fields = (
         "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
     )  # fmt: skip
-    actions_list = ("open_foresee",)
+    actions_list = ("open_preview",)
 
     def get_urls(self) -> list[URLPattern]:
         page = self.admin_site.admin_view(lambda request: preview_page(self, request))
-        return [path("foresee/", page, name="scheduling_event_foresee"), *super().get_urls()]
+        return [path("preview/", page, name="scheduling_event_preview"), *super().get_urls()]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
@@ -104,5 +104,5 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         return format_html_join("", html, lines) or mark_safe("–")
 
     @action(description=_("Send preview"), icon="psychology_alt", url_path="what-if")  # type: ignore[untyped-decorator]
-    def open_foresee(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:scheduling_event_foresee")
+    def open_preview(self, request: HttpRequest) -> HttpResponse:
+        return redirect("admin:scheduling_event_preview")

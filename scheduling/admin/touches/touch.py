@@ -149,7 +149,7 @@ def build_span_link(name: str, field: str, since: datetime | None, until: dateti
     return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
 
 
-CANCEL_ACTION = "call_off"
+CANCEL_ACTION = "cancel"
 
 
 def cancel_matching_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -233,14 +233,14 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.cancel_matching_view)
-        return [path("call-off/", view, name="scheduling_touch_call_off"), *super().get_urls()]
+        return [path("cancel/", view, name="scheduling_touch_cancel_matching"), *super().get_urls()]
 
     def cancel_matching_view(self, request: HttpRequest) -> HttpResponse:
         return cancel_matching_page(self, request)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        link = f"{self.url('call_off')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
-        return super().changelist_view(request, {"call_off_link": link, **(extra_context or {})})
+        link = f"{self.url('cancel_matching')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
+        return super().changelist_view(request, {"cancel_matching_link": link, **(extra_context or {})})
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str

@@ -14,11 +14,11 @@ from scheduling.models import Alert
 class AlertAction(StrEnum):
     """The message that is due about an alert."""
 
-    FIRE = "begins"  #: the condition has held for `holds_for`
-    REMIND = "goes_on"  #: a reminder
-    RESOLVE = "over"  #: the condition has been absent for `holds_for`
+    FIRE = "fire"  #: the condition has held for `holds_for`
+    REMIND = "remind"  #: a reminder
+    RESOLVE = "resolve"  #: the condition has been absent for `holds_for`
     NONE = ""
-    DROP = "forget"  #: the condition ended before a message was tried
+    DROP = "drop"  #: the condition ended before a message was tried
 
 
 def decide_alert_action(
@@ -40,7 +40,7 @@ def decide_alert_action(
 
 
 def _decide_when_absent(alert: Alert, now: datetime, holds_for: timedelta) -> AlertAction:
-    """Return OVER after `holds_for` if the receiver may know of the alert.
+    """Return RESOLVE after `holds_for` if the receiver may know of the alert.
 
     Otherwise drop the alert after two consecutive evaluations without it: a single evaluation may miss it.
     """

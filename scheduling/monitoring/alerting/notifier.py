@@ -312,7 +312,7 @@ class AlertThread:
             return
         self._leads.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run_passes, name="watchman", daemon=True)
+            self._thread = threading.Thread(target=self._run_passes, name="alerts", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils.timezone import localtime, now
 
 from scheduling.admin.failed_tasks import failed_bulk, retry_sample
-from scheduling.admin.touches import touch as calling_off
+from scheduling.admin.touches import touch as touch_page
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
@@ -32,7 +32,7 @@ def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """And time to count, however slow the machine is."""
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
     monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
-    for module in (failed_bulk, calling_off):
+    for module in (failed_bulk, touch_page):
         monkeypatch.setattr(module, "count_within", lambda count: count())
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 
@@ -148,8 +148,8 @@ def test_bulk_action_is_stopped_by_operators_only(
     if group == "viewer":
         assert (answer.status_code, row.state) == (403, "running")
         assert "Applies to" not in ask(client, admin_url("failedtask_changelist")).content.decode()
-        assert client.get(admin_url("touch_call_off")).status_code == 403
-        assert client.post(admin_url("touch_call_off"), {"reason": "x", "per_second": "1"}).status_code == 403
+        assert client.get(admin_url("touch_cancel_matching")).status_code == 403
+        assert client.post(admin_url("touch_cancel_matching"), {"reason": "x", "per_second": "1"}).status_code == 403
     else:
         assert (row.state, row.ended_by) == ("cancelled", "operator")
         assert "The bulk action has already ended." in read_messages(
@@ -167,7 +167,7 @@ def test_bulk_cancel_cancels_matching_touches(
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
     record_event(user="ann")
     list_url = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}"
-    link = operator.get(list_url).context["call_off_link"]
+    link = operator.get(list_url).context["cancel_matching_link"]
     page = operator.get(link)
     assert "Applies to 1 touch." in page.content.decode()
 
@@ -179,7 +179,7 @@ def test_bulk_cancel_cancels_matching_touches(
 
 
 def test_bulk_cancel_refuses_unknown_filter(matrix: Any, operator: Client, admin_url: Url) -> None:
-    answer = operator.get(f"{admin_url('touch_call_off')}?chat_id__startswith=c")
+    answer = operator.get(f"{admin_url('touch_cancel_matching')}?chat_id__startswith=c")
     assert answer.status_code == 302
     assert "chat_id__startswith: many cannot be chosen by it" in read_messages(answer)
 
@@ -235,7 +235,7 @@ def test_touch_list_matches_bulk_selection(
     found = {}
     for address in OF_TOUCHES:
         ids = address.format(node=node.pk, channel=node.channel_id)
-        found[address] = both(viewer, admin_url("touch_changelist"), ids, "call_off")
+        found[address] = both(viewer, admin_url("touch_changelist"), ids, "cancel")
     assert found == OF_TOUCHES
 
 

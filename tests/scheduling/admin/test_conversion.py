@@ -25,7 +25,7 @@ def test_effect_shows_goal_beside_control_group(
         deliver(record_event(user=f"user{number}").task_ids)
         record_event("order.paid", f"user{number}")
     pass_time(days=2)
-    page = viewer.get(admin_url("node_effect"))
+    page = viewer.get(admin_url("node_conversion"))
     (told,) = page.context["nodes"]
     assert told["treated"]["of"] + told["control"]["of"] == 8
     assert (told["treated"]["percent"], told["control"]["percent"]) == ("100.0 %", "100.0 %")
@@ -37,9 +37,9 @@ def test_effect_shows_goal_beside_control_group(
 
 
 def test_effect_without_goal_or_control_shows_advice(matrix: Any, viewer: Client, admin_url: Url) -> None:
-    assert "No node has a goal yet." in viewer.get(admin_url("node_effect")).content.decode()
+    assert "No node has a goal yet." in viewer.get(admin_url("node_conversion")).content.decode()
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
-    assert "No control group" in viewer.get(admin_url("node_effect"), {"days": "30"}).content.decode()
+    assert "No control group" in viewer.get(admin_url("node_conversion"), {"days": "30"}).content.decode()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from django.urls import reverse
 pytestmark = pytest.mark.django_db
 
 OWN_PAGES = [
-    "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_foresee", "scheduling_pause_add",
+    "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview", "scheduling_pause_add",
     "scheduling_complaint_rates",
 ]  # fmt: skip
 #: What Unfold, celery-beat and simple-history would say in English without our catalogue.

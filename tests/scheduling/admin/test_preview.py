@@ -25,7 +25,7 @@ def test_preview_shows_what_would_be_sent(
     used = matrix.node("used", trigger="order.paid", template=matrix.template("used"))
     deliver_touches(record_event("order.paid").task_ids)
     before = Event.objects.count()
-    page = viewer.get(admin_url("event_foresee"), {"type": "material.downloaded", "user_id": "ann"})
+    page = viewer.get(admin_url("event_preview"), {"type": "material.downloaded", "user_id": "ann"})
     by_node = {each["node"]: each for each in page.context["outcomes"]}
     assert (by_node["guide"]["title"], by_node["guide"]["body"]) == ("Would be sent", "hi ann")
     assert by_node["again"]["title"] == "Would not be sent"
@@ -38,13 +38,13 @@ def test_preview_shows_what_would_be_sent(
 
 
 def test_preview_without_node_plans_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
-    page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann"})
+    page = viewer.get(admin_url("event_preview"), {"type": "order.paid", "user_id": "ann"})
     assert page.context["outcomes"] == []
     assert "no enabled node" in page.content.decode()
 
 
 def test_preview_bad_data_is_refused_at_its_field(matrix: Any, viewer: Client, admin_url: Url) -> None:
-    page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
+    page = viewer.get(admin_url("event_preview"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
     assert list(page.context["form"].errors) == ["event_data"]
     assert page.context["outcomes"] is None
 
@@ -53,9 +53,9 @@ def test_preview_renders_stored_templates_only(matrix: Any, viewer: Client, admi
     matrix.node()
     asked = {"type": "material.downloaded", "user_id": "ann", "body": "bye {{ user.name }}", "subject": "bye",
              "template": "bye"}  # fmt: skip
-    page = viewer.get(admin_url("event_foresee"), asked)
+    page = viewer.get(admin_url("event_preview"), asked)
     assert [each["body"] for each in page.context["outcomes"]] == ["hi ann"]
     assert "bye" not in "".join(str(each) for each in page.context["outcomes"])
     inside = {"type": "material.downloaded", "user_id": "{{ event.type }}"}
-    (outcome,) = viewer.get(admin_url("event_foresee"), inside).context["outcomes"]
+    (outcome,) = viewer.get(admin_url("event_preview"), inside).context["outcomes"]
     assert outcome["body"] == "hi {{ event.type }}"

@@ -55,7 +55,7 @@ def test_replay_result_compares_live_and_draft(node: Node, editor: Client, admin
     assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
     link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 3d"))
     page = editor.get(link)
-    figures = {each.words: (each.live, each.draft) for each in page.context["told"]["figures"]}
+    figures = {each.words: (each.live, each.draft) for each in page.context["results"]["figures"]}
     assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
     said = page.content.decode()
     assert all(words in said for words in ("Limits of the replay", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))

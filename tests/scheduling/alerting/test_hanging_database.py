@@ -26,13 +26,13 @@ def gate(transactional_db: None) -> Iterator[Hanging]:
 
 @pytest.fixture
 def run_alert_pass(gate: Hanging) -> Iterator[Callable[[float], bool]]:
-    """The watchman's, one by one, in a thread of his own that waits so many seconds for the database."""
-    watchman = AlertThread()
-    watchman._leads.set()
+    """The alert_thread's, one by one, in a thread of his own that waits so many seconds for the database."""
+    alert_thread = AlertThread()
+    alert_thread._leads.set()
 
     def one(seconds: float) -> bool:
-        watchman._time_limit.seconds = seconds
-        return thread.submit(watchman._run_pass).result(PATIENCE)
+        alert_thread._time_limit.seconds = seconds
+        return thread.submit(alert_thread._run_pass).result(PATIENCE)
 
     with ThreadPoolExecutor(1) as thread:
         yield one

@@ -145,7 +145,7 @@ def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[...,
         ({"filter": {"payload__user_id": "ann"}}, "filter.payload__user_id"),
         ({"filter": {"state": "retried"}}, "filter.state"),
         ({"filter": None}, "filter"),
-        ({"action": "call_off"}, "action"),
+        ({"action": "cancel"}, "action"),
         ({"action": "again"}, "confirm"),
         ({"per_second": 1000}, "per_second"),
     ],
@@ -161,7 +161,7 @@ def test_bulk_action_errors_name_the_field(
 
 
 def test_bulk_action_missing_or_of_touches_is_not_found(configuration_row: None, api: Client) -> None:
-    row = BulkAction.objects.create(action="call_off", actor_name="ann", per_second=1)
+    row = BulkAction.objects.create(action="cancel", actor_name="ann", per_second=1)
     for key in (new_id(), row.pk):
         assert api.get(f"/bulk-actions/{key}").status_code == 404
         assert api("POST", f"/bulk-actions/{key}/cancel", {}).status_code == 404

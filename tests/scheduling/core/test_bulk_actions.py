@@ -155,7 +155,7 @@ def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event:
     fall_due(sent.pk)
     deliver([sent.pk])
 
-    row = finish(bulk_actions.start_bulk_action("call_off", {"node__id__exact": str(node.pk)}, ANN))
+    row = finish(bulk_actions.start_bulk_action("cancel", {"node__id__exact": str(node.pk)}, ANN))
 
     assert (row.total, row.done) == (1, 1)
     ends = Touch.objects.filter(node=node).order_by("pk").values_list("state", "reason")
@@ -172,7 +172,7 @@ def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callab
     at = datetime.now(UTC)
     Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
     Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
-    row = bulk_actions.start_bulk_action("call_off", {"stands": stands}, ANN)
+    row = bulk_actions.start_bulk_action("cancel", {"stands": stands}, ANN)
     Touch.objects.filter(pk=later).update(parked=parked)
     pass_time(minutes=2)
 
@@ -190,8 +190,8 @@ def test_cancel_running_locked_touch_does_not_wait(matrix: Any, record_event: Ca
         with transaction.atomic():
             sql.rows("SELECT set_config('lock_timeout', '1s', true)", {})
             with pytest.raises(Conflict, match="running"):
-                ROW_ACTIONS["call_off"].act(task_id, ANN)
-    ROW_ACTIONS["call_off"].act(task_id, ANN)
+                ROW_ACTIONS["cancel"].act(task_id, ANN)
+    ROW_ACTIONS["cancel"].act(task_id, ANN)
     assert Touch.objects.get(pk=task_id).state == "cancelled"
 
 
@@ -341,9 +341,9 @@ def _begun(chosen: dict[str, str]) -> bool:
         ("ignore", {"failed_at_from_0": "some day"}, "failed_at_from_0"),
         ("ignore", {"reason": "x" * 300}, "reason"),
         ("ignore", {"q": "a\0b"}, "q"),
-        ("call_off", {"fingerprint": "x"}, "fingerprint"),
-        ("call_off", {"node__id__exact": "one"}, "node__id__exact"),
-        ("call_off", {"stands": "upside down"}, "stands"),
+        ("cancel", {"fingerprint": "x"}, "fingerprint"),
+        ("cancel", {"node__id__exact": "one"}, "node__id__exact"),
+        ("cancel", {"stands": "upside down"}, "stands"),
         ("explode", {}, "action"),
     ],
 )

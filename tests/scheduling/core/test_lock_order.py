@@ -72,7 +72,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
 
     def call_off_many(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
-        bulk_actions.run_batch(bulk_actions.start_bulk_action("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
+        bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk)
 
     def keep_moving(dice: random.Random) -> None:
         dispatcher.dispatch_due_touches()
@@ -190,7 +190,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: Any, record_event:
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
-    row = bulk_actions.start_bulk_action("call_off", {}, Actor("ann"))
+    row = bulk_actions.start_bulk_action("cancel", {}, Actor("ann"))
 
     errors = _while_events_call_off(second, first, lambda: bulk_actions.run_batch(row.pk))
 
