@@ -18,11 +18,11 @@ from config.local.reaper import bounded_run
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="scenarios to run; all of them if none is named")
-    parser.add_argument("--quick", action="store_true", help="one repetition of a small size: does it run at all?")
+    parser.add_argument("names", nargs="*", help="scenarios to run (default: all)")
+    parser.add_argument("--quick", action="store_true", help="one repetition of a small size, as a smoke test")
     parser.add_argument("--repeat", type=int, default=0, help="repetitions of each measurement (5)")
-    parser.add_argument("--seed", type=int, default=0, help="of the generated data (from the clock)")
-    parser.add_argument("--state-dir", type=Path, help="keep servers' data and logs here instead of a temporary folder")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated data (default: from the clock)")
+    parser.add_argument("--state-dir", type=Path, help="directory for data and logs of servers (default: temporary)")
     arguments = parser.parse_args()
     seed = arguments.seed or int(time.time()) % 1_000_000
     repeat = arguments.repeat or (1 if arguments.quick else 5)

@@ -131,7 +131,7 @@ class Environment(BaseSettings):
     def require_absolute_paths(cls, paths: list[str]) -> list[str]:
         for path in paths:
             if not Path(path).is_absolute():
-                raise ValueError(f"{path} must begin with /")
+                raise ValueError(f"{path} must start with /")
         return paths
 
     @field_validator("aftertouch_worker_max")

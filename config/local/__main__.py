@@ -16,8 +16,8 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     run = actions.add_parser("run", help="run in the foreground until Ctrl-C")
     run.add_argument("programs", nargs="*", help=f"only these of {', '.join(program.name for program in PROGRAMS)}")
-    actions.add_parser("servers", help="start the servers alone")
-    actions.add_parser("stop", help="stop what runs from this state directory, servers included")
+    actions.add_parser("servers", help="start the servers only")
+    actions.add_parser("stop", help="stop all programs and servers of this state directory")
     asked = parser.parse_args()
     settings = environment()
     try:

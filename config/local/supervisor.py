@@ -65,7 +65,7 @@ def socket_path(state_dir: Path) -> Path:
     folder = Path(tempfile.gettempdir()) / f"aftertouch-{os.geteuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise StackError(f"{folder} belongs to somebody else; set AFTERTOUCH_STATE_DIR to a folder with a shorter path")
+        raise StackError(f"{folder} belongs to another user; set AFTERTOUCH_STATE_DIR to a folder with a shorter path")
     return folder / "supervisor.sock"
 
 

@@ -190,7 +190,7 @@ def four_rows(demo: Demo) -> None:
     demo.expect("ann", "the parcel", parcel, "delivered")
     eve.does("signup.succeeded", at=datetime.now(UTC) - timedelta(days=31))
     scan_for_inactivity(demo)
-    demo.expect("eve", "the offer after 30 days away", first_touch_of(demo, "eve"), "delivered")
+    demo.expect("eve", "the offer after 30 days of inactivity", first_touch_of(demo, "eve"), "delivered")
     demo.expect("ann", "the survey", survey, "delivered")
     demo.expect("ann", "a fourth push", ann.does("customer.inactive"), "suppressed", "cap")
 
@@ -203,7 +203,7 @@ def same_content(demo: Demo) -> None:
 
 
 def new_conversation(demo: Demo) -> None:
-    print_line("\nA conversation that began while the touch waited:")
+    print_line("\nA conversation started while the touch waited:")
     dan = DemoCustomer(demo, "dan")
     survey = dan.does("service.completed")
     dan.does("conversation.started", at=datetime.now(UTC) + timedelta(seconds=1))

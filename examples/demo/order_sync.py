@@ -31,7 +31,7 @@ except NoBrowser as error:
 
 
 def order_sync(demo: Any, say: Any) -> None:
-    say("\nThree shops' orders, read in Chromium; somebody clicks twice:")
+    say("\nThree shops' orders, read in Chromium; each requested twice:")
     if why := demo.stack.manage("shell", "--no-imports", "-c", CHROMIUM_TEST).strip():
         say(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
         return

@@ -28,9 +28,9 @@ def main(words: list[str]) -> int:
 
 def _build_shop_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.demo_shop", description="A marketplace to try flows on.")
-    parser.add_argument("--port", type=int, default=8765, help="0: a free one (default: 8765)")
-    parser.add_argument("--orders", type=int, default=45, help="orders a shop begins with (default: 45)")
-    parser.add_argument("--messages", type=int, default=5, help="buyers' messages a shop begins with (default: 5)")
+    parser.add_argument("--port", type=int, default=8765, help="port; 0 selects a free one (default: 8765)")
+    parser.add_argument("--orders", type=int, default=45, help="initial orders of a shop (default: 45)")
+    parser.add_argument("--messages", type=int, default=5, help="initial messages of buyers in a shop (default: 5)")
     return parser
 
 

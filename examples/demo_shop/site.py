@@ -154,7 +154,7 @@ def _create_message(market: Market, request: SiteRequest) -> SiteResponse:
 def _find_shop(market: Market, request: SiteRequest) -> MarketShop:
     shop_id = request.fields.get("shop", "")
     if not SHOP_ID.fullmatch(shop_id):
-        raise InvalidRequest("Say which shop: ?shop=s1")
+        raise InvalidRequest("The parameter shop is missing: ?shop=s1")
     return market.shop(shop_id)
 
 

@@ -20,7 +20,7 @@ def visit(flow: Flow, path: str) -> Page:
     """
     site = flow.text("site").rstrip("/")
     if not site.startswith(("http://", "https://")):
-        raise BusinessError("payload: site must begin with http:// or https://")
+        raise BusinessError("payload: site must start with http:// or https://")
     check_response(flow.page.goto(f"{site}{path}"))
     if not is_logged_in(flow):
         if flow.payload.get("login") is not True:

@@ -64,7 +64,7 @@ def note_waiting_jobs(changes: list[Change], draft: Draft, column: str) -> None:
             waiting = Job.objects.filter(state__in=WAITING, **{column: change.row}).count()
             if waiting:
                 draft.note(
-                    f"{change.section.noun} “{change.label}” is retired: what waits for it ({waiting}) is called off"
+                    f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled"
                 )
 
 

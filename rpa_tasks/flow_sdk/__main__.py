@@ -66,20 +66,20 @@ _parse_seconds.__name__ = "number of seconds between 0 and 86400"
 def _build_flow_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m rpa_tasks.flow_sdk", description="Runs flows: Python files with a run(flow).")
     commands = parser.add_subparsers(dest="what", required=True)
-    run = commands.add_parser("run", help="one run, as the workers start it")
+    run = commands.add_parser("run", help="run a flow as workers do")
     run.add_argument("--param", required=True, help="JSON: shop_id, debug_port, payload, …")
-    attempt = commands.add_parser("try", help="one run by hand, in a browser that is opened for it")
+    attempt = commands.add_parser("try", help="run a flow by hand in a new browser")
     attempt.add_argument("--shop", default="s1", help="the shop id (default: s1)")
     attempt.add_argument("--payload", default="{}", help="JSON (default: {})")
     attempt.add_argument("--profile", type=Path, help="keep the browser's profile, with its logins, in this directory")
-    attempt.add_argument("--show", action="store_true", help="open a window, and leave it open at the end")
+    attempt.add_argument("--show", action="store_true", help="show the browser window, and leave it open")
     for each in (run, attempt):
-        each.add_argument("--flow", required=True, help="its file's name without .py")
+        each.add_argument("--flow", required=True, help="name of its file, without .py")
         each.add_argument("--timeout", type=_parse_seconds, default=600.0, help="seconds (default: 600)")
-    new = commands.add_parser("new", help="write the file that a new flow begins with")
+    new = commands.add_parser("new", help="write the file of a new flow")
     new.add_argument("name")
     new.add_argument("--to", type=Path, help=f"the directory (default: the first of {discovery.FLOWS_VARIABLE})")
-    commands.add_parser("list", help="the flows that can be found")
+    commands.add_parser("list", help="list flows")
     return parser
 
 

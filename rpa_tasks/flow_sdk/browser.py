@@ -73,7 +73,7 @@ def _find_browser_program() -> str:
     for name in [wanted] if wanted else NAMES:
         if found := shutil.which(name):
             return found
-    raise Misused(f"Chromium was not found ({wanted or ', '.join(NAMES)}). RPA_CHROMIUM_PATH says where it is.")
+    raise Misused(f"Chromium was not found ({wanted or ', '.join(NAMES)}). Set RPA_CHROMIUM_PATH to its path.")
 
 
 def _read_debug_address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:

@@ -131,8 +131,8 @@ def _run_housekeeping(queues: list[str]) -> None:
 
 def _build_maintainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.maintainer.main")
-    parser.add_argument("--queues", default="", help="what the worker consumes, separated by commas")
-    parser.add_argument("--parent", type=int, default=0, help="the pid of the worker")
+    parser.add_argument("--queues", default="", help="queues of the worker, separated by commas")
+    parser.add_argument("--parent", type=int, default=0, help="process id of the worker")
     return parser
 
 

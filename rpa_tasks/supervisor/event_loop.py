@@ -84,7 +84,7 @@ class Watch:
         A runner that was stopped between claim and order sends an expired one; another node may run the shop already.
         """
         if clock() >= self.lease_until:
-            raise child.NotStarted("lease_lost", "The lease was over before the command began.")
+            raise child.NotStarted("lease_lost", "The lease expired before the command started.")
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:

@@ -123,7 +123,7 @@ class Email:
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the mail began")
+            return Transient("no_time", "the deadline had passed before the mail was sent")
         try:
             self.validate_target(message.target)
         except ValueError as error:

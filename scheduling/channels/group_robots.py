@@ -81,7 +81,7 @@ class Robot:
         host = (url.raw_host or "").lower().removesuffix(".")
         if host in cls.hosts:
             if url.scheme != "https" or not url.raw_path.startswith(cls.path):
-                raise ValueError(f"url: a robot's address begins with https://{host}{cls.path}")
+                raise ValueError(f"url: a robot's address must start with https://{host}{cls.path}")
         elif not private.open(url):
             raise ValueError(f"url: the host must be {' or '.join(sorted(cls.hosts))}")
 
@@ -92,7 +92,7 @@ class Robot:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the request began")
+            return Transient("no_time", "the deadline had passed before the request started")
         try:
             self.validate_target(message.target)
         except ValueError as error:

@@ -64,7 +64,7 @@ class Webhook:
         """Try once. A refused connection never gives `Unknown`; a request without an answer always does."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the request began")
+            return Transient("no_time", "the deadline had passed before the request started")
         try:
             self.validate_target(message.target)
         except ValueError as error:

@@ -75,7 +75,7 @@ def target_for(
     if disabled is None:
         disabled = find_disabled([(spec.id, target_digest(spec, target))])
     if disabled and (spec.id, target_digest(spec, target)) in disabled:
-        raise NoTarget("target_disabled", "the receiver said that it is gone (410)")
+        raise NoTarget("target_disabled", "the receiver responded 410 (gone)")
     return target
 
 

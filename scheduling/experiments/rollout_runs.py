@@ -224,7 +224,7 @@ def resume_rollout(rollout_id: int, actor: Actor) -> None:
         rollout = _lock_open_rollout(rollout_id, State.PAUSED)
         node, at = _lock_node(rollout.node_id), sql.now()
         if (node.template_id, node.canary_template_id, node.retired_at) != (rollout.stable_id, rollout.canary_id, None):
-            raise Conflict("the node says something else now than when this roll-out began; stop it and start another")
+            raise Conflict("the node was changed after the start of this roll-out; stop it and start another")
         rollout.stable_version, rollout.canary_version = _get_template_versions(node)
         rollout.state, rollout.reason, rollout.figures = State.RUNNING, "", {}
         rollout.step_at, rollout.judged_at = at, None

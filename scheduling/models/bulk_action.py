@@ -40,7 +40,7 @@ class BulkAction(models.Model):
     reason = models.CharField(_("reason"), max_length=500, blank=True)
     per_second = models.FloatField(_("rate per second"))
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.RUNNING)
-    begun_at = models.DateTimeField(_("begun at"), default=now)
+    begun_at = models.DateTimeField(_("started at"), default=now)
     ended_at = models.DateTimeField(_("ended at"), null=True)
     ended_by = models.CharField(_("cancelled by"), max_length=150, blank=True)
     #: As counted at the start; null if the count took too long.

@@ -30,7 +30,7 @@ class WhatIfRun(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
     )
     actor_name = models.CharField(_("who"), max_length=150)
-    created_at = models.DateTimeField(_("begun at"), default=now, editable=False)
+    created_at = models.DateTimeField(_("started at"), default=now, editable=False)
     #: The changes of the draft, for display: [{section, verb, label, differences: [{path, before, after}]}].
     changes = models.JSONField(_("changes"), default=list)
     tries = models.PositiveSmallIntegerField(_("tries"), default=0)

@@ -68,7 +68,7 @@ def export_process_metrics(folder: Path | None = None) -> bytes:
     registry = CollectorRegistry()
     with _lock_folder(folder, READ_LOCK_TIMEOUT) as ours:
         if not ours:
-            raise TimeoutError("somebody has been reading the counts for too long")
+            raise TimeoutError("another process reads the counts for too long")
         _merge_ended_processes(folder)
         multiprocess.MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)

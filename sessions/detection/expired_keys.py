@@ -121,7 +121,7 @@ class ExpiredKeyListener:
             log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
         elif not heard:
             raise KeyspaceEventsDisabled(
-                f"A key expired and the server did not tell within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
+                f"The server published no expiry event within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
                 f" have E and x. {HOW_TO_CONFIGURE}"
             )
 

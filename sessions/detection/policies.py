@@ -46,7 +46,7 @@ def push_policies() -> None:
 def push_policies_on_save() -> None:
     for model in (SilencePolicy, Campaign):
         post_save.connect(_push_after_commit, sender=model, dispatch_uid=f"push {model.__name__}")
-        post_delete.connect(_push_after_commit, sender=model, dispatch_uid=f"push {model.__name__} away")
+        post_delete.connect(_push_after_commit, sender=model, dispatch_uid=f"push deleted {model.__name__}")
 
 
 def _push_after_commit(**_: Any) -> None:

@@ -70,9 +70,9 @@ def _type_problem(kind: str, role: str, types: EventTypes) -> str:
     if kind == SILENT:
         return "is found out here"
     if kind not in types:
-        return "is not registered; only who has an API key tells of a new type"
+        return "is not registered; new types need an API key"
     if role == USER and (kind == COMPLAINT or not types[kind]):
-        return "is nothing that a customer tells of"
+        return "cannot be sent by a customer"
     return ""
 
 

@@ -83,7 +83,7 @@ register_labels(
         (r"the node is retired", gettext_noop("The node is retired.")),
         (r"a guarded roll-out of this node is under way.*",
          gettext_noop("A guarded roll-out of this node is under way; stop it first.")),
-        (r"the node says something else now than when this roll-out began.*",
+        (r"the node was changed after the start of this roll-out.*",
          gettext_noop("The node changed after the roll-out started. Stop the roll-out and start a new one.")),
         (r"the roll-out changed since you loaded it; .*",
          gettext_noop("The roll-out changed since you loaded the page. Reload and try again.")),

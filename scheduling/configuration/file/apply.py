@@ -103,7 +103,7 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
                 raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
             _write_changes(fresh.changes, stamp)
     except OperationalError as error:
-        raise Conflict(f"somebody edits the configuration; nothing was stored, try again ({error})") from error
+        raise Conflict(f"another user edits the configuration; nothing was stored, try again ({error})") from error
 
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:

@@ -242,7 +242,7 @@ class Simulation:
         self.observer.judged(touch, node, verdict, self.now)
         if verdict.decision == guards.HOLD:
             touch.deferred_by.add(verdict.rule)
-            assert verdict.next_eligible_at is not None, "only a pause parks, and here nobody is paused"
+            assert verdict.next_eligible_at is not None, "only a pause has no end, and a simulation has no pauses"
             touch.due_at = verdict.next_eligible_at
             self._schedule(touch)
         elif verdict.decision == guards.SUPPRESS:

@@ -16,15 +16,15 @@ from scheduling.planning import rescheduling
 
 
 class Command(BaseCommand):
-    help = "Make the configuration what a YAML file says: all of it, or nothing."
+    help = "Apply a YAML configuration file, completely or not at all."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", help="the configuration; - reads standard input")
+        parser.add_argument("file", help="configuration file; - reads standard input")
         parser.add_argument("--dry-run", action="store_true", help="print the difference and its impact, write nothing")
         parser.add_argument(
             "--move-waiting",
             action="store_true",
-            help="after an edited delay, move the touches that wait already; what becomes overdue is spread",
+            help="apply edited delays to waiting touches; overdue ones are spread over time",
         )
 
     def handle(self, *, file: str, dry_run: bool, move_waiting: bool, **options: Any) -> None:

@@ -45,7 +45,7 @@ EDITED = (
 
 
 class Command(BaseCommand):
-    help = "What a new house needs: event types, the shipped matrix, groups, and in a demo a login. Safe at each start."
+    help = "Create event types, the default matrix and groups, and for a demo a login. Idempotent."
 
     @transaction.atomic
     def handle(self, **options: Any) -> None:

@@ -15,14 +15,14 @@ from scheduling.operations import commands
 
 
 class Command(BaseCommand):
-    help = "Make an API key and print it. It cannot be read again."
+    help = "Create an API key and print it. It cannot be displayed later."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name")
         parser.add_argument(
             "--scope", action="append", required=True, choices=Scope.values, dest="scopes", help="may be repeated"
         )
-        parser.add_argument("--rate-per-minute", type=int, help="requests a minute; else the setting holds")
+        parser.add_argument("--rate-per-minute", type=int, help="requests per minute; by default the setting")
         parser.add_argument("--expires-at", type=_parse_expiry, help="for example 2027-01-31T00:00:00+08:00")
 
     def handle(self, *args: Any, **options: Any) -> None:

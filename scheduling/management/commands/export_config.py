@@ -15,10 +15,10 @@ from scheduling.models.encrypted import Unreadable
 
 
 class Command(BaseCommand):
-    help = "Write the configuration as a YAML file that apply_config reads and that would change nothing."
+    help = "Export the configuration as a YAML file for apply_config."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", nargs="?", default="-", help="where to; standard output where absent or -")
+        parser.add_argument("file", nargs="?", default="-", help="file; standard output by default or with -")
         parser.add_argument(
             "--with-secrets", action="store_true", help='write secrets too, instead of "(kept)", which keeps the stored'
         )

@@ -10,7 +10,7 @@ from scheduling.models.encrypted import Unreadable, reencrypt_secrets
 
 
 class Command(BaseCommand):
-    help = "Encrypt every stored secret with the first key of AFTERTOUCH_SECRETS_KEYS; then the others can go."
+    help = "Encrypt all stored secrets with the first key of AFTERTOUCH_SECRETS_KEYS. Other keys can be removed then."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

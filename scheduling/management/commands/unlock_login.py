@@ -10,7 +10,7 @@ from scheduling.web import login_lockout
 
 
 class Command(BaseCommand):
-    help = "Let somebody try again who typed too many wrong passwords."
+    help = "Unlock a login after too many wrong passwords."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name")

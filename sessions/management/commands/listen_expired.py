@@ -19,16 +19,16 @@ from sessions.store.sessions import live_store
 
 class Command(BaseCommand):
     help = (
-        "For gateways that keep a key with a time to live for each user: when it expires the user is silent. "
-        "Redis tells of it late, and not at all while nobody listens; send frames instead where you can."
+        "Record silences from expired keys of a gateway, one key per user. Redis publishes expiries late, and only to "
+        "connected listeners. Use frames where possible."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--pattern", type=Pattern, required=True, help="like session:*, with * for the user")
-        parser.add_argument("--tag", default="", help="of these sessions (default)")
+        parser.add_argument("--pattern", type=Pattern, required=True, help="keys, for example session:*; * is the user")
+        parser.add_argument("--tag", default="", help="tag of these sessions (default)")
         parser.add_argument(
             "--window", type=parse_duration, default=timedelta(seconds=30),
-            help="a second expiry of the same user within this time is the same silence (30s)",
+            help="merge expiries of one user within this time (30s)",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ from sessions.store.sessions import live_store
 
 
 class Command(BaseCommand):
-    help = "Hand in sessions as they fall silent. Any number of these may run; SIGTERM gives back what is claimed."
+    help = "Record silent sessions as events. Any number of watchers may run. SIGTERM releases claims."
 
     def handle(self, *args: Any, **options: Any) -> None:
         share_metrics()

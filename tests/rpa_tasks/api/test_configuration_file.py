@@ -115,8 +115,8 @@ def test_apply_notes_jobs_that_retirement_cancels(apply: Apply, sent_wakeups: li
     apply(MARKET)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
     said = apply("{shops: [], flows: []}", "--dry-run")
-    assert "note: shop “pdd/s1” is retired: what waits for it (1) is called off\n" in said
-    assert "note: flow “pdd/sync_order” is retired: what waits for it (1) is called off\n" in said
+    assert "note: shop “pdd/s1” is retired: its waiting jobs (1) are cancelled\n" in said
+    assert "note: flow “pdd/sync_order” is retired: its waiting jobs (1) are cancelled\n" in said
     Job.objects.update(state="succeeded", lease_until=None)
     assert "note" not in apply("{shops: [], flows: []}", "--dry-run")
 
