@@ -6,7 +6,7 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -132,8 +132,8 @@ class ImmediateChannel(Protocol):
     The transaction that decides the touch writes its attempt, which is the delivery.
     """
 
-    def send_now(self, message: Message) -> Delivered:
-        """Log or publish the message after the commit."""
+    def send_now(self, messages: Sequence[Message]) -> Delivered:
+        """Log or publish the messages of a batch after the commit."""
 
 
 def is_immediate(channel: object) -> bool:

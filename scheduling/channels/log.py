@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -36,24 +37,25 @@ class Log:
         return self.kind
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        return self.send_now(message)
+        return self.send_now([message])
 
-    def send_now(self, message: Message) -> Delivered:
-        """Log the message. There is no call to wait for (see `ImmediateChannel`)."""
-        about = {
-            "action": "touch_logged",
-            "task_id": str(message.task_id),
-            "delivery_key": str(message.delivery_key),
-            "trace_id": message.trace_id.hex if message.trace_id else "",
-        }
-        logger.info(
-            "Touch logged",
-            **about,
-            node=message.node,
-            user_id=message.user_id,
-            chat_id=message.chat_id,
-            content_type=message.content_type,
-            length=len(message.body),
-        )
-        logger.debug("Body of the logged touch", **about, body=message.body)
+    def send_now(self, messages: Sequence[Message]) -> Delivered:
+        """Log one line for each message. There is no call to wait for (see `ImmediateChannel`)."""
+        logger.info("Touch logged", action="touch_logged", lines=[_describe(each) for each in messages])
+        if logger.is_enabled_for(logging.DEBUG):
+            bodies = [{**_describe(each), "body": each.body} for each in messages]
+            logger.debug("Body of the logged touch", action="touch_logged", lines=bodies)
         return Delivered("logged")
+
+
+def _describe(message: Message) -> dict[str, Any]:
+    return {
+        "task_id": str(message.task_id),
+        "delivery_key": str(message.delivery_key),
+        "trace_id": message.trace_id.hex if message.trace_id else "",
+        "node": message.node,
+        "user_id": message.user_id,
+        "chat_id": message.chat_id,
+        "content_type": message.content_type,
+        "length": len(message.body),
+    }

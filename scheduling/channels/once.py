@@ -19,7 +19,7 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
     A defect of the channel counts as `Unknown`, as in delivery.
     """
     if isinstance(channel, ImmediateChannel):
-        return channel.send_now(message)
+        return channel.send_now([message])
     try:
         return asyncio.run(_send_and_close(channel, message, timeout))
     except TimeoutError:

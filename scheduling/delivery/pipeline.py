@@ -17,7 +17,7 @@ import structlog
 from django.db import transaction
 
 from scheduling import batching, metrics, sql, tracing
-from scheduling.channels.base import Delivered
+from scheduling.channels.base import Channel, Delivered, Message
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import due_batch, presence, settlement
@@ -111,8 +111,7 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
     _submit(judged)
     presence.note_sending(_list_local_notes(judged, answers))
-    for delivery, _ in _delivered(judged):
-        delivery.channel.send_now(delivery.message)  # type: ignore[attr-defined]
+    _send_now(judged)
     _log_unsent(judged, config)
     _measure(judged)
 
@@ -134,6 +133,15 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> None:
 def _delivered(judged: Sequence[Judged]) -> list[DeliveryResult]:
     """Return the results of the local channels, which are delivered by the commit itself."""
     return [(each.delivery, Delivered()) for each in judged if each.delivery and each.settlement.state == "delivered"]
+
+
+def _send_now(judged: Sequence[Judged]) -> None:
+    """Send the messages of the local channels, together for each channel."""
+    alike: dict[Channel, list[Message]] = {}
+    for delivery, _ in _delivered(judged):
+        alike.setdefault(delivery.channel, []).append(delivery.message)
+    for channel, messages in alike.items():
+        channel.send_now(messages)  # type: ignore[attr-defined]
 
 
 def _publish(wakeups: list[WakeUp], config: Snapshot) -> None:
