@@ -56,6 +56,8 @@ _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": ope
 _COMPARISONS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt,
                 "gteq": operator.ge}  # fmt: skip
 
+Names = Mapping[str, Any]
+LookUp = Callable[[Names], Any]
 Evaluate = Callable[["Run"], Any]
 Execute = Callable[["Run"], None]
 
@@ -65,22 +67,47 @@ class InvalidTemplate(ValueError):
 
 
 class Program:
-    """A compiled text."""
+    """A compiled text.
 
-    __slots__ = ("_parts",)
+    Most texts are plain: they print literal text and paths. Such a text needs no `Run`.
+    """
+
+    __slots__ = ("_parts", "_plain")
 
     def __init__(self, parts: list[str | Execute]) -> None:
         self._parts = parts
+        self._plain: list[str | Callable[[Names], str]] = []
+        if all(isinstance(part, str | PrintedPath) for part in parts):
+            self._plain = [part.read if isinstance(part, PrintedPath) else str(part) for part in parts]
 
     def render(self, names: dict[str, Any]) -> str:
         """Return the text. `names` maps each of `VARIABLES` to its fields, unchanged. Raises `CannotRender`."""
-        run = Run(names)
         try:
-            _run_parts(self._parts, run)
+            pieces = [part if isinstance(part, str) else part(names) for part in self._plain]
+            if not pieces:
+                run = Run(names)
+                _run_parts(self._parts, run)
+                pieces = run.pieces
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CannotRender(f"{type(error).__name__}: {error}") from None
-        check_text_length(sum(map(len, run.pieces)))
-        return "".join(run.pieces)
+        check_text_length(sum(map(len, pieces)))
+        return "".join(pieces)
+
+
+class PrintedPath:
+    """The part of a text that prints the value of a path."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, look_up: LookUp, path: str) -> None:
+        def read(names: Names) -> str:
+            value = look_up(names)
+            return value if type(value) is str else to_text(value, path)
+
+        self.read = read
+
+    def __call__(self, run: Run) -> None:
+        run.pieces.append(self.read(run.names))
 
 
 def compile_text(source: str) -> Program:
@@ -144,6 +171,8 @@ class _Compiler:
     def _compile_output(self, node: nodes.Expr) -> str | Execute:
         if isinstance(node, nodes.TemplateData):
             return node.data
+        if isinstance(node, nodes.Name | nodes.Getattr | nodes.Getitem):
+            return PrintedPath(self._compile_path(node), _path(node))
         evaluate, path = self._compile(node), _path(node)
 
         def write(run: Run) -> None:
@@ -196,7 +225,8 @@ class _Compiler:
             case nodes.Const(value=value):
                 return lambda run: value
             case nodes.Name() | nodes.Getattr() | nodes.Getitem():
-                return self._compile_path(node)
+                look_up = self._compile_path(node)
+                return lambda run: look_up(run.names)
             case nodes.Filter(name="format"):
                 return self._compile_format(node)
             case nodes.Filter(node=nodes.Node() as inner):
@@ -234,7 +264,7 @@ class _Compiler:
         evaluate = self._compile(node)
         return lambda run: check_found_value(evaluate(run))
 
-    def _compile_path(self, node: nodes.Expr) -> Evaluate:
+    def _compile_path(self, node: nodes.Expr) -> LookUp:
         root, *steps = _steps(node) or _reject(node)
         fields = self._variables.get(root)
         if fields is None:
@@ -243,8 +273,8 @@ class _Compiler:
             _reject(node, f"unknown variable “{root}.{steps[0]}”; {root} has {', '.join(sorted(fields))}")
         missing = Missing(_path(node))
 
-        def look_up(run: Run) -> Any:
-            value = run.names[root]
+        def look_up(names: Names) -> Any:
+            value = names[root]
             try:
                 for step in steps:
                     value = value[step]

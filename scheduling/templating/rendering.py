@@ -48,6 +48,8 @@ def choose_text(template: TemplateSpec, locale: str) -> TextSpec:
     """Return the text in the customer's locale, else in the same language, else the first one."""
     if not template.texts:
         raise CannotRender(f"template {template.key} has no text")
+    if len(template.texts) == 1:
+        return template.texts[0]
     wanted = locale.lower()
     for text in template.texts:
         if text.locale.lower() == wanted:

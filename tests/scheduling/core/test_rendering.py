@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduling.errors import InvalidInput
 from scheduling.policy.specs import TextSpec
@@ -133,6 +135,35 @@ def test_render_loop_restores_shadowed_variable() -> None:
         render_body("{% for user in event.data.l %}{{ user }}{{ loop.first }}{% endfor %}{{ user.id }}", l=[1])
         == "1trueann"
     )
+
+
+_PATHS = ["user", "user.name", "event.time", "event.data", "event.data.a", "event.data.a.b", "event.data.a[0]",
+          "event.data.a[-1].b", "event.data['items']", "event.data.b", "chat.id"]  # fmt: skip
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([10**120, "x" * 40_000]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "b", "items"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.sampled_from(_PATHS).map("{{{{ {} }}}}".format) | st.sampled_from(["您好 ", "\n", "%s {0}"]), max_size=6
+    ),
+    st.dictionaries(st.sampled_from(["a", "b", "items"]), _VALUES),
+)
+def test_render_plain_text_equals_full_engine(parts: list[str], data: dict[str, Any]) -> None:
+    """A statement that prints nothing makes the same text one that is not plain."""
+
+    def outcome(body: str) -> str:
+        try:
+            return render_body(body, **data)
+        except CannotRender as error:
+            return f"refused: {error}"
+
+    plain = "".join(parts)
+    assert outcome(plain) == outcome("{% if 1 == 2 %}{% endif %}" + plain)
 
 
 def test_check_text_nested_too_deeply_is_refused() -> None:
