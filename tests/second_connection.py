@@ -9,7 +9,7 @@ from typing import TypeVar
 from django.db import connection
 
 Answer = TypeVar("Answer")
-PATIENCE = 60  #: seconds
+WAIT_LIMIT = 60  #: seconds
 
 
 def act_on_second_connection(act: Callable[[], Answer]) -> Answer:
@@ -22,4 +22,4 @@ def act_on_second_connection(act: Callable[[], Answer]) -> Answer:
             connection.close()
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(PATIENCE)
+        return pool.submit(run).result(WAIT_LIMIT)

@@ -23,7 +23,7 @@ from config.local.processes import select_port, wait_until
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql
-from tests.deploy.test_scraping import PATIENCE, has_series
+from tests.deploy.test_scraping import WAIT_LIMIT, has_series
 from tests.faults.brokers import Server
 
 DEPLOY = ROOT / "deploy"
@@ -122,16 +122,16 @@ def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> No
     assert script.process
     try:
         answers = partial(has_series, f"127.0.0.2:{port}", "core-1:9102")
-        assert wait_until(answers, PATIENCE, pause=0.2), script.log.read_text()
+        assert wait_until(answers, WAIT_LIMIT, pause=0.2), script.log.read_text()
         main = psutil.Process(script.process.pid)
         assert main.cmdline() == ["sleep", "600"]
         (serving,) = [each for each in main.children(recursive=True) if "serve_metrics" in each.cmdline()]
         serving.kill()
-        assert wait_until(lambda: not serving.is_running(), PATIENCE)
-        assert wait_until(answers, PATIENCE, pause=0.2), script.log.read_text()
+        assert wait_until(lambda: not serving.is_running(), WAIT_LIMIT)
+        assert wait_until(answers, WAIT_LIMIT, pause=0.2), script.log.read_text()
         assert main.is_running()
         main.terminate()
-        assert script.process.wait(PATIENCE) == -signal.SIGTERM
+        assert script.process.wait(WAIT_LIMIT) == -signal.SIGTERM
     finally:
         script.kill()
 
@@ -251,7 +251,7 @@ def test_image_contains_all_program_files(tmp_path: Path) -> None:
         env=state,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_LIMIT,
     )
     assert done.returncode == 0, done.stderr
 

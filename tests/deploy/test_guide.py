@@ -159,13 +159,13 @@ def _succeeds(machine: Machine, word: str) -> bool:
 def test_deploy_guide_sets_up_machine_and_restores_dump(machine: Machine) -> None:
     todo = [block.replace(EXAMPLE, f"{EXAMPLE}\n{machine.elsewhere}") for block in blocks(GUIDE, "console")]
     checks = next(number for number, block in enumerate(todo) if "/health/ready" in block)
-    with ExitStack() as house:
-        house.enter_context(postgres(machine))
+    with ExitStack() as programs:
+        programs.enter_context(postgres(machine))
         said = machine.run("\n".join(todo[:checks]))
         machine.api_key = said.split()[-1]
         server = shutil.which("redis-server") or str(server_binary())
         words = [server, machine.here("/etc/redis/aftertouch.conf"), "--port", str(machine.ports["6379"])]
-        house.enter_context(machine.running([*words, "--dir", str(machine.folder / "home")], "redis"))
+        programs.enter_context(machine.running([*words, "--dir", str(machine.folder / "home")], "redis"))
         with ExitStack() as units:
             for name in UNITS:
                 command, env = machine.unit(name)

@@ -28,7 +28,7 @@ from config.local.processes import select_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 
-PATIENCE = 90
+WAIT_LIMIT = 90
 FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
 MATRIX = {
     "version": 1,
@@ -86,7 +86,7 @@ class Prometheus:
         return [] if found is None else found["result"]
 
     def await_query(self, expression: str) -> None:
-        assert wait_until(lambda: bool(self.query(expression)), PATIENCE, pause=0.2), (
+        assert wait_until(lambda: bool(self.query(expression)), WAIT_LIMIT, pause=0.2), (
             f"no answer to {expression}: {self.ask('targets')}\n{self.server.log.read_text()[-3000:]}"
         )
 

@@ -29,7 +29,7 @@ from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker
 
 USERS = ROOT / "deploy" / "redis" / "users.acl"
-PATIENCE = 120
+WAIT_LIMIT = 120
 SECRET = "s3cret"
 CONFIG = {
     "version": 1,
@@ -145,7 +145,7 @@ def test_composed_redis_loads_users_and_hides_password(tmp_path: Path) -> None:
 def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_path: Path) -> None:
     words = ["/bin/sh", str(USERS.with_name("with_users.sh")), "/bin/true"]
     env = {"TMPDIR": str(tmp_path), "REDISCLI_AUTH": password}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=WAIT_LIMIT)
     assert done.returncode != 0
     assert "REDISCLI_AUTH" in done.stderr
     assert not (tmp_path / "users.acl").exists()
@@ -154,8 +154,8 @@ def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_pat
 @pytest.mark.campaign
 def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis) -> None:
     with ExitStack() as running:
-        house = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
-        stack = running.enter_context(running_stack({"REDIS_URL": acl_redis.url("web"), **house}, ["web"]))
+        settings = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
+        stack = running.enter_context(running_stack({"REDIS_URL": acl_redis.url("web"), **settings}, ["web"]))
 
         def as_user(user: str) -> dict[str, str]:
             login = {"REDIS_URL": acl_redis.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
@@ -180,7 +180,7 @@ def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis)
             each.await_ready()
 
         _check_touch_silence_and_job(stack)
-        assert wait_until(lambda: "core@" in _flower(port), PATIENCE, 0.5), "Flower sees no worker"
+        assert wait_until(lambda: "core@" in _flower(port), WAIT_LIMIT, 0.5), "Flower sees no worker"
         assert acl_redis.denied() == []
 
 
@@ -208,7 +208,7 @@ def _check_touch_silence_and_job(stack: RunningStack) -> None:
         "an alert": "SELECT EXISTS (SELECT FROM scheduling_alertreceiver WHERE problem LIKE 'connect%')",
     }
     for what, statement in ends.items():
-        assert wait_until(_holds(stack, statement), PATIENCE, 0.2), what
+        assert wait_until(_holds(stack, statement), WAIT_LIMIT, 0.2), what
 
 
 def _holds(stack: RunningStack, statement: str) -> Callable[[], bool]:

@@ -20,7 +20,7 @@ from tests.deploy.test_systemd import Unit, _example
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
 
-PATIENCE = 90
+WAIT_LIMIT = 90
 OF_THE_HOUSE = ("aftertouch_touches_oldest_overdue_seconds", 'celery_queue_length{queue_name="touch.high"}')
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
@@ -37,7 +37,7 @@ def documented_targets() -> list[str]:
 def has_series(address: str, host: str, *series: str) -> bool:
     """Whether it tells them. On a machine that stalls a source may once be missing."""
     try:
-        told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=PATIENCE)
+        told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=WAIT_LIMIT)
     except requests.ConnectionError:
         return False
     assert told.status_code == 200
@@ -61,7 +61,7 @@ def test_metrics_unit_serves_listed_targets(tmp_path: Path, valkey: Any) -> None
     try:
         for target in documented_targets():
             tells = partial(has_series, f"{here}:{target.rpartition(':')[2]}", target, *OF_THE_HOUSE)
-            assert wait_until(tells, PATIENCE, pause=0.2), server.log.read_text()
+            assert wait_until(tells, WAIT_LIMIT, pause=0.2), server.log.read_text()
     finally:
         server.kill()
 

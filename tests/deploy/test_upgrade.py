@@ -22,7 +22,7 @@ from config.environment import ROOT
 from tests.deploy.additive_migrations import LOCK_TIMEOUT, list_later_migrations, list_objections
 from tests.deploy.machine import UNITS
 from tests.deploy.previous_version import EarlierVersion, check_out
-from tests.deploy.two_machines import Fleet, Jobs, fleet
+from tests.deploy.two_machines import Jobs, TwoMachines, run_two_machines
 from tests.faults.fault_stack import Run, faults
 
 #: What stood before there was anybody to upgrade, and what other packages bring along today.
@@ -192,13 +192,13 @@ def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
 ) -> None:
     """From the version before the newest migration. Events come in at both doors, jobs at the first one's."""
     earlier = check_out(state_folder("earlier") / "tree")
-    with fleet(state_folder("fleet"), earlier.tree, ROOT) as both:
-        both.settle_in()
+    with run_two_machines(state_folder("fleet"), earlier.tree, ROOT) as both:
+        both.await_start()
         jobs = Jobs(both.old.base_url, both.api_key, both.folder / "effects")
-        with faults(both.house(both.old), f"rolling upgrade from {earlier.commit} and back", RATE) as run, jobs:
+        with faults(both.target_of(both.old), f"rolling upgrade from {earlier.commit} and back", RATE) as run, jobs:
             took, slowest = upgrade(both, run, earlier)
             downgrade(both, run, earlier)
-            run.go_on(10)
+            run.send_load(10)
         problems = both.problems(jobs)
         report_line(
             f"{run.line()} · {len(jobs.accepted)} jobs · "
@@ -207,26 +207,26 @@ def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
     assert problems == []
 
 
-def upgrade(both: Fleet, run: Run, earlier: EarlierVersion) -> tuple[float, float]:
+def upgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> tuple[float, float]:
     """The tables first; then a new machine beside the old one, under either's beat; then the old one."""
-    run.go_on(10)
+    run.send_load(10)
     figures = both.migrate(run)
     both.new.start(*UNITS)
-    with faults(both.house(both.new), "the new door", RATE):
+    with faults(both.target_of(both.new), "the new version", RATE):
         both.await_work_of_both()  # the old beat leads
         both.old.stop("beat")
         both.new.programs["beat"].await_log("beat_leads")
         both.await_work_of_both()
-        run.strike()
+        run.inject_fault()
         both.old.stop("web", "core", "execution")
         earlier.switch(earlier.today)
         both.old.start("web")
     return figures
 
 
-def downgrade(both: Fleet, run: Run, earlier: EarlierVersion) -> None:
+def downgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> None:
     """The old version again, on tables that it does not know."""
-    run.strike()
+    run.inject_fault()
     both.old.stop("web")
     earlier.switch(earlier.commit)
     both.old.start(*UNITS)

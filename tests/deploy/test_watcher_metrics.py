@@ -17,7 +17,7 @@ from scheduling.metrics import versions
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
 
-PATIENCE = 90
+WAIT_LIMIT = 90
 
 
 @pytest.mark.django_db(transaction=True)
@@ -34,7 +34,7 @@ def test_serve_metrics_reports_processes_of_its_node(tmp_path: Path, valkey: Any
 
     def tells(*lines: str) -> bool:
         try:
-            told = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE)
+            told = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_LIMIT)
         except requests.ConnectionError:
             return False
         heard[0] = told.text
@@ -47,8 +47,8 @@ def test_serve_metrics_reports_processes_of_its_node(tmp_path: Path, valkey: Any
             running.callback(server.kill)
         of_house = ('celery_queue_length{queue_name="touch.high"} 0.0', "aftertouch_watchers 1.0")
         assert wait_until(
-            lambda: tells('aftertouch_processes{kind="watcher"} 1.0', build, *of_house), PATIENCE, pause=0.2
+            lambda: tells('aftertouch_processes{kind="watcher"} 1.0', build, *of_house), WAIT_LIMIT, pause=0.2
         ), heard[0] + server.log.read_text()
         server.kill()  # the watcher: its series goes with it
-        assert wait_until(lambda: tells(*of_house[:1]) and 'watcher"}' not in heard[0], PATIENCE, pause=0.2), heard[0]
+        assert wait_until(lambda: tells(*of_house[:1]) and 'watcher"}' not in heard[0], WAIT_LIMIT, pause=0.2), heard[0]
         assert build not in heard[0]

@@ -18,8 +18,8 @@ from config.local import servers
 from config.local.isolated import RunningStack, stack_environment
 from config.local.supervisor import Supervisor
 from tests.deploy.machine import UNITS, WITHIN, Machine
-from tests.faults.fault_stack import House, Run, configuration
-from tests.faults.load import DEAF
+from tests.faults.fault_stack import FaultStack, Run, configuration
+from tests.faults.load import SLOW_RECEIVERS
 from tests.faults.receiver import EffectReceiver
 
 ACT = ROOT / "tests" / "rpa_tasks" / "faults" / "logging_command.py"
@@ -32,8 +32,8 @@ COMPLAINTS = re.compile(
 class Jobs:
     """`with Jobs(…)`: jobs for robots, one after the other, repeated until they are accepted."""
 
-    def __init__(self, door: str, api_key: str, effects: Path) -> None:
-        self.door, self.effects = door, effects
+    def __init__(self, host: str, api_key: str, effects: Path) -> None:
+        self.host, self.effects = host, effects
         self.headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self.accepted: set[str] = set()
         self._ending = threading.Event()
@@ -63,21 +63,21 @@ class Jobs:
             "platform": "up", "shop_id": f"s{number % SHOPS}", "task_type": "act", "dedupe_key": f"job-{number}",
             "payload": {"log": str(self.effects), "hold": 0.3},
         }  # fmt: skip
-        url = f"{self.door}/api/v1/rpa/jobs"
+        url = f"{self.host}/api/v1/rpa/jobs"
         request = urllib.request.Request(url, json.dumps(order).encode(), self.headers)
         with urllib.request.urlopen(request, timeout=15) as answer:
             self.accepted.add(json.load(answer)["task_id"])
 
 
 @dataclass
-class Fleet:
+class TwoMachines:
     folder: Path
     receiver: EffectReceiver
     old: Machine
     new: Machine
     api_key: str = ""
 
-    def settle_in(self) -> None:
+    def await_start(self) -> None:
         """As the old version would: tables, configuration, a key, programs."""
         self.old.manage("migrate", "--verbosity", "0")
         file = self.folder / "fleet.yaml"
@@ -85,44 +85,46 @@ class Fleet:
         self.old.manage("apply_config", str(file))
         self.api_key = self.old.manage("create_api_key", "up", "--scope", "events", "--scope", "rpa").split()[-1]
         self.old.start(*UNITS)
-        self.house(self.old).sql(DEAF_ONES, [DEAF - 1])
+        self.target_of(self.old).sql(DEAF_ONES, [SLOW_RECEIVERS - 1])
 
-    def house(self, machine: Machine) -> House:
+    def target_of(self, machine: Machine) -> FaultStack:
         """What the loads of faults know of it."""
         stack = RunningStack(self.folder, machine.base_url, "", machine.environment, Supervisor(self.folder))
-        return House(stack, self.receiver, self.api_key)
+        return FaultStack(stack, self.receiver, self.api_key)
 
     def migrate(self, run: Run) -> tuple[float, float]:
         """With the new version, under load: the seconds it took, and the slowest 202 meanwhile."""
         began = time.time()
         self.new.manage("migrate", "--verbosity", "0")
         ended = time.time()
-        run.go_on(5)
+        run.send_load(5)
         slow = [each.took for each in run.load.accepted if each.at > began and each.at - each.took < ended]
         return ended - began, max(slow, default=0.0)
 
     def await_work_of_both(self) -> None:
         """Workers of both kinds take messages and jobs."""
         before = self._done()
-        self.house(self.old).wait(
+        self.target_of(self.old).wait(
             lambda: all(now > then for now, then in zip(self._done(), before, strict=True)),
             f"both kinds take work, {before}", WITHIN,
         )  # fmt: skip
 
     def _done(self) -> list[int]:
         cores = [machine.log("core").count("Task scheduling.deliver[") for machine in (self.old, self.new)]
-        runs = dict(self.house(self.old).sql("SELECT node, count(*) FROM rpa_tasks_run GROUP BY node"))
+        runs = dict(self.target_of(self.old).sql("SELECT node, count(*) FROM rpa_tasks_run GROUP BY node"))
         return [*cores, runs.get(self.old.name, 0), runs.get(self.new.name, 0)]
 
     def problems(self, jobs: Jobs) -> list[str]:
-        """Of jobs, of what was buried, of what the logs complain about. Those of touches are the loads' own."""
-        buried = self.house(self.old).sql("SELECT reason, detail FROM scheduling_failedtask WHERE origin <> 'touch'")
-        return [*self._of_jobs(jobs), *(f"buried: {row}" for row in buried), *self._complaints()]
+        """Of jobs, of what was failed, of what the logs complain about. Those of touches are the loads' own."""
+        failed = self.target_of(self.old).sql(
+            "SELECT reason, detail FROM scheduling_failedtask WHERE origin <> 'touch'"
+        )
+        return [*self._of_jobs(jobs), *(f"failed: {row}" for row in failed), *self._complaints()]
 
     def _of_jobs(self, jobs: Jobs) -> list[str]:
-        house = self.house(self.old)
-        house.wait(lambda: not house.sql(WAITING_JOBS)[0][0], "all jobs end")
-        states, noted = dict(house.sql("SELECT task_id::text, state FROM rpa_tasks_job")), jobs.noted()
+        target = self.target_of(self.old)
+        target.wait(lambda: not target.sql(WAITING_JOBS)[0][0], "all jobs end")
+        states, noted = dict(target.sql("SELECT task_id::text, state FROM rpa_tasks_job")), jobs.noted()
         done = {each["task"] for each in noted if each["what"] == "ended"}
         return [
             *(f"accepted and lost: job {task}" for task in jobs.accepted - states.keys()),
@@ -138,7 +140,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, old: Path, new: Path) -> Iterator[Fleet]:
+def run_two_machines(folder: Path, old: Path, new: Path) -> Iterator[TwoMachines]:
     (folder / "logs").mkdir()
     found = servers.start_servers(folder / "servers")
     made: list[Machine] = []
@@ -151,7 +153,7 @@ def fleet(folder: Path, old: Path, new: Path) -> Iterator[Fleet]:
             for name, tree in (("old", old), ("new", new)):
                 (folder / name).mkdir(mode=0o700)
                 made.append(Machine(name, tree, folder / name, stack_environment(ours, folder / name)))
-            yield Fleet(folder, receiver, *made)
+            yield TwoMachines(folder, receiver, *made)
     finally:
         for machine in made:
             machine.end()

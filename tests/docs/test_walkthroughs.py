@@ -20,7 +20,7 @@ TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
 CHANNEL = (ROOT / "docs/how-to/write-a-channel.md").read_text("utf-8")
 API = (ROOT / "docs/reference/api.md").read_text("utf-8")
 SCALE_OUT = (ROOT / "docs/how-to/scale-out.md").read_text("utf-8")
-PATIENCE = 240.0
+WAIT_LIMIT = 240.0
 
 
 class Reader:
@@ -50,7 +50,7 @@ class Reader:
         script = script.replace(".state/", f"{self.stack.state_dir}/").replace("8900", str(self.gateway_port))
         environment = {**self.stack.environment, "HOME": str(self.home)}
         done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=environment, text=True, timeout=PATIENCE, check=False,
+            ["bash", "-c", script], cwd=ROOT, env=environment, text=True, timeout=WAIT_LIMIT, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
@@ -96,7 +96,7 @@ def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
 
 def test_channel_page_sends_and_records_failed_task(reader: Reader, gateway: Path) -> None:
     said = reader.type_commands(CHANNEL)
-    assert wait_until(lambda: "13800138001: 【示例】" in gateway.read_text("utf-8"), PATIENCE)
+    assert wait_until(lambda: "13800138001: 【示例】" in gateway.read_text("utf-8"), WAIT_LIMIT)
     assert gateway.read_text("utf-8").count("\n13800138001") <= 1
     assert "no such number" in said
 

@@ -21,7 +21,7 @@ from rpa_tasks.browsers.chromium import find_chromium
 from tests.docs.pages import blocks
 
 PAGE = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")
-PATIENCE = 240.0
+WAIT_LIMIT = 240.0
 
 
 class Reader:
@@ -36,7 +36,8 @@ class Reader:
         assert typed, words
         done = subprocess.run(
             ["bash", "-c", "set -e\n" + self.here("".join(typed))],
-            cwd=ROOT, env={**self.stack.environment, "HOME": str(self.home)}, text=True, timeout=PATIENCE, check=False,
+            cwd=ROOT, env={**self.stack.environment, "HOME": str(self.home)}, text=True, timeout=WAIT_LIMIT,
+            check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == ends_with, done.stdout
@@ -90,6 +91,6 @@ def test_flow_page_commands_run_the_flow_as_a_job(reader: Reader) -> None:
             row = database.execute(asked, [receipts[1]["task_id"]]).fetchone()
             return row is not None and row[0] in {"succeeded", "failed", "unknown", "cancelled"}
 
-        assert wait_until(ended, PATIENCE), reader.stack.log("execution")
+        assert wait_until(ended, WAIT_LIMIT), reader.stack.log("execution")
         state, result = database.execute(asked, [receipts[1]["task_id"]]).fetchone() or ("", {})
     assert (state, str(result["unpaid"])) == ("succeeded", *promised)

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.faults.fault_stack import House, Run, faults, house
+from tests.faults.fault_stack import FaultStack, Run, faults, run_fault_stack
 
 
 @pytest.fixture(scope="session")
-def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[House]:
-    with house(state_folder("house")) as made:
+def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[FaultStack]:
+    with run_fault_stack(state_folder("house")) as made:
         yield made
 
 
 @pytest.fixture
 def under_load(report_line: Callable[[str], None]) -> Callable[..., AbstractContextManager[Run]]:
     @contextmanager
-    def under_load(where: House, name: str, **changes: Any) -> Iterator[Run]:
+    def under_load(where: FaultStack, name: str, **changes: Any) -> Iterator[Run]:
         run: Run | None = None
         try:
             with faults(where, name, **changes) as run:

@@ -12,25 +12,25 @@ from tests.faults.fault_stack import Run
 
 
 def kill_worker(run: Run) -> None:
-    family = run.house.family("core")
-    run.strike()
+    family = run.target.family("core")
+    run.inject_fault()
     family[0].kill()
-    run.house.await_running("core", instead_of=family[0].pid)
-    run.house.await_gone(family)
-    run.house.lapse_leases(run.house.now())
+    run.target.await_running("core", instead_of=family[0].pid)
+    run.target.await_gone(family)
+    run.target.expire_leases(run.target.now())
 
 
 def kill_pool_child(run: Run) -> None:
-    main = run.house.family("core")[0]
+    main = run.target.family("core")[0]
     children = living_children(main)
     victim = run.chance.choice(children)
-    struck_at = run.strike()
+    struck_at = run.inject_fault()
     victim.kill()
-    run.house.await_gone([victim])
+    run.target.await_gone([victim])
     # Nobody can tell its claims from those of the other child, which is alive: its answers then come late.
-    run.house.lapse_leases(struck_at)
-    run.house.wait(lambda: len(living_children(main)) >= len(children), "the child is replaced")
-    assert run.house.stack.pids["core"] == main.pid
+    run.target.expire_leases(struck_at)
+    run.target.wait(lambda: len(living_children(main)) >= len(children), "the child is replaced")
+    assert run.target.stack.pids["core"] == main.pid
 
 
 def living_children(main: psutil.Process) -> list[psutil.Process]:
@@ -39,21 +39,21 @@ def living_children(main: psutil.Process) -> list[psutil.Process]:
 
 
 def kill_beat(run: Run) -> None:
-    run.strike()
-    killed = run.house.stack.kill("beat")
-    run.house.await_running("beat", instead_of=killed)
+    run.inject_fault()
+    killed = run.target.stack.kill("beat")
+    run.target.await_running("beat", instead_of=killed)
 
 
 def kill_web(run: Run) -> None:
-    run.strike()
-    killed = run.house.stack.kill("web")
-    run.house.await_running("web", instead_of=killed)
+    run.inject_fault()
+    killed = run.target.stack.kill("web")
+    run.target.await_running("web", instead_of=killed)
 
 
 def flush(run: Run) -> None:
     """Redis forgets everything: hints, quotas, sessions."""
-    with redis.Redis.from_url(run.house.stack.endpoints.redis_url) as client:
-        run.strike()
+    with redis.Redis.from_url(run.target.stack.endpoints.redis_url) as client:
+        run.inject_fault()
         client.flushall()
 
 
@@ -66,12 +66,12 @@ def kill_valkey(run: Run) -> None:
 
 
 def _kill_server(run: Run, server: str) -> None:
-    run.strike()
-    killed = run.house.stack.kill(server)
-    run.house.wait(lambda: run.house.stack.server_pids.get(server, killed) != killed, f"{server} runs again")
+    run.inject_fault()
+    killed = run.target.stack.kill(server)
+    run.target.wait(lambda: run.target.stack.server_pids.get(server, killed) != killed, f"{server} runs again")
 
 
-STRIKES: dict[str, Callable[[Run], None]] = {
+FAULTS: dict[str, Callable[[Run], None]] = {
     "kill -9 worker": kill_worker,
     "kill -9 pool child": kill_pool_child,
     "kill -9 beat": kill_beat,

@@ -21,10 +21,10 @@ import psycopg
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, wait_until
 from scheduling.delivery.outgoing import LEASE
-from tests.faults.load import DEAF, Load
+from tests.faults.load import SLOW_RECEIVERS, Load
 from tests.faults.receiver import SECRET, Call, EffectReceiver
 
-PATIENCE = 60.0
+WAIT_LIMIT = 60.0
 SETTLED_WITHIN = 120.0
 LATE = 1.0  #: seconds past due from which a touch counts as held up by the fault
 RATE = 12.0  #: events a second, each of four touches that nothing bundles
@@ -58,7 +58,7 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
 
 
 @dataclass
-class House:
+class FaultStack:
     stack: RunningStack
     receiver: EffectReceiver
     api_key: str
@@ -85,7 +85,7 @@ class House:
         main = psutil.Process(self.stack.pids[program])
         return [main, *main.children(recursive=True)]
 
-    def wait(self, happened: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+    def wait(self, happened: Callable[[], bool], what: str, timeout: float = WAIT_LIMIT) -> None:
         if not wait_until(happened, timeout):
             raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
 
@@ -99,7 +99,7 @@ class House:
     def await_gone(self, processes: Sequence[psutil.Process]) -> None:
         self.wait(lambda: not any(is_alive(process) for process in processes), "the killed are gone")
 
-    def lapse_leases(self, claimed_before: Any) -> dict[Any, int]:
+    def expire_leases(self, claimed_before: Any) -> dict[Any, int]:
         """Let the leases of dead or stopped holders be over now: their 45 s are the one wait that tests shorten.
         The lease numbers by touch."""
         return dict(
@@ -120,7 +120,7 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]:
+def run_fault_stack(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[FaultStack]:
     with EffectReceiver() as receiver:
         ours = {
             "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
@@ -132,13 +132,13 @@ def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]
             file.write_text(json.dumps(configuration(receiver)))
             stack.manage("apply_config", str(file))
             key = stack.manage("create_api_key", f"faults-{uuid4().hex[:8]}", "--scope", "events").split()[-1]
-            made = House(stack, receiver, key)
+            made = FaultStack(stack, receiver, key)
             made.sql(
                 "INSERT INTO scheduling_customer"
                 " (user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
                 " SELECT 'deaf-' || n, '', '', '', '', '{}', true, now() FROM generate_series(0, %s) AS n"
                 " ON CONFLICT DO NOTHING",
-                [DEAF - 1],
+                [SLOW_RECEIVERS - 1],
             )
             yield made
 
@@ -147,7 +147,7 @@ def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]
 class Run:
     """One load with faults in it."""
 
-    house: House
+    target: FaultStack
     name: str
     seed: int
     chance: random.Random
@@ -158,18 +158,18 @@ class Run:
     states: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
-    def go_on(self, events: int, timeout: float = PATIENCE) -> None:
+    def send_load(self, events: int, timeout: float = WAIT_LIMIT) -> None:
         """Until so many more events have been accepted."""
         aim = len(self.load.accepted) + events
-        self.house.wait(lambda: len(self.load.accepted) >= aim, f"{events} more events are accepted", timeout)
+        self.target.wait(lambda: len(self.load.accepted) >= aim, f"{events} more events are accepted", timeout)
 
-    def reach_a_random_point(self) -> None:
-        self.go_on(self.chance.randint(15, 45))
+    def await_random_point(self) -> None:
+        self.send_load(self.chance.randint(15, 45))
         time.sleep(self.chance.random() * 0.25)
 
-    def strike(self) -> Any:
+    def inject_fault(self) -> Any:
         """Note the time: call it right before the fault."""
-        self.struck_at.append(self.house.now())
+        self.struck_at.append(self.target.now())
         return self.struck_at[-1]
 
     # --- after it -------------------------------------------------------------------------------------------------
@@ -179,18 +179,18 @@ class Run:
             "task_id", "key", "state", "reason", "event", "type", "user", "node", "channel", "attempt", "lease_no",
             "planned_at", "settled_at", "late", "failed_tasks",
         )  # fmt: skip
-        return [dict(zip(names, row, strict=True)) for row in self.house.sql(_TOUCHES, [self.load.prefix + "%"])]
+        return [dict(zip(names, row, strict=True)) for row in self.target.sql(_TOUCHES, [self.load.prefix + "%"])]
 
     def unsettled(self) -> int:
-        return int(self.house.sql(_UNSETTLED, [self.load.prefix + "%"])[0][0])
+        return int(self.target.sql(_UNSETTLED, [self.load.prefix + "%"])[0][0])
 
-    def await_the_end(self, timeout: float = SETTLED_WITHIN) -> None:
+    def await_completion(self, timeout: float = SETTLED_WITHIN) -> None:
         """Every touch is settled, or the check says which is not."""
         wait_until(lambda: self.unsettled() == 0, timeout, pause=0.3)
 
     def problems(self) -> list[str]:
-        touches, calls = self.touches(), self.house.receiver.calls_of(self.load.prefix)
-        found = self._what_was_lost(touches)
+        touches, calls = self.touches(), self.target.receiver.calls_of(self.load.prefix)
+        found = self._list_lost(touches)
         by_key = {str(row["key"]): row for row in touches}
         found += [f"a call for no touch: {each[0]}" for key, each in calls.items() if key not in by_key]
         for key, row in by_key.items():
@@ -202,19 +202,19 @@ class Run:
             if any(call.status < 300 for call in each):
                 effects[each[0].event, each[0].node] += 1
         found += [f"{count} effects for {touch}" for touch, count in effects.items() if count > 1]
-        if self.house.receiver.forged:
-            found.append(f"{self.house.receiver.forged} calls with a wrong signature")
+        if self.target.receiver.forged:
+            found.append(f"{self.target.receiver.forged} calls with a wrong signature")
         self.states = Counter(row["state"] for row in touches)
         self.recovery = self._recovery(touches)
         self.longest_answer = max((each.took for each in self.load.accepted), default=0.0)
         return found
 
-    def _what_was_lost(self, touches: list[dict[str, Any]]) -> list[str]:
+    def _list_lost(self, touches: list[dict[str, Any]]) -> list[str]:
         planned = Counter(row["event"] for row in touches)
         expected = {"load.step": 4, "load.stop": 0}
         found = [f"refused: {each}" for each in self.load.refusals]
         found += [f"never accepted: {each}" for each in self.load.given_up]
-        stored = {row[0] for row in self.house.sql(_EVENTS, [self.load.prefix + "%"])}
+        stored = {row[0] for row in self.target.sql(_EVENTS, [self.load.prefix + "%"])}
         for each in self.load.accepted:
             if each.event_id not in stored:
                 found.append(f"accepted and lost: {each}")
@@ -236,7 +236,7 @@ class Run:
         return longest
 
     def line(self) -> str:
-        calls = self.house.receiver.calls_of(self.load.prefix)
+        calls = self.target.receiver.calls_of(self.load.prefix)
         repeats = sum(len(each) - 1 for key, each in calls.items() if not each[0].event.startswith("shaky"))
         states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
         points = f" · {len(self.struck_at)} points" if len(self.struck_at) > 1 else ""
@@ -278,18 +278,18 @@ def seed_of_this_run() -> int:
 
 
 @contextmanager
-def faults(house: House, name: str, rate: float = RATE) -> Iterator[Run]:
+def faults(target: FaultStack, name: str, rate: float = RATE) -> Iterator[Run]:
     """Load for the length of the block, then the end of everything accepted, then the count."""
     seed = seed_of_this_run()
     chance = random.Random(seed)
-    load = Load(house.stack.base_url, house.api_key, f"{uuid4().hex[:8]}-", rate, chance)
-    run = Run(house, name, seed, chance, load)
+    load = Load(target.stack.base_url, target.api_key, f"{uuid4().hex[:8]}-", rate, chance)
+    run = Run(target, name, seed, chance, load)
     try:
         with load:
             yield run
-        run.await_the_end()
+        run.await_completion()
     except BaseException:
-        print(f"{name}: seed {seed}\n{house.logs()}")
+        print(f"{name}: seed {seed}\n{target.logs()}")
         raise
     problems = run.problems()
     print(run.line())
@@ -297,7 +297,7 @@ def faults(house: House, name: str, rate: float = RATE) -> Iterator[Run]:
         raise AssertionError(
             f"{name}, seed {seed} (FAULTS_SEED={seed} repeats it): {len(problems)} problems\n  "
             + "\n  ".join(problems[:30])
-            + f"\n{run.line()}\n{house.logs()}"
+            + f"\n{run.line()}\n{target.logs()}"
         )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 #: How many of a hundred events come from whom.
 CAST = {"ann-{}": 80, "shaky-{}": 6, "bad-{}": 4, "deaf-{}": 5, "stopper-{}": 5}
-DEAF = 10  #: customers who opted out beforehand
+SLOW_RECEIVERS = 10  #: customers who opted out beforehand
 SENDERS = 4
 ANSWER_WITHIN = 15.0
 
@@ -47,7 +47,7 @@ class Load:
         self._turn = threading.Lock()
         self._numbers = count()
         self._begins_at = time.monotonic()
-        self._events = self._imagine()
+        self._events = self._generate_events()
         self._threads = [threading.Thread(target=self._send_all, daemon=True) for _ in range(SENDERS)]
 
     def __enter__(self) -> Self:
@@ -61,13 +61,13 @@ class Load:
         for thread in self._threads:
             thread.join(60)
 
-    def _imagine(self) -> Iterator[dict[str, Any]]:
+    def _generate_events(self) -> Iterator[dict[str, Any]]:
         names, weights = list(CAST), list(CAST.values())
         stopped: list[str] = []
         for number in self._numbers:
             name = self.chance.choices(names, weights)[0].format(f"{self.prefix}{number}")
             if name.startswith("deaf"):
-                name = f"deaf-{number % DEAF}"
+                name = f"deaf-{number % SLOW_RECEIVERS}"
             yield self._event(number, "load.step", name)
             if name.startswith("stopper"):
                 stopped.append(name)
@@ -89,18 +89,18 @@ class Load:
         return event
 
     def _send_all(self) -> None:
-        door = Door(self.base_url, self.api_key)
+        api_connection = ApiConnection(self.base_url, self.api_key)
         while not self._ending.is_set():
             event = self._next()
             if not self._ending.is_set():
-                self._send(door, event)
-        door.close()
+                self._send(api_connection, event)
+        api_connection.close()
 
-    def _send(self, door: Door, event: dict[str, Any]) -> None:
+    def _send(self, api_connection: ApiConnection, event: dict[str, Any]) -> None:
         gives_up_at = time.monotonic() + 60
         while time.monotonic() < gives_up_at:
             began = time.monotonic()
-            status, body = door.post(event)
+            status, body = api_connection.post(event)
             took = time.monotonic() - began
             if status == 202:
                 self.accepted.append(Accepted(event["id"], event["type"], event["subject"], time.time(), took))
@@ -111,7 +111,7 @@ class Load:
         self.given_up.append(event["id"])
 
 
-class Door:
+class ApiConnection:
     """One connection to the API, dialled again where it broke."""
 
     def __init__(self, base_url: str, api_key: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from config.celery.queues import CORE_QUEUES
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.fault_injection import living_children
-from tests.faults.fault_stack import House, Run, house
+from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.test_celery_guards import envelope, push
 from tests.faults.workers import worker
 
@@ -26,7 +26,7 @@ HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UP
 
 
 def test_pool_grows_with_backlog_and_shrinks_after(
-    fault_stack: House, state_folder: Callable[[str], Path], tmp_path: Path
+    fault_stack: FaultStack, state_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     gate, marks = tmp_path / "gate", [str(number) for number in range(8)]
     with redis_server(state_folder("elastic")) as broker:
@@ -63,20 +63,20 @@ def test_elastic_pool_child_killed_is_replaced(
     folder = state_folder(f"elastic-{kind}")
     with ExitStack() as running:
         url = {"CELERY_BROKER_URL": running.enter_context(rabbitmq(folder)).url} if kind == "RabbitMQ" else {}
-        made = running.enter_context(house(folder / "house", {**BOUNDS, **url}))
+        made = running.enter_context(run_fault_stack(folder / "house", {**BOUNDS, **url}))
         main = psutil.Process(made.stack.pids["core"])
         with under_load(made, f"pool grows and shrinks on {kind}", rate=3.0) as run:
-            run.go_on(10)
+            run.send_load(10)
             with psycopg.connect(made.stack.endpoints.database_url) as database:
                 database.execute(HELD)
                 made.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
                 victim = run.chance.choice(living_children(main))
-                run.strike()
+                run.inject_fault()
                 victim.kill()
                 made.await_gone([victim])
                 made.wait(lambda: len(living_children(main)) == 4, "the child is replaced")
-                made.lapse_leases(run.struck_at[-1])
-            run.go_on(10)
+                made.expire_leases(run.struck_at[-1])
+            run.send_load(10)
             made.wait(lambda: "pool_shrinks" in made.stack.log("core"), "it shrinks under load")
         made.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
         assert made.stack.pids["core"] == main.pid
@@ -84,7 +84,7 @@ def test_elastic_pool_child_killed_is_replaced(
         assert sizes(made)[-1] == 1
 
 
-def sizes(made: House) -> list[int]:
+def sizes(made: FaultStack) -> list[int]:
     """After each change, as the log tells them."""
     lines = [line for line in made.stack.log("core").splitlines() if "pool_grows" in line or "pool_shrinks" in line]
     return [int("".join(each for each in line.partition("processes")[2][:6] if each.isdigit())) for line in lines]

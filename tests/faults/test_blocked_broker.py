@@ -15,7 +15,7 @@ from kombu import Connection
 from config.local.processes import wait_until
 from scheduling.dispatch.broker_health import accepts_messages, broker_alarm
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
-from tests.faults.fault_stack import House, Run, house
+from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 
 pytestmark = [
     pytest.mark.faults,
@@ -31,24 +31,24 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
 ) -> None:
     """Events are accepted meanwhile, and what they planned goes out when it is over, with nothing started again."""
     folder = state_folder("blocked")
-    with rabbitmq(folder) as node, house(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+    with rabbitmq(folder) as node, run_fault_stack(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
         pids = made.stack.pids
         with under_load(made, "RabbitMQ blocked by an alarm") as run:
-            run.reach_a_random_point()
+            run.await_random_point()
             assert broker(made) == "ok"
-            run.strike()
+            run.inject_fault()
             node.control("set_vm_memory_high_watermark", "0.000001")
             made.wait(lambda: broker(made) == "blocked", "the probe tells it")
             assert is_blocked(made)
             for program in ("web", "beat", "core"):
                 made.wait(lambda program=program: "broker_blocked" in made.stack.log(program), f"{program} knows")  # type: ignore[misc]
             before, sent = len(run.load.accepted), made.stack.log("beat").count(SENDS)
-            run.go_on(20)
+            run.send_load(20)
             slowest = max(each.took for each in run.load.accepted[before:])
             made.wait(lambda: made.stack.log("beat").count(SENDS) > sent + 6, "beat goes on ticking")
-            run.strike()
+            run.inject_fault()
             node.control("set_vm_memory_high_watermark", "0.4")
-            run.go_on(15)
+            run.send_load(15)
             run.notes.append(f"202 while it was blocked: at worst {slowest:.2f} s")
         assert broker(made) == "ok"
         assert not is_blocked(made)
@@ -88,14 +88,14 @@ def is_published(url: str) -> bool:
     return True
 
 
-def broker(made: House) -> str:
+def broker(made: FaultStack) -> str:
     return str(json.loads(ask(made, "/health/ready"))["broker"]["status"])
 
 
-def is_blocked(made: House) -> bool:
+def is_blocked(made: FaultStack) -> bool:
     return "\naftertouch_broker_blocked 1.0\n" in ask(made, "/metrics")
 
 
-def ask(made: House, path: str) -> Any:
+def ask(made: FaultStack, path: str) -> Any:
     with urllib.request.urlopen(f"{made.stack.base_url}{path}", timeout=30) as answer:
         return answer.read().decode()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
-from tests.faults.fault_stack import House, Run, house
+from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker
 
 pytestmark = pytest.mark.faults
@@ -22,7 +22,7 @@ BATCHES = 40  #: of both together, before their shares are looked at
 SHARE = 0.2  #: of each at least; what the first took before the second was there is its own for some seconds
 
 
-def node(made: House, folder: Path) -> AbstractContextManager[Program]:
+def node(made: FaultStack, folder: Path) -> AbstractContextManager[Program]:
     servers = made.stack.endpoints
     environment = {
         **made.stack.environment, "AFTERTOUCH_STATE_DIR": str(folder),
@@ -38,17 +38,20 @@ def batches(log: str) -> int:
 
 def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     folder = state_folder("sentinel")
-    with sentinels(folder) as watched, house(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made:
+    with (
+        sentinels(folder) as watched,
+        run_fault_stack(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made,
+    ):
         before = watched.primary_port()
         assert before == watched.primary.port
         with under_load(made, "Sentinel fail-over") as run:
-            run.reach_a_random_point()
+            run.await_random_point()
             worker = made.stack.pids["core"]
-            run.strike()
+            run.inject_fault()
             watched.primary.kill()
             made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named", 180)
             run.notes.append(f"new primary after {(made.now() - run.struck_at[-1]).total_seconds():.1f} s")
-            run.go_on(20)
+            run.send_load(20)
         assert made.stack.pids["core"] == worker
 
 
@@ -58,7 +61,10 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
 ) -> None:
     """Each node has a state folder of its own; all they share is the database and the broker."""
     folder = state_folder("nodes")
-    with sentinels(folder) as watched, house(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made:
+    with (
+        sentinels(folder) as watched,
+        run_fault_stack(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made,
+    ):
         before = watched.primary_port()
         with (
             under_load(made, "one of two nodes killed, a third joins, Sentinel fail-over") as run,
@@ -73,12 +79,12 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
                 return sum(shares) >= BATCHES and min(shares) >= SHARE * sum(shares)
 
             made.wait(both_have_their_share, f"each of two nodes has {SHARE:.0%} of at least {BATCHES} batches", 120)
-            run.strike()
+            run.inject_fault()
             second.kill()
-            run.go_on(10)
+            run.send_load(10)
             with node(made, state_folder("third")) as third:
                 third.await_ready()
-                run.strike()
+                run.inject_fault()
                 watched.primary.kill()
                 made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named", 180)
                 made.wait(lambda: batches(third.log) > 0, "the third node has its share", 120)
@@ -90,17 +96,17 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
 def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     """Events are accepted while it is away, and what they planned is delivered once it is back."""
     folder = state_folder("rabbitmq")
-    with rabbitmq(folder) as node, house(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+    with rabbitmq(folder) as node, run_fault_stack(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
         with under_load(made, "RabbitMQ killed, away, started") as run:
-            run.reach_a_random_point()
+            run.await_random_point()
             worker = made.stack.pids["core"]
             node.kill()
             before = len(run.load.accepted)
-            run.go_on(20)
+            run.send_load(20)
             slowest = max(each.took for each in run.load.accepted[before:])
-            run.strike()
+            run.inject_fault()
             node.start()
-            run.go_on(15)
+            run.send_load(15)
             run.notes.append(f"202 while it was away: at worst {slowest:.2f} s")
         assert made.stack.pids["core"] == worker
     assert slowest < 3

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.fault_injection import STRIKES
-from tests.faults.fault_stack import House, Run
+from tests.faults.fault_injection import FAULTS
+from tests.faults.fault_stack import FaultStack, Run
 
 pytestmark = [pytest.mark.faults, pytest.mark.campaign]
 
@@ -18,29 +18,29 @@ POINTS = int(os.environ.get("FAULTS_POINTS", "20"))
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
-@pytest.mark.parametrize("blow", STRIKES)
-def test_same_fault_at_random_points_loses_nothing(fault_stack: House, under_load: UnderLoad, blow: str) -> None:
+@pytest.mark.parametrize("blow", FAULTS)
+def test_same_fault_at_random_points_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, blow: str) -> None:
     with under_load(fault_stack, f"campaign: {blow}") as run:
         for _ in range(POINTS):
-            run.reach_a_random_point()
-            STRIKES[blow](run)
-        run.go_on(20)
+            run.await_random_point()
+            FAULTS[blow](run)
+        run.send_load(20)
 
 
-def test_random_faults_lose_nothing(fault_stack: House, under_load: UnderLoad) -> None:
+def test_random_faults_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
     with under_load(fault_stack, "campaign: anything") as run:
         for _ in range(POINTS):
-            run.reach_a_random_point()
-            STRIKES[run.chance.choice(list(STRIKES))](run)
-        run.go_on(20)
+            run.await_random_point()
+            FAULTS[run.chance.choice(list(FAULTS))](run)
+        run.send_load(20)
 
 
 def test_worker_kill_with_full_leases_loses_nothing(
-    fault_stack: House, under_load: UnderLoad, monkeypatch: pytest.MonkeyPatch
+    fault_stack: FaultStack, under_load: UnderLoad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everywhere else the leases of the dead are ended early to save 45 s."""
-    monkeypatch.setattr(House, "lapse_leases", lambda *_: {})
+    monkeypatch.setattr(FaultStack, "expire_leases", lambda *_: {})
     with under_load(fault_stack, "campaign: kill -9 worker, leases waited for") as run:
-        run.reach_a_random_point()
-        STRIKES["kill -9 worker"](run)
-        run.go_on(20)
+        run.await_random_point()
+        FAULTS["kill -9 worker"](run)
+        run.send_load(20)

@@ -19,7 +19,7 @@ from kombu import Connection, Exchange
 
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
 from tests.faults.brokers import RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
-from tests.faults.fault_stack import PATIENCE, House
+from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker
 
 pytestmark = pytest.mark.faults
@@ -37,7 +37,7 @@ def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def worker_environment(fault_stack: House, broker: RedisServer) -> dict[str, str]:
+def worker_environment(fault_stack: FaultStack, broker: RedisServer) -> dict[str, str]:
     """The house's database and the broker of this module, empty."""
     with redis.Redis.from_url(broker.url) as client:
         client.flushall()
@@ -70,9 +70,9 @@ def push(broker: RedisServer, queue: str, item: str | bytes, prefix: str = PREFI
         client.lpush(prefix + queue, item)
 
 
-def list_failed_messages(house: House, containing: str) -> list[tuple[str, str, str]]:
+def list_failed_messages(target: FaultStack, containing: str) -> list[tuple[str, str, str]]:
     """Reason, class and queue of the failed tasks that keep this message."""
-    return house.sql(
+    return target.sql(
         "SELECT reason, failure, channel FROM scheduling_failedtask WHERE origin = 'message' AND payload::text LIKE %s",
         [f"%{containing}%"],
     )
@@ -107,7 +107,7 @@ def _headless(mark: str) -> str:
 
 
 def test_poison_messages_become_failed_tasks(
-    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
+    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str]
 ) -> None:
     marks = {name: f"m{uuid4().hex}" for name in POISON}
     with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
@@ -132,9 +132,9 @@ def test_poison_messages_become_failed_tasks(
     assert {row[1] for rows in found.values() for row in rows} == {"unreadable"}
 
 
-def _await_failed_messages(house: House, program: Program, marks: dict[str, str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while missing := [name for name, mark in marks.items() if not list_failed_messages(house, mark)]:
+def _await_failed_messages(target: FaultStack, program: Program, marks: dict[str, str]) -> None:
+    deadline = time.monotonic() + WAIT_LIMIT
+    while missing := [name for name, mark in marks.items() if not list_failed_messages(target, mark)]:
         assert program.is_alive(), f"the worker has ended:\n{program.log}"
         assert time.monotonic() < deadline, f"not buried: {missing}\n{program.log}"
         time.sleep(0.1)
@@ -151,7 +151,7 @@ def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_envi
 
 
 def test_task_out_of_memory_keeps_worker_alive(
-    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str]
+    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str]
 ) -> None:
     with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
         guarded.await_ready()
@@ -182,7 +182,7 @@ def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str,
 
 
 def test_worker_holding_message_survives_redis_outage(
-    fault_stack: House, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
+    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
 ) -> None:
     with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
         hold_a_message(guarded, broker, "traps.divide", "touch.normal", PREFIX)
@@ -231,7 +231,7 @@ def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[s
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_topic_exchange_routes_by_priority(
-    fault_stack: House, worker_environment: dict[str, str], state_folder: Callable[[str], Path]
+    fault_stack: FaultStack, worker_environment: dict[str, str], state_folder: Callable[[str], Path]
 ) -> None:
     marks = {priority: f"m{uuid4().hex}" for priority in RPA_QUEUES}
     with rabbitmq(state_folder("topic")) as node:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.fault_injection import STRIKES
-from tests.faults.fault_stack import House, Run
+from tests.faults.fault_injection import FAULTS
+from tests.faults.fault_stack import FaultStack, Run
 from tests.faults.workers import worker
 
 pytestmark = pytest.mark.faults
@@ -22,47 +22,47 @@ CORE = "ticks,touch.high,touch.normal,touch.low"
 
 
 @pytest.mark.parametrize("program", ["worker", "pool child", "beat", "web"])
-def test_killed_program_loses_nothing(fault_stack: House, under_load: UnderLoad, program: str) -> None:
+def test_killed_program_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, program: str) -> None:
     with under_load(fault_stack, f"kill -9 {program}") as run:
-        run.reach_a_random_point()
-        STRIKES[f"kill -9 {program}"](run)
-        run.go_on(20)
+        run.await_random_point()
+        FAULTS[f"kill -9 {program}"](run)
+        run.send_load(20)
 
 
-def test_worker_stopped_past_lease_writes_nothing(fault_stack: House, under_load: UnderLoad) -> None:
+def test_worker_stopped_past_lease_writes_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
     """Its sends are in flight as it stops. Another worker takes over what its leases let go; then it wakes up with
     answers about runs that are not its own any more."""
-    house, receiver = fault_stack, fault_stack.receiver
+    target, receiver = fault_stack, fault_stack.receiver
     with (
-        under_load(house, "SIGSTOP past the lease, SIGCONT") as run,
-        worker(house.stack.environment, "-Q", CORE, "-c", "2", "-n", "second@%h", log="second") as second,
+        under_load(target, "SIGSTOP past the lease, SIGCONT") as run,
+        worker(target.stack.environment, "-Q", CORE, "-c", "2", "-n", "second@%h", log="second") as second,
     ):
         second.await_ready()
         receiver.close()
-        run.go_on(15)
-        house.wait(lambda: receiver.held >= 10, "sends are in flight")
-        stopped = house.family("core")
-        run.strike()
+        run.send_load(15)
+        target.wait(lambda: receiver.held >= 10, "sends are in flight")
+        stopped = target.family("core")
+        run.inject_fault()
         try:
             for process in stopped:
                 process.send_signal(signal.SIGSTOP)
-            stopped_at = house.now()
+            stopped_at = target.now()
             receiver.open()
-            let_go = house.lapse_leases(stopped_at)
+            let_go = target.expire_leases(stopped_at)
             assert let_go
-            house.wait(lambda: not _still_held(house, let_go), "the second worker takes over what was let go")
+            target.wait(lambda: not _still_held(target, let_go), "the second worker takes over what was let go")
             settled = _settled(run)
         finally:
             for process in stopped:
                 process.send_signal(signal.SIGCONT)
-        house.wait(lambda: "stale_results_dropped" in house.stack.log("core"), "late results are dropped")
-        run.go_on(20)
+        target.wait(lambda: "stale_results_dropped" in target.stack.log("core"), "late results are dropped")
+        run.send_load(20)
     after = _settled(run)
     assert {task_id: after[task_id] for task_id in settled} == settled
 
 
-def _still_held(house: House, let_go: Mapping[Any, int]) -> bool:
-    rows = house.sql(
+def _still_held(target: FaultStack, let_go: Mapping[Any, int]) -> bool:
+    rows = target.sql(
         "SELECT task_id, lease_no FROM scheduling_touch WHERE task_id = ANY(%s)"
         " AND (state = 'running' OR state = 'scheduled' AND reason = 'worker_lost')",
         [list(let_go)],
@@ -79,25 +79,25 @@ def _settled(run: Run) -> dict[object, tuple[object, ...]]:
     }
 
 
-def test_worker_sigterm_settles_sends_in_flight(fault_stack: House, under_load: UnderLoad) -> None:
-    house, receiver = fault_stack, fault_stack.receiver
-    with under_load(house, "SIGTERM with sends in flight") as run:
+def test_worker_sigterm_settles_sends_in_flight(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+    target, receiver = fault_stack, fault_stack.receiver
+    with under_load(target, "SIGTERM with sends in flight") as run:
         receiver.close()
-        run.go_on(15)
-        house.wait(lambda: receiver.held >= 10, "sends are in flight")
-        main = psutil.Process(house.stack.pids["core"])
+        run.send_load(15)
+        target.wait(lambda: receiver.held >= 10, "sends are in flight")
+        main = psutil.Process(target.stack.pids["core"])
         in_flight = {call.key for each in receiver.calls_of(run.load.prefix).values() for call in each}
-        run.strike()
-        restart = threading.Thread(target=house.stack.restart, args=["core"])
+        run.inject_fault()
+        restart = threading.Thread(target=target.stack.restart, args=["core"])
         restart.start()
         try:
-            house.wait(lambda: house.stack.supervisor.states()["core"] == "STOPPING", "the worker is asked to end")
-            house.wait(lambda: "warm shutdown" in house.stack.log("core").lower(), "it has begun to end")
+            target.wait(lambda: target.stack.supervisor.states()["core"] == "STOPPING", "the worker is asked to end")
+            target.wait(lambda: "warm shutdown" in target.stack.log("core").lower(), "it has begun to end")
         finally:
             receiver.open()
         restart.join(60)
-        house.await_running("core", instead_of=main.pid)
-        run.go_on(20)
+        target.await_running("core", instead_of=main.pid)
+        run.send_load(20)
     calls = receiver.calls_of(run.load.prefix)
     shaky = {str(row["key"]) for row in run.touches() if str(row["user"]).startswith("shaky-")}
     assert [calls[key] for key in in_flight - shaky if len(calls[key]) > 1] == []

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.fault_injection import STRIKES
-from tests.faults.fault_stack import House, Run
+from tests.faults.fault_injection import FAULTS
+from tests.faults.fault_stack import FaultStack, Run
 
 pytestmark = pytest.mark.faults
 
@@ -17,27 +17,27 @@ UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
 @pytest.mark.parametrize("blow", ["FLUSHALL", "kill -9 PostgreSQL", "kill -9 Valkey"])
-def test_server_fault_loses_nothing(fault_stack: House, under_load: UnderLoad, blow: str) -> None:
+def test_server_fault_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, blow: str) -> None:
     with under_load(fault_stack, blow) as run:
-        run.reach_a_random_point()
-        STRIKES[blow](run)
-        run.go_on(20)
+        run.await_random_point()
+        FAULTS[blow](run)
+        run.send_load(20)
 
 
-def test_events_are_accepted_while_broker_hangs(fault_stack: House, under_load: UnderLoad) -> None:
+def test_events_are_accepted_while_broker_hangs(fault_stack: FaultStack, under_load: UnderLoad) -> None:
     """A server that takes connections and never answers: worse than one that is gone."""
     with under_load(fault_stack, "broker hangs while events arrive") as run:
-        run.reach_a_random_point()
-        run.strike()
+        run.await_random_point()
+        run.inject_fault()
         fault_stack.stack.kill("Valkey", signal.SIGSTOP)
         try:
             before = len(run.load.accepted)
-            run.go_on(60, timeout=30)
+            run.send_load(60, timeout=30)
             meanwhile = sorted(each.took for each in run.load.accepted[before:])
         finally:
             fault_stack.stack.kill("Valkey", signal.SIGCONT)
         run.struck_at[-1] = fault_stack.now()  # recovery counts from its return
-        run.go_on(20)
+        run.send_load(20)
         median, worst = meanwhile[len(meanwhile) // 2], meanwhile[-1]
         run.notes.append(f"meanwhile 202 after {median * 1000:.0f} ms, at worst {worst:.2f} s")
     assert median < 0.25

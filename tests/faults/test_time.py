@@ -10,25 +10,25 @@ import pytest
 
 from config.celery.beat_scheduler import LEADER_LOCK
 from config.local import servers
-from tests.faults.fault_stack import House
-from tests.faults.load import Door
+from tests.faults.fault_stack import FaultStack
+from tests.faults.load import ApiConnection
 from tests.faults.workers import Program, celery
 
 pytestmark = pytest.mark.faults
 
 
 @contextmanager
-def without_beat(house: House) -> Iterator[None]:
-    house.stack.stop("beat")
+def without_beat(target: FaultStack) -> Iterator[None]:
+    target.stack.stop("beat")
     try:
         yield
     finally:
-        house.stack.start("beat")
+        target.stack.start("beat")
 
 
-def leaders(house: House) -> int:
+def leaders(target: FaultStack) -> int:
     return int(
-        house.sql(
+        target.sql(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
             " AND (classid::bigint << 32) | objid::bigint = %s",
             [LEADER_LOCK],
@@ -45,57 +45,57 @@ def leads(beat: Program) -> bool:
     return "beat_leads" in beat.log
 
 
-def test_standby_beat_takes_over_after_kill(fault_stack: House, report_line: object) -> None:
-    house, environment = fault_stack, fault_stack.stack.environment
+def test_standby_beat_takes_over_after_kill(fault_stack: FaultStack, report_line: object) -> None:
+    target, environment = fault_stack, fault_stack.stack.environment
     with (
-        without_beat(house),
+        without_beat(target),
         celery(environment, "beat", "-l", "INFO", log="beat-a") as first,
         celery(environment, "beat", "-l", "INFO", log="beat-b") as second,
     ):
-        house.wait(lambda: leads(first) or leads(second), "one of them leads")
+        target.wait(lambda: leads(first) or leads(second), "one of them leads")
         leader, standby = (first, second) if leads(first) else (second, first)
-        house.wait(lambda: sent(leader) >= 3, "it ticks")
+        target.wait(lambda: sent(leader) >= 3, "it ticks")
         assert not sent(standby)
         assert not leads(standby)
-        assert leaders(house) == 1
-        killed_at = house.now()
+        assert leaders(target) == 1
+        killed_at = target.now()
         leader.kill()
         # No tighter bound: how fast it takes over is measured, and a loaded machine is no fault of it.
-        house.wait(lambda: leads(standby), "the other one takes over")
-        took = (house.now() - killed_at).total_seconds()
+        target.wait(lambda: leads(standby), "the other one takes over")
+        took = (target.now() - killed_at).total_seconds()
         report_line(f"kill -9 of the leading beat · the other one leads after {took:.1f} s")  # type: ignore[operator]
-        house.wait(lambda: sent(standby) > 0, "it ticks")
+        target.wait(lambda: sent(standby) > 0, "it ticks")
 
 
-def test_seven_day_touch_survives_restarts(fault_stack: House, report_line: object) -> None:
+def test_seven_day_touch_survives_restarts(fault_stack: FaultStack, report_line: object) -> None:
     """The clock is moved by moving the touch's times; a moved clock would move the leases of all others as well."""
-    house, user = fault_stack, f"ann-{uuid4().hex[:8]}"
-    door = Door(house.stack.base_url, house.api_key)
+    target, user = fault_stack, f"ann-{uuid4().hex[:8]}"
+    api_connection = ApiConnection(target.stack.base_url, target.api_key)
     event = {"specversion": "1.0", "id": user, "source": "faults", "type": "load.week", "subject": user}
-    status, body = door.post(event)
-    door.close()
+    status, body = api_connection.post(event)
+    api_connection.close()
     assert status == 202, body
     for days in ("6 days", "1 day -6 seconds"):
-        _restart_everything(house)
-        assert not house.receiver.calls_of(user)
-        assert house.sql("SELECT state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
+        _restart_everything(target)
+        assert not target.receiver.calls_of(user)
+        assert target.sql("SELECT state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
                          " WHERE e.event_id = %s", [user]) == [("scheduled",)]  # fmt: skip
-        house.sql(
+        target.sql(
             "UPDATE scheduling_touch AS t SET due_at = due_at - %(by)s::interval,"
             " planned_at = planned_at - %(by)s::interval, expires_at = expires_at - %(by)s::interval"
             " FROM scheduling_event AS e WHERE e.id = t.event_id AND e.event_id = %(event)s",
             {"by": days, "event": user},
         )
-    house.wait(lambda: bool(house.receiver.calls_of(user)), "it is delivered")
-    house.wait(
-        lambda: house.sql(
+    target.wait(lambda: bool(target.receiver.calls_of(user)), "it is delivered")
+    target.wait(
+        lambda: target.sql(
             "SELECT t.state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
             " WHERE e.event_id = %s", [user]
         ) == [("delivered",)],
         "it is settled",
     )  # fmt: skip
-    (calls,) = house.receiver.calls_of(user).values()
-    due_at = house.sql(
+    (calls,) = target.receiver.calls_of(user).values()
+    due_at = target.sql(
         "SELECT planned_at FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
         " WHERE e.event_id = %s", [user]
     )[0][0]  # fmt: skip
@@ -105,11 +105,11 @@ def test_seven_day_touch_survives_restarts(fault_stack: House, report_line: obje
     report_line(f"7 days through two restarts of everything · delivered once, {late:.1f} s late")  # type: ignore[operator]
 
 
-def _restart_everything(house: House) -> None:
-    stack, before = house.stack, house.stack.server_pids
+def _restart_everything(target: FaultStack) -> None:
+    stack, before = target.stack, target.stack.server_pids
     for server in before:
         stack.kill(server)
-    house.wait(
+    target.wait(
         lambda: all(stack.server_pids.get(server, pid) != pid for server, pid in before.items()), "the servers are back"
     )
     servers.start_servers(stack.state_dir)  # proves that they answer

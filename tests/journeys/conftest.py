@@ -17,7 +17,7 @@ from config.local.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
 
 PASSWORD = "a day in operations"
-PATIENCE = 90_000  #: ms; a machine that stalls is no page that does not come
+WAIT_LIMIT = 90_000  #: ms; a machine that stalls is no page that does not come
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -57,7 +57,7 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
         create_member(group)
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(WAIT_LIMIT)
         contexts.append(context)
         record_csp_violations(context, violations)
         page = context.new_page()

@@ -21,7 +21,7 @@ from tests.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-PATIENCE = 60_000  #: ms for what the page must come to say by itself
+WAIT_LIMIT = 60_000  #: ms for what the page must come to say by itself
 TAGS = {"vip": (timedelta(minutes=3), 42), "new": (timedelta(seconds=30), 117), "default": (timedelta(minutes=1), 389)}
 
 
@@ -63,7 +63,7 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
     ops: Callable[..., Any], chats: None, live_server: Any
 ) -> None:
     page = ops()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(WAIT_LIMIT)
     page.click("#nav-sidebar-apps >> text=会话总览")
     page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('40')")
     save_screenshot(page, "live-chats")

@@ -9,7 +9,7 @@ import pytest
 from django.contrib import admin
 from django.urls import reverse
 
-from tests.journeys.conftest import PATIENCE, record_csp_violations
+from tests.journeys.conftest import WAIT_LIMIT, record_csp_violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -54,7 +54,7 @@ def test_back_office_pages_follow_content_security_policy(ops: Callable[..., Any
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
 def test_public_pages_follow_content_security_policy(chromium: Any, live_server: Any, path: str) -> None:
     context, violations = chromium.new_context(), []
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(WAIT_LIMIT)
     record_csp_violations(context, violations)
     page = context.new_page()
     answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")

@@ -23,7 +23,7 @@ from tests.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-PATIENCE = 60_000  #: ms for what the page must come to say by itself
+WAIT_LIMIT = 60_000  #: ms for what the page must come to say by itself
 #: It tells its progress, waits until it may go on, and ends as the file of its shop says.
 COMMAND = """
 import json, pathlib, sys, time
@@ -63,7 +63,7 @@ class Market:
     def fail(self, shop_id: str, code: int) -> None:
         (self.home / shop_id).write_text(str(code))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         for plan in self.home.glob("s*"):
             plan.unlink()
 
@@ -109,7 +109,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
     ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
 ) -> None:
     page = ops()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(WAIT_LIMIT)
 
     # Two shops are run now; who presses again finds that one waits already.
     page.click("#nav-sidebar-apps >> text=店铺 >> nth=0")
@@ -137,7 +137,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
     open_admin_page(page, "rpa_tasks_shop_changelist")
     row = "#result_list tr:has-text('童装店')"
     page.wait_for_selector(f"{row} .at-tag:has-text('需要登录')")
-    market.mend()
+    market.repair()
     page.reload()
     page.click(f"{row} >> text=我已登录，继续")
     page.click("form button:has-text('是的，已登录')")
@@ -179,7 +179,7 @@ def test_failed_jobs_of_one_cause_are_retried_in_two_steps(
     ops: Callable[..., Any], market: Market, open_admin_page: Callable[..., None]
 ) -> None:
     page = ops()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(WAIT_LIMIT)
     market.go_on()
     shops = list(Shop.objects.all())
     for shop in shops:
@@ -195,10 +195,10 @@ def test_failed_jobs_of_one_cause_are_retried_in_two_steps(
     assert "订单页上没有表格" in page.inner_text(".at-output")
     save_screenshot(page, "rpa-failed-task")
     page.click("text=先试后全量重试同因任务")
-    market.mend()
+    market.repair()
     page.fill("[name=reason]", "流程已修正")
     page.click("button[name=few]")
-    page.wait_for_selector(".at-note.good", timeout=PATIENCE)
+    page.wait_for_selector(".at-note.good", timeout=WAIT_LIMIT)
     assert FailedTask.objects.filter(state="open").count() == 2
     save_screenshot(page, "rpa-replay")
     page.reload()  # the buttons follow what the page found out

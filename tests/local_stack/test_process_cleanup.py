@@ -20,7 +20,7 @@ from config.local.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.faults
 
-PATIENCE = 120.0
+WAIT_LIMIT = 120.0
 SAMPLE = """
 import subprocess
 import sys
@@ -117,8 +117,8 @@ def signal_run(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def check_all_ended(run: subprocess.Popen[bytes], folder: Path) -> None:
-    run.wait(PATIENCE)
-    wait_until(lambda: not processes_of(folder), PATIENCE, pause=0.2)
+    run.wait(WAIT_LIMIT)
+    wait_until(lambda: not processes_of(folder), WAIT_LIMIT, pause=0.2)
     assert processes_of(folder) == []
 
 
@@ -136,7 +136,7 @@ def test_run_ended_by_signal_leaves_no_process(
     (folder / "wait").touch()
     run = start_run(*pytest_words(folder, *more))
     ready = folder / "ready"
-    assert wait_until(ready.exists, PATIENCE), (folder / "output").read_text()
+    assert wait_until(ready.exists, WAIT_LIMIT), (folder / "output").read_text()
     assert len(processes_of(folder)) >= 3
     signal_run(run, number)
     check_all_ended(run, folder)
@@ -145,7 +145,7 @@ def test_run_ended_by_signal_leaves_no_process(
 
 def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
     run = start_run(*pytest_words(folder))
-    assert run.wait(PATIENCE) == 1
+    assert run.wait(WAIT_LIMIT) == 1
     assert processes_of(folder) == []  # at once: the run waits for its processes
     assert "1 failed" in (folder / "output").read_text()
 
@@ -153,7 +153,7 @@ def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[...
 def test_keep_servers_flag_keeps_servers(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
     run = start_run(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
     try:
-        assert run.wait(PATIENCE) == 1
+        assert run.wait(WAIT_LIMIT) == 1
         assert all(servers.server_pids(folder / "state").values())
         assert not is_running(folder / "ready")
     finally:
@@ -178,7 +178,7 @@ def test_demo_or_benchmark_ended_by_signal_leaves_no_process(
     number: signal.Signals,
 ) -> None:
     run = start_run(*words)
-    assert wait_until(lambda: any(folder.glob(moment)), PATIENCE), (folder / "output").read_text()
+    assert wait_until(lambda: any(folder.glob(moment)), WAIT_LIMIT), (folder / "output").read_text()
     assert len(processes_of(folder)) >= 3
     signal_run(run, number)
     check_all_ended(run, folder)

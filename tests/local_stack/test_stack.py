@@ -25,7 +25,7 @@ from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
 from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
-PATIENCE = 60.0
+WAIT_LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def stack() -> Iterator[RunningStack]:
 
 
 def status_of(url: str, login: str = "") -> int:
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=WAIT_LIMIT)
     try:
         token = base64.b64encode(login.encode()).decode()
         connection.request("GET", urlsplit(url).path, headers={"Authorization": f"Basic {token}"} if login else {})
@@ -55,7 +55,7 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
     form = f"csrfmiddlewaretoken={token}&username=ann&password=wrong"
     headers = {"Cookie": f"csrftoken={token}", "Content-Type": "application/x-www-form-urlencoded"}
     for number in range(3):
-        connection = HTTPConnection(urlsplit(stack.base_url).netloc, timeout=PATIENCE)
+        connection = HTTPConnection(urlsplit(stack.base_url).netloc, timeout=WAIT_LIMIT)
         connection.request("POST", "/admin/login/", form, {**headers, "X-Forwarded-For": f"192.0.2.{number}"})
         assert connection.getresponse().status == 200
         connection.close()
@@ -68,22 +68,22 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
 @pytest.mark.parametrize("program", ["web", "beat"])
 def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
     killed = stack.kill(program)
-    stack.wait_until(lambda: stack.pids.get(program, killed) != killed, PATIENCE)
-    stack.wait_until(lambda: is_running(stack, program), PATIENCE)
-    stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, PATIENCE)
+    stack.wait_until(lambda: stack.pids.get(program, killed) != killed, WAIT_LIMIT)
+    stack.wait_until(lambda: is_running(stack, program), WAIT_LIMIT)
+    stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, WAIT_LIMIT)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("server", ["PostgreSQL", "Valkey"])
 def test_killed_server_returns_at_its_address(stack: RunningStack, server: str) -> None:
     before, killed = stack.endpoints, stack.kill(server)
-    stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, PATIENCE)
+    stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, WAIT_LIMIT)
     assert servers.start_servers(stack.state_dir) == before  # proves that both answer
 
 
 def test_flower_without_login_serves_nothing(stack: RunningStack) -> None:
     login = f"aftertouch:{read_or_create_secret(stack.state_dir, 'flower')}"
-    stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, PATIENCE)
+    stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, WAIT_LIMIT)
     for path in ("/workers", "/metrics", "/healthcheck", "/api/workers"):
         assert status_of(stack.flower_url + path) == 401, path
     assert status_of(stack.flower_url + "/metrics", login) == 200
@@ -144,7 +144,7 @@ def test_stack_with_killed_owner_leaves_no_process(tmp_path: Path) -> None:
         owner = ownership.owner_pid(state_dir)
         assert owner is not None
         os.kill(owner, signal.SIGKILL)
-        assert wait_until(lambda: not any(is_alive(program) for program in programs), PATIENCE)
+        assert wait_until(lambda: not any(is_alive(program) for program in programs), WAIT_LIMIT)
     assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
     assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
 
@@ -156,7 +156,7 @@ def test_signal_stops_stack_without_error(tmp_path: Path, number: signal.Signals
         owner = ownership.owner_pid(state_dir)
         assert owner is not None
         os.kill(owner, number)
-        assert wait_until(lambda: not ownership.is_owned(state_dir), PATIENCE)
+        assert wait_until(lambda: not ownership.is_owned(state_dir), WAIT_LIMIT)
         assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
         assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
         assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
@@ -199,7 +199,7 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
     stack = foreground.Foreground(settings, tmp_path, programs)
     stack.supervisor = start_supervisor(write_configuration(settings, tmp_path, programs), stack.environment)
     try:
-        assert wait_until(lambda: all((tmp_path / f"{name}.runs").exists() for name in names), PATIENCE)
+        assert wait_until(lambda: all((tmp_path / f"{name}.runs").exists() for name in names), WAIT_LIMIT)
     finally:
         stack.stop()
 

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 
-class Hanging:
+class HangingDatabase:
     """A TCP gate before PostgreSQL. While it `hangs`, it takes connections and what is sent, and answers nothing."""
 
     def __init__(self, behind: int) -> None:
@@ -57,10 +57,10 @@ class Hanging:
 
 
 @contextmanager
-def before_the_database() -> Iterator[Hanging]:
+def proxy_database() -> Iterator[HangingDatabase]:
     """Before every connection that a thread makes meanwhile."""
     connection.ensure_connection()
-    gate = Hanging(int(connection.settings_dict["PORT"]))
+    gate = HangingDatabase(int(connection.settings_dict["PORT"]))
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(connection.settings_dict, "PORT", str(gate.port))
         patched.setitem(connection.settings_dict["OPTIONS"], "connect_timeout", 2)

@@ -23,7 +23,7 @@ from django.contrib.auth.models import User
 
 from config.local.processes import select_port
 from scheduling.models import FailedLogin
-from tests.scheduling.api.serving import PATIENCE, at_once, eventually, serving
+from tests.scheduling.api.serving import WAIT_LIMIT, eventually, run_concurrently, serving
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -82,7 +82,7 @@ class NginxClient:
         self.folder, self.plain, self.tls = folder, plain, tls
         self.pool = urllib3.HTTPSConnectionPool(
             "127.0.0.1", tls, server_hostname=NAME, assert_hostname=NAME, ca_certs=str(folder / "fullchain.pem"),
-            maxsize=50, timeout=PATIENCE, retries=False, **options,
+            maxsize=50, timeout=WAIT_LIMIT, retries=False, **options,
         )  # fmt: skip
 
     def __call__(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
@@ -129,7 +129,7 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
         around = AROUND.format(folder=tmp_path, user="user root;" if os.geteuid() == 0 else "")
         (tmp_path / "nginx.conf").write_text(around, "utf-8")
         command = [binary, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", str(tmp_path / "error.log")]
-        checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=PATIENCE)
+        checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=WAIT_LIMIT)
         assert checked.returncode == 0, checked.stderr
         running = subprocess.Popen(command)
         try:
@@ -139,7 +139,7 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
             nginx.pool.close()
         finally:
             running.terminate()
-            running.wait(PATIENCE)
+            running.wait(WAIT_LIMIT)
     flower.shutdown()
     thread.join()
     flower.server_close()
@@ -216,6 +216,6 @@ def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> N
     # nginx may still refuse logins because of earlier tests: it lets 20 a minute through.
     eventually(lambda: log_in(nginx, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200)
     assert FailedLogin.objects.exclude(address="*").get().address == "127.0.0.1"
-    statuses = at_once(40, lambda _: nginx("POST", "/admin/login/", b"").status)
+    statuses = run_concurrently(40, lambda _: nginx("POST", "/admin/login/", b"").status)
     assert 429 in statuses
     assert nginx("GET", "/admin/login/").status == 200

@@ -36,5 +36,5 @@ def test_each_threat_names_a_test() -> None:
 def test_threat_model_names_each_security_test_file() -> None:
     """All but what only shows that a defence is in nobody's way."""
     here = Path(__file__).parent
-    untold = {path.name for path in here.glob("test_*.py") if f"tests/security/{path.name}" not in PAGE}
-    assert untold == {Path(__file__).name}
+    unlisted = {path.name for path in here.glob("test_*.py") if f"tests/security/{path.name}" not in PAGE}
+    assert unlisted == {Path(__file__).name}

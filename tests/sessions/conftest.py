@@ -54,13 +54,13 @@ class Chats:
         self.store.release(found)
         return session in {each.session_id for each in found}
 
-    def stands(self, claim: ClaimedSilence, *, send_until: datetime | None = ALWAYS) -> bool:
+    def is_current(self, claim: ClaimedSilence, *, send_until: datetime | None = ALWAYS) -> bool:
         """The look right before its message goes out."""
         return bool(self.store.still_silent([(claim.session_id, claim.armed_at)], send_until=[send_until])[1][0])
 
-    def go_out(self, claim: ClaimedSilence, *, sent: bool = True) -> None:
+    def deliver(self, claim: ClaimedSilence, *, sent: bool = True) -> None:
         """That look, and what the ledger made of the message."""
-        assert self.stands(claim)
+        assert self.is_current(claim)
         self.note_sending(claim, sent=sent)
 
     def note_sending(self, claim: ClaimedSilence, *, sent: bool = True) -> None:

@@ -15,7 +15,7 @@ from sessions.store.sessions import instant_of_ms
 from tests.sessions.conftest import Chats
 
 
-class StillServer(Server):
+class StoppedClockServer(Server):
     """`clock_offset` is the whole time."""
 
     def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
@@ -44,10 +44,10 @@ def _without_clock(script: Script) -> Script:
     return still
 
 
-class StillChats(Chats):
+class StoppedClockChats(Chats):
     """Their time begins now, and stands still."""
 
-    def __init__(self, server: StillServer) -> None:
+    def __init__(self, server: StoppedClockServer) -> None:
         super().__init__(server)
         seconds, micros = server.client.time()
         self.store.clock_offset = seconds * 1_000_000 + micros

@@ -28,7 +28,7 @@ from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question
 
 SECOND = timedelta(seconds=1)
-PATIENCE = 20.0
+WAIT_LIMIT = 20.0
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def run_listener(chats: Chats, keyspace_events: None) -> Iterator[RunListener]:
         listener.check()
         listener.start()
         try:
-            assert listener.connected.wait(PATIENCE)
+            assert listener.connected.wait(WAIT_LIMIT)
             yield listener
         finally:
             stop.set()
@@ -68,7 +68,7 @@ def expire(chats: Chats, key: str) -> None:
     """As if the user's last ping had been a while ago. To look at it makes the server notice."""
     client = chats.store.server.client
     client.set(key, "1", px=1)
-    assert wait_until(lambda: not client.exists(key), PATIENCE)
+    assert wait_until(lambda: not client.exists(key), WAIT_LIMIT)
 
 
 def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
@@ -78,7 +78,7 @@ def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
         found.extend(chats.claim())
         return len(found) >= count
 
-    assert wait_until(enough, PATIENCE)
+    assert wait_until(enough, WAIT_LIMIT)
     return found
 
 
@@ -166,8 +166,8 @@ def test_listener_survives_full_server(chats: Chats, valkey: Any, run_listener: 
         valkey.set("session:ann", "1")
         with refuse_writes(valkey):
             valkey.pexpire("session:ann", 1)
-            assert wait_until(lambda: not valkey.exists("session:ann"), PATIENCE)
-            assert wait_until(lambda: not listener.connected.is_set(), PATIENCE)
+            assert wait_until(lambda: not valkey.exists("session:ann"), WAIT_LIMIT)
+            assert wait_until(lambda: not listener.connected.is_set(), WAIT_LIMIT)
         assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
 
 
@@ -197,7 +197,7 @@ def test_disconnected_listener_subscribes_again(chats: Chats, run_listener: RunL
     with run_listener():
         (first,) = ears() - others
         client.client_kill_filter(_id=first)
-        assert wait_until(lambda: bool(ears() - others - {first}), PATIENCE)
+        assert wait_until(lambda: bool(ears() - others - {first}), WAIT_LIMIT)
         expire(chats, "session:ann")
         claim_until(chats, 1)
 
@@ -247,7 +247,7 @@ def test_listener_works_with_shipped_acl(
     listener.check()
     listener.start()
     try:
-        assert listener.connected.wait(PATIENCE)
+        assert listener.connected.wait(WAIT_LIMIT)
         expire(chats, "session:ann")
         assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
     finally:
@@ -273,7 +273,7 @@ def test_listener_without_subscribe_right_fails(
     with pytest.raises(KeyspaceEventsDisabled, match="SUBSCRIBE __keyevent@"):
         listener.check()
     listener.start()
-    assert stop.wait(PATIENCE)
+    assert stop.wait(WAIT_LIMIT)
     listener.join()
     assert "&__keyevent@*__:expired" in str(listener.failure)
 

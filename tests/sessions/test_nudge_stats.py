@@ -58,7 +58,7 @@ class Guide:
         state: str = "delivered",
     ) -> None:
         """The last look, and what became of it."""
-        self.chats.go_out(claim)
+        self.chats.deliver(claim)
         self.settle(claim, waits=waits, takes=takes, state=state)
 
     def settle(
@@ -175,7 +175,7 @@ def test_message_to_typing_user_counts_as_false(guide: Guide, chats: Chats, monk
     (claim,) = chats.claim()
     record_events([silence_event(claim, claim.deadline_ms)])
     chats.store.confirm([claim])
-    chats.go_out(claim)
+    chats.deliver(claim)
     guide.send(claim)
     chats.pass_time(100)
     chats.user()
@@ -218,7 +218,7 @@ def test_answer_skips_stopped_message(guide: Guide, chats: Chats) -> None:
     (second,) = chats.claim()
     record_events([silence_event(second, second.deadline_ms)])
     chats.store.confirm([second])
-    chats.go_out(second, sent=False)
+    chats.deliver(second, sent=False)
     guide.settle(second, state="suppressed")
     chats.pass_time(100)
     chats.user()
@@ -229,7 +229,7 @@ def test_answer_skips_stopped_message(guide: Guide, chats: Chats) -> None:
 def test_reply_before_note_sending_counts_as_false(guide: Guide, chats: Chats, kinds: list[str]) -> None:
     """The last look permitted it, and the user is faster than the mark."""
     claim = guide.silence()
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     for kind in kinds:
         chats.user(kind=kind)
     chats.note_sending(claim)
@@ -239,7 +239,7 @@ def test_reply_before_note_sending_counts_as_false(guide: Guide, chats: Chats, k
 
 def test_answer_without_note_sending_counts(guide: Guide, chats: Chats) -> None:
     claim = guide.silence()
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     guide.settle(claim)
     chats.pass_time(100)
     chats.user()
@@ -296,7 +296,7 @@ def test_counted_signs_are_trimmed(guide: Guide, chats: Chats, monkeypatch: pyte
 def test_sign_waits_for_settled_message(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(seconds=60))
     claim = guide.silence()
-    chats.go_out(claim)
+    chats.deliver(claim)
     chats.user()
     assert guide.tally() == {}
     guide.settle(claim)

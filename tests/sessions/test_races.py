@@ -18,7 +18,7 @@ from sessions.store.sessions import COUNTED, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 
 Answer = TypeVar("Answer")
-PATIENCE = 30
+WAIT_LIMIT = 30
 
 
 def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[Answer]:
@@ -28,7 +28,7 @@ def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[
         server = Server(settings.REDIS_URL)
         try:
             server.client.ping()
-            start.wait(PATIENCE)
+            start.wait(WAIT_LIMIT)
             return act(Store(server, lambda: chats.plan, clock_offset=chats.store.clock_offset), number)
         finally:
             server.client.close()
@@ -92,7 +92,7 @@ def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
             return claims if claims and store.confirm(claims) else []
 
         confirmed = [claim for claims in race(chats, 2, act) for claim in claims]
-        assert all(not chats.stands(claim) for claim in confirmed)
+        assert all(not chats.is_current(claim) for claim in confirmed)
         shards = chats.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (1, 0)
         chats.store.close(session, "ann")
@@ -106,7 +106,7 @@ def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
         chats.pass_time(61)
         (claim,) = chats.claim()
         chats.store.confirm([claim])
-        assert chats.stands(claim)
+        assert chats.is_current(claim)
 
         def act(store: Store, who: int, session: str = session, claim: ClaimedSilence = claim) -> int:
             if who == 0:

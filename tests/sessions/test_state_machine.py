@@ -24,7 +24,7 @@ from sessions.policy import Policy, PolicySet
 from sessions.store import stats
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS
-from tests.sessions.stopped_clock import StillServer
+from tests.sessions.stopped_clock import StoppedClockServer
 
 SESSIONS = ("s1", "s2")
 WATCHERS = ("one", "two")
@@ -74,7 +74,7 @@ class Chat:
         if self.pause == "typing" and self.pause_ends <= now:
             self.pause = ""
 
-    def arm(self, policy: Policy, now: float) -> None:
+    def start_timer(self, policy: Policy, now: float) -> None:
         self.arming += 1
         self.in_flight_until = None
         self.claimed = False
@@ -83,7 +83,7 @@ class Chat:
             begins = self.pause_ends if self.pause else now
             self.deadline = begins + policy.threshold.total_seconds() * policy.growth**self.nudges
 
-    def hear(self, frame: Frame, policy: Policy, now: float) -> int:
+    def apply_frame(self, frame: Frame, policy: Policy, now: float) -> int:
         sender, kind, seq = frame.sender, frame.kind, frame.seq
         if seq is not None and seq <= self.seqs.get(sender, -1):
             return DROPPED
@@ -105,7 +105,7 @@ class Chat:
                 self.guided, self.reserved = set(), set()
             self.nudges = len(self.guided | self.reserved)
         self.pause_by(sender, kind, now)
-        self.arm(policy, now)
+        self.start_timer(policy, now)
         return COUNTED
 
     def holds(self, arming: int) -> bool:
@@ -128,7 +128,7 @@ class Chat:
 
 
 class Machine(RuleBasedStateMachine):
-    server: StillServer
+    server: StoppedClockServer
 
     @initialize(plan=st.sampled_from(sorted(PLANS)))
     def begin(self, plan: str) -> None:
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         self._frame(session, "agent", kind, seq)
 
     @rule(session=st.sampled_from(SESSIONS), by=st.sampled_from(("user", "agent")), kind=AGENT_FRAMES, seq=SEQS)
-    def what_the_agent_said_comes_after_the_close(self, session: str, by: str, kind: str, seq: int | None) -> None:
+    def agent_frame_after_the_close(self, session: str, by: str, kind: str, seq: int | None) -> None:
         self._frame(session, by, "close", None)
         self._frame(session, "agent", kind, seq)
 
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         frame = Frame(session, "ann", sender=sender, kind=kind, seq=seq, spoken=spoken)
         (noted,) = self._at_now().note_activity([frame])
         chat = self.chats[session]
-        assert noted.outcome == chat.hear(frame, self.plan, self.now)
+        assert noted.outcome == chat.apply_frame(frame, self.plan, self.now)
         if chat.deadline is None:
             assert noted.deadline_ms == 0
         elif noted.outcome == COUNTED:
@@ -244,7 +244,7 @@ class Machine(RuleBasedStateMachine):
         self.handed_in = [*self.handed_in, *held][-10:]
 
     @rule(watcher=st.sampled_from(WATCHERS))
-    def gives_back(self, watcher: str) -> None:
+    def watcher_releases(self, watcher: str) -> None:
         held, self.held[watcher] = self.held[watcher], []
         assert self._at_now().release([claim for claim, _ in held]) == len(self._still_ours(held))
         for chat in self._still_ours(held):
@@ -265,11 +265,11 @@ class Machine(RuleBasedStateMachine):
         self.held[watcher] = []
 
     @rule()
-    def scripts_are_forgotten(self) -> None:
+    def scripts_are_flushed(self) -> None:
         self.server.client.script_flush()
 
     @rule(happens=RARELY)
-    def everything_is_forgotten(self, happens: bool) -> None:
+    def redis_is_flushed(self, happens: bool) -> None:
         if not happens:
             return
         self.server.client.flushall()
@@ -278,12 +278,12 @@ class Machine(RuleBasedStateMachine):
         self.chats = {session: Chat(arming=chat.arming + 1) for session, chat in self.chats.items()}
 
     @rule(plan=st.sampled_from(sorted(PLANS)))
-    def somebody_edits_the_policy(self, plan: str) -> None:
+    def operator_edits_the_policy(self, plan: str) -> None:
         self.plan = PLANS[plan]
         self.store.push(self.store.policies())
 
     @rule()
-    def what_still_stands(self) -> None:
+    def worker_confirms_waiting_messages(self) -> None:
         self._look(going_out=False)
 
     @rule()
@@ -367,7 +367,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture
 def machine(valkey: Any) -> Iterator[type[Machine]]:
-    server = StillServer(django_settings.REDIS_URL)
+    server = StoppedClockServer(django_settings.REDIS_URL)
     yield type("Machine", (Machine,), {"server": server})
     server.client.close()
 

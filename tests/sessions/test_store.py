@@ -19,15 +19,15 @@ from sessions.store.client import Server
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, ClaimedSilence
 from tests.sessions.conftest import LEASE, Chats
-from tests.sessions.stopped_clock import StillChats, StillServer
+from tests.sessions.stopped_clock import StoppedClockChats, StoppedClockServer
 
 SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
 def chats(valkey: Any) -> Iterator[Chats]:
-    server = StillServer(settings.REDIS_URL)
-    yield StillChats(server)
+    server = StoppedClockServer(settings.REDIS_URL)
+    yield StoppedClockChats(server)
     server.client.close()
 
 
@@ -253,7 +253,7 @@ def test_user_message_reopens_session_with_new_arming(chats: Chats) -> None:
     chats.pass_time(61)
     (before,) = chats.claim()
     chats.store.close("s1", "ann")
-    assert not chats.stands(before)
+    assert not chats.is_current(before)
     chats.user()
     assert chats.user(kind="ping").outcome == COUNTED
     chats.pass_time(61)
@@ -317,7 +317,7 @@ def test_user_message_cancels_claim(chats: Chats) -> None:
     chats.pass_time(61)
     claimed = chats.claim()
     chats.user()
-    assert not chats.stands(claimed[0])
+    assert not chats.is_current(claimed[0])
     assert chats.store.confirm(claimed) == 0
     assert chats.store.release(claimed) == 0
     chats.pass_time(31)
@@ -335,7 +335,7 @@ def test_ping_keeps_claimed_silence(chats: Chats) -> None:
     (claim,) = chats.claim()
     assert chats.user(kind="ping", seq=2) == (COUNTED, claim.deadline_ms)
     assert chats.user(kind="ping", seq=2).outcome == DROPPED
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     chats.pass_time(31)
     assert chats.claim() == [claim]
     assert chats.store.release([claim]) == 1
@@ -418,7 +418,7 @@ def confirmed(chats: Chats) -> int:
     claims = chats.claim()
     confirmed = chats.store.confirm(claims)
     for each in claims:
-        chats.go_out(each)
+        chats.deliver(each)
     return confirmed
 
 
@@ -442,7 +442,7 @@ def test_agent_frame_before_message_keeps_nudge(chats: Chats, kind: str) -> None
     (claim,) = chats.claim()
     chats.store.confirm([claim])
     noted = chats.agent(kind=kind)
-    assert not chats.stands(claim)
+    assert not chats.is_current(claim)
     if kind == "tool":
         noted = chats.agent()
     assert chats.seconds_left(noted) == pytest.approx(180 if kind == "typing" else 60, abs=0.001)
@@ -477,7 +477,7 @@ def test_note_sending_counts_sent_message_once(chats: Chats) -> None:
     chats.store.confirm([claim])
     later = chats.now + 60 * SECOND
     for send_until, sent in ((None, False), (chats.now - SECOND, False), (later, False), (later, True), (later, True)):
-        assert chats.stands(claim, send_until=send_until)
+        assert chats.is_current(claim, send_until=send_until)
         chats.note_sending(claim, sent=sent)
         assert count_nudges(chats) == sent
 
@@ -490,10 +490,10 @@ def test_note_sending_counts_late_repeat_once(chats: Chats) -> None:
         chats.store.confirm(claims)
         chats.pass_time(61)
         (claim,) = chats.claim()
-        chats.go_out(claim)
+        chats.deliver(claim)
         claims.append(claim)
     for claim in (*claims, *reversed(claims)):
-        chats.go_out(claim)
+        chats.deliver(claim)
         assert count_nudges(chats) == 2
 
 
@@ -508,14 +508,14 @@ def confirmed_silence(chats: Chats) -> ClaimedSilence:
 @pytest.mark.parametrize("send_until", [None, datetime.min.replace(tzinfo=UTC)])
 def test_still_silent_without_sending_reserves_nothing(chats: Chats, send_until: datetime | None) -> None:
     claim = confirmed_silence(chats)
-    assert chats.stands(claim, send_until=send_until)
+    assert chats.is_current(claim, send_until=send_until)
     assert chats.agent().deadline_ms > 0
 
 
 def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> None:
     """A worker was killed, or Redis was away: the message may have been sent, so there is no second one."""
     claim = confirmed_silence(chats)
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     for _ in range(2):
         assert chats.agent().deadline_ms == 0
     assert count_nudges(chats) == 0, "what nobody knows is not shown"
@@ -525,11 +525,11 @@ def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> Non
 def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     lost = confirmed_silence(chats)
-    assert chats.stands(lost)
+    assert chats.is_current(lost)
     chats.pass_time(61)
     (claim,) = chats.claim()
     chats.store.confirm([claim])
-    chats.go_out(claim)
+    chats.deliver(claim)
     assert count_nudges(chats) == 1
     assert chats.agent().deadline_ms == 0
 
@@ -537,7 +537,7 @@ def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
 def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
     """The agent answers between the last look and the mark. The message is on its way."""
     claim = confirmed_silence(chats)
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     assert chats.agent().deadline_ms == 0
     chats.note_sending(claim)
     assert count_nudges(chats) == 1
@@ -548,7 +548,7 @@ def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
 def test_note_sending_after_user_activity_is_ignored(chats: Chats, kind: str) -> None:
     """The action starts the policy again, so the next silence is guided."""
     claim = confirmed_silence(chats)
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     chats.user(kind=kind)
     chats.note_sending(claim)
     assert count_nudges(chats) == 0
@@ -561,7 +561,7 @@ def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
     chats.pass_time(61)
     (second,) = chats.claim()
     for claim in (first, second):
-        assert chats.stands(claim)
+        assert chats.is_current(claim)
     chats.note_sending(first, sent=False)
     assert count_nudges(chats) == 0
     chats.note_sending(second)
@@ -575,7 +575,7 @@ def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     (claim,) = chats.claim()
-    chats.go_out(claim)
+    chats.deliver(claim)
     assert chats.agent().deadline_ms == 0
     chats.pass_time(3600)
     assert chats.claim() == []
@@ -583,7 +583,7 @@ def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
 
 def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
     claim = confirmed_silence(chats)
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     chats.user(kind="close")
     chats.note_sending(claim)
     assert count_nudges(chats) == 0
@@ -622,11 +622,11 @@ def test_confirmed_silence_ends_at_user_activity(chats: Chats) -> None:
         chats.pass_time(61)
         claims = chats.claim()
         chats.store.confirm(claims)
-        assert chats.stands(claims[0])
+        assert chats.is_current(claims[0])
         chats.user(kind="ping")
-        assert chats.stands(claims[0])
+        assert chats.is_current(claims[0])
         chats.user(kind="typing")
-        assert not chats.stands(claims[0])
+        assert not chats.is_current(claims[0])
 
 
 def test_agent_message_ends_confirmed_silence(chats: Chats) -> None:
@@ -635,7 +635,7 @@ def test_agent_message_ends_confirmed_silence(chats: Chats) -> None:
     claims = chats.claim()
     chats.store.confirm(claims)
     chats.agent()
-    assert not chats.stands(claims[0])
+    assert not chats.is_current(claims[0])
 
 
 def test_unknown_session_counts_as_silent(chats: Chats) -> None:
@@ -643,9 +643,9 @@ def test_unknown_session_counts_as_silent(chats: Chats) -> None:
     chats.pass_time(61)
     claims = chats.claim()
     chats.store.server.client.flushall()
-    assert chats.stands(claims[0])
+    assert chats.is_current(claims[0])
     chats.user(kind="ping")
-    assert not chats.stands(claims[0])
+    assert not chats.is_current(claims[0])
 
 
 # --- policies ---------------------------------------------------------------------------------------------------------
@@ -760,7 +760,7 @@ def test_round_instants_are_stored_as_integers(chats: Chats) -> None:
     chats.pass_time(61)
     (claim,) = chats.claim()
     assert claim.armed_at == 1_800_000_000_000_000
-    assert chats.stands(claim)
+    assert chats.is_current(claim)
     assert chats.store.confirm([claim]) == 1
 
 

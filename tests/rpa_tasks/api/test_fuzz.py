@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from rpa_tasks.models import Job
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.generated_requests import OPERATIONS, check_generated_requests
-from tests.scheduling.api.serving import PATIENCE, Client
+from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,7 +38,7 @@ def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: M
         if isinstance(case.body, dict):
             case.body |= {"platform": "pdd", "shop_id": "s1", "task_type": "sync_order"}
         headers = {"Authorization": f"Bearer {api.key}"}
-        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
+        answer = case.call(base_url=api.address, headers=headers, timeout=WAIT_LIMIT)
         assert answer.status_code in (202, 400, 422, 429), answer.text
 
     story()

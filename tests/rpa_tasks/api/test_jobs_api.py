@@ -15,7 +15,7 @@ from rpa_tasks.worker.evidence import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from scheduling.operations import commands
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client, at_once
+from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,7 +64,7 @@ def test_publish_job_merges_into_waiting_job(api: Client) -> None:
 
 
 def test_concurrent_publish_requests_create_one_job(api: Client) -> None:
-    answers = at_once(10, lambda _: api("POST", "/rpa/jobs", job_request(delay_seconds=LATER)).json())
+    answers = run_concurrently(10, lambda _: api("POST", "/rpa/jobs", job_request(delay_seconds=LATER)).json())
     assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 9
     assert {answer["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
 

@@ -31,7 +31,7 @@ from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import PATIENCE, at_once
+from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.second_connection import act_on_second_connection
 
@@ -161,7 +161,7 @@ def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: 
         finally:
             connection.close()
 
-    told = at_once(8, act)
+    told = run_concurrently(8, act)
     assert Job.objects.count() == 100
     assert sum(each.published for each in told) in (99, 100)
     assert all(each.published + each.waiting == 100 and not each.refused for each in told[1:])
@@ -417,11 +417,11 @@ def test_round_of_killed_worker_is_completed_without_repeats(market: Market, sen
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
         publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
         with program(WORKER) as worker:
-            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("rounds")), PATIENCE)
+            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("rounds")), WAIT_LIMIT)
             worker.kill()
         first = act_on_second_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
         transaction.set_rollback(True)
-    assert wait_until(lambda: not is_connected("rounds"), PATIENCE)
+    assert wait_until(lambda: not is_connected("rounds"), WAIT_LIMIT)
     assert first == [market.s1.pk]
     assert ScheduledRound.objects.get().position == market.s1.pk
     Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
@@ -442,7 +442,7 @@ def test_concurrent_workers_publish_round_once(market: Market, sent_wakeups: lis
         finally:
             connection.close()
 
-    assert sum(at_once(6, act)) == 1
+    assert sum(run_concurrently(6, act)) == 1
     assert Job.objects.count() == 2
 
 
@@ -525,7 +525,7 @@ def test_round_during_database_outage_is_not_failed(
     scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
     count = sql.execute
 
-    def still_away(statement: str, parameters: Any) -> int:
+    def remains_unavailable(statement: str, parameters: Any) -> int:
         if statement == scheduled_rounds._SUBTRACT:
             raise OperationalError
         return count(statement, parameters)
@@ -533,7 +533,7 @@ def test_round_during_database_outage_is_not_failed(
     claim = scheduled_rounds._claim_round
 
     def claim_then_lose() -> Any:
-        monkeypatch.setattr(sql, "execute", still_away)
+        monkeypatch.setattr(sql, "execute", remains_unavailable)
         return claim()
 
     for _ in range(scheduled_rounds.TRIES + 2):

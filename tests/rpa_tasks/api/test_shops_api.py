@@ -10,7 +10,7 @@ import pytest
 from rpa_tasks.models import Breaker, Job, Lane, Platform, Shop
 from scheduling.ids import new_id
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client, at_once
+from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,7 +75,7 @@ def test_pause_and_resume_requests_record_history(api: Client, market: Market) -
 
 
 def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
-    answers = at_once(8, lambda _: api("POST", "/rpa/shops/pdd/s1/pause"))
+    answers = run_concurrently(8, lambda _: api("POST", "/rpa/shops/pdd/s1/pause"))
     assert {answer.status_code for answer in answers} == {200}
     assert market.s1.history.filter(history_change_reason="paused by api:shop").count() == 1
 

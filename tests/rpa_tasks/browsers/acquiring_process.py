@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _follow_commands(profile: str, wait: float) -> None:
-    borrowed = _borrow(profile, wait)
+    borrowed = _acquire(profile, wait)
     if borrowed is None:
         return
     for line in sys.stdin:
@@ -48,7 +48,7 @@ def _follow_commands(profile: str, wait: float) -> None:
         _print_line({"given": True})
 
 
-def _borrow(profile: str, wait: float) -> AcquiredBrowser | None:
+def _acquire(profile: str, wait: float) -> AcquiredBrowser | None:
     try:
         found = acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
     except NoBrowser as error:

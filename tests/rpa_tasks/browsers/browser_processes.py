@@ -21,7 +21,7 @@ from rpa_tasks.browsers import chromium, devtools, pool, profiles, registry, shu
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
 
-PATIENCE = 60.0  #: seconds for a machine that does other things, too
+WAIT_LIMIT = 60.0  #: seconds for a machine that does other things, too
 
 
 #: How long a browser may take before this process gives it up.
@@ -34,7 +34,7 @@ LIMITS = (
 def extend_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A browser that only waits for a processor is none that hangs."""
     for module, name in LIMITS:
-        monkeypatch.setattr(module, name, PATIENCE / 2)
+        monkeypatch.setattr(module, name, WAIT_LIMIT / 2)
 
 
 def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
@@ -45,7 +45,7 @@ def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float =
     os.kill(pid, signal.SIGSTOP)
 
 
-def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = PATIENCE) -> Any:
+def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = WAIT_LIMIT) -> Any:
     """Wait for it."""
     ends_at = time.monotonic() + within
     while not (found := condition()):
@@ -54,7 +54,7 @@ def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = 
     return found
 
 
-class BorrowerProcess:
+class AcquiringProcess:
     """See borrower.py."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -69,15 +69,15 @@ class BorrowerProcess:
             cwd=ROOT,
         )
 
-    def hear(self) -> dict[str, Any]:
+    def read_reply(self) -> dict[str, Any]:
         assert self.process.stdout
-        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "the borrower says nothing"
+        assert select.select([self.process.stdout], [], [], WAIT_LIMIT)[0], "the borrower says nothing"
         return dict(json.loads(self.process.stdout.readline()))
 
-    def tell(self, word: str) -> dict[str, Any]:
+    def request(self, word: str) -> dict[str, Any]:
         assert self.process.stdin
         self.process.stdin.write(f"{word}\n".encode())
-        return self.hear()
+        return self.read_reply()
 
     def kill(self) -> None:
         self.process.kill()
@@ -117,7 +117,7 @@ def visit(port: int, url: str, site: Any) -> str:
     """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
     the site notes a visit before."""
     before = len(site.visits)
-    opened = devtools._request_http(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
+    opened = devtools._request_http(port, f"/json/new?{url}", WAIT_LIMIT, method="PUT")["id"]
     path = url.removeprefix(site.url)
     eventually(lambda: (opened, path) in _list_pages(port), f"no {url}")
     return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)

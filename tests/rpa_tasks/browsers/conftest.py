@@ -18,7 +18,7 @@ from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.chromium import NAMES
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from tests.rpa_tasks.browsers.browser_processes import (
-    BorrowerProcess,
+    AcquiringProcess,
     eventually,
     extend_time_limits,
     list_pool_processes,
@@ -62,12 +62,12 @@ def acquire(pool: Path) -> Iterator[Callable[..., AcquiredBrowser]]:
 
 
 @pytest.fixture
-def start_borrower(pool: Path) -> Iterator[Callable[..., BorrowerProcess]]:
+def start_acquiring_process(pool: Path) -> Iterator[Callable[..., AcquiringProcess]]:
     """Borrow in another process."""
-    started: list[BorrowerProcess] = []
+    started: list[AcquiringProcess] = []
 
-    def begin(*words: str, **environment: str) -> BorrowerProcess:
-        started.append(BorrowerProcess(words, {**os.environ, "AFTERTOUCH_STATE_DIR": str(pool), **environment}))
+    def begin(*words: str, **environment: str) -> AcquiringProcess:
+        started.append(AcquiringProcess(words, {**os.environ, "AFTERTOUCH_STATE_DIR": str(pool), **environment}))
         return started[-1]
 
     yield begin

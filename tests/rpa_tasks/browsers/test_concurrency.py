@@ -15,24 +15,24 @@ import pytest
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.browser_processes import memory_by_session
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.browsers.browser_processes import PATIENCE, BorrowerProcess, list_pool_processes
+from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, AcquiringProcess, list_pool_processes
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
 def test_concurrent_borrowers_share_slots_exclusively(
-    start_borrower: Callable[..., BorrowerProcess], pool: Path
+    start_acquiring_process: Callable[..., AcquiringProcess], pool: Path
 ) -> None:
     """Never more browsers than slots, never a slot or a profile in two hands. Six shops, so that they evict."""
     notes = pool / "notes"
     shops = ",".join(f"s{number}" for number in range(6))
     racers = [
-        start_borrower(shops, "600", "--rounds", "4", "--log", str(notes), AFTERTOUCH_RPA_BROWSERS="3")
+        start_acquiring_process(shops, "600", "--rounds", "4", "--log", str(notes), AFTERTOUCH_RPA_BROWSERS="3")
         for _ in range(9)
     ]
     most = 0
-    ends_at = time.monotonic() + 10 * PATIENCE
+    ends_at = time.monotonic() + 10 * WAIT_LIMIT
     while any(racer.process.poll() is None for racer in racers):
         assert time.monotonic() < ends_at, "they do not come to an end"
         most = max(most, len(_browsers(pool)))

@@ -21,7 +21,7 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
-    BorrowerProcess,
+    AcquiringProcess,
     cookies,
     eventually,
     find_record,
@@ -34,12 +34,12 @@ from tests.rpa_tasks.browsers.browser_processes import (
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
 Acquire = Callable[..., AcquiredBrowser]
-Begin = Callable[..., BorrowerProcess]
+Begin = Callable[..., AcquiringProcess]
 
 
-def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_borrower: Begin) -> None:
-    victim = start_borrower("s1", "60")
-    left = victim.hear()
+def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_acquiring_process: Begin) -> None:
+    victim = start_acquiring_process("s1", "60")
+    left = victim.read_reply()
     victim.kill()
     assert not is_gone(left["pid"])  # it outlives its borrower
 
@@ -51,10 +51,12 @@ def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_bor
     assert read_slot_states() == {"s1": "busy"}
 
 
-def test_slot_of_killed_borrower_serves_other_shop(acquire: Acquire, start_borrower: Begin, settings: Any) -> None:
+def test_slot_of_killed_borrower_serves_other_shop(
+    acquire: Acquire, start_acquiring_process: Begin, settings: Any
+) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
-    victim = start_borrower("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
-    left = victim.hear()
+    victim = start_acquiring_process("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    left = victim.read_reply()
     victim.kill()
 
     assert acquire("s2").slot == 1
@@ -227,8 +229,10 @@ def test_recycling_ends_unrecorded_browser(acquire: Acquire, pool: Path) -> None
     assert list_pool_processes(pool) == []
 
 
-def test_killed_borrower_during_start_leaves_usable_slot(acquire: Acquire, start_borrower: Begin, pool: Path) -> None:
-    victim = start_borrower("s1", "60")
+def test_killed_borrower_during_start_leaves_usable_slot(
+    acquire: Acquire, start_acquiring_process: Begin, pool: Path
+) -> None:
+    victim = start_acquiring_process("s1", "60")
     eventually(lambda: read_slot_states() == {"s1": "busy"}, "it does not start")
     victim.kill()
 

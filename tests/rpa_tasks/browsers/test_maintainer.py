@@ -14,7 +14,7 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.maintainer import main
-from tests.rpa_tasks.browsers.browser_processes import BorrowerProcess, eventually, is_gone, kill, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, eventually, is_gone, kill, read_slot_states
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands, start_runner, supervisor_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
@@ -90,11 +90,11 @@ def worker(pool: Path) -> Iterator[Callable[..., WorkerProcess]]:
 
 
 def test_maintainer_ends_browser_of_killed_borrower(
-    worker: Callable[..., WorkerProcess], start_borrower: Callable[..., BorrowerProcess]
+    worker: Callable[..., WorkerProcess], start_acquiring_process: Callable[..., AcquiringProcess]
 ) -> None:
     worker()
-    victim = start_borrower("s1", "60")
-    left = victim.hear()
+    victim = start_acquiring_process("s1", "60")
+    left = victim.read_reply()
     victim.kill()
 
     eventually(lambda: is_gone(left["pid"]), "the browser still lives")
@@ -127,10 +127,10 @@ def test_killed_worker_leaves_no_browser(
 
 
 def test_run_of_killed_worker_keeps_its_browser(
-    worker: Callable[..., WorkerProcess], start_borrower: Callable[..., BorrowerProcess], acquire: Acquire
+    worker: Callable[..., WorkerProcess], start_acquiring_process: Callable[..., AcquiringProcess], acquire: Acquire
 ) -> None:
-    run = start_borrower("s1", "60")
-    busy = run.hear()
+    run = start_acquiring_process("s1", "60")
+    busy = run.read_reply()
     idle = acquire("s2")
     idle.release()
     killed = worker()
@@ -139,7 +139,7 @@ def test_run_of_killed_worker_keeps_its_browser(
 
     eventually(lambda: is_gone(idle.pid), "the idle browser lives on")
     assert not is_gone(busy["pid"])
-    assert run.tell("give") == {"given": True}
+    assert run.request("give") == {"given": True}
     eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
     assert is_gone(busy["pid"])
 

@@ -14,7 +14,7 @@ from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import Lock
-from tests.rpa_tasks.browsers.browser_processes import BorrowerProcess, find_record, is_gone, read_slot_states, visit
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
@@ -105,14 +105,14 @@ def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Any) -> None:
 
 
 def test_waiting_borrower_gets_released_slot(
-    acquire: Acquire, start_borrower: Callable[..., Any], settings: Any
+    acquire: Acquire, start_acquiring_process: Callable[..., Any], settings: Any
 ) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     mine = acquire("s1")
-    other: BorrowerProcess = start_borrower("s2", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    other: AcquiringProcess = start_acquiring_process("s2", "60", AFTERTOUCH_RPA_BROWSERS="1")
     mine.release()
 
-    assert other.hear()["slot"] == 1
+    assert other.read_reply()["slot"] == 1
     assert read_slot_states() == {"s2": "busy"}
     assert is_gone(mine.pid)
 
@@ -121,11 +121,11 @@ def test_acquired_browser_reports_wait_time(acquire: Acquire) -> None:
     assert timedelta(0) < acquire("s1").waited < timedelta(seconds=30)
 
 
-def test_profile_is_not_acquired_twice(acquire: Acquire, start_borrower: Callable[..., Any]) -> None:
+def test_profile_is_not_acquired_twice(acquire: Acquire, start_acquiring_process: Callable[..., Any]) -> None:
     acquire("s1")
-    other: BorrowerProcess = start_borrower("s1", "0.3")
+    other: AcquiringProcess = start_acquiring_process("s1", "0.3")
 
-    assert other.hear()["reason"] == PROFILE_BUSY
+    assert other.read_reply()["reason"] == PROFILE_BUSY
 
 
 def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rpa_tasks.browsers import health, prewarming, recycling, registry
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_processes import (
-    BorrowerProcess,
+    AcquiringProcess,
     eventually,
     find_record,
     is_gone,
@@ -28,9 +28,11 @@ pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_end_abandoned_ends_browser_of_killed_borrower(start_borrower: Callable[..., BorrowerProcess]) -> None:
-    victim = start_borrower("s1", "60")
-    left = victim.hear()
+def test_end_abandoned_ends_browser_of_killed_borrower(
+    start_acquiring_process: Callable[..., AcquiringProcess],
+) -> None:
+    victim = start_acquiring_process("s1", "60")
+    left = victim.read_reply()
     recycling.end_abandoned()
     assert not is_gone(left["pid"])  # it is not abandoned yet
 

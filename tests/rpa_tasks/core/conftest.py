@@ -17,7 +17,7 @@ from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 
 Answer = TypeVar("Answer")
-PATIENCE = 20
+WAIT_LIMIT = 20
 EVERY = ("high", "normal", "low")
 
 
@@ -63,7 +63,7 @@ def race() -> Callable[..., list[Any]]:
         start = threading.Barrier(count)
 
         def run(number: int) -> Answer:
-            start.wait(PATIENCE)
+            start.wait(WAIT_LIMIT)
             try:
                 return act(number)
             finally:

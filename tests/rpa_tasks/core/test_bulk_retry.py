@@ -23,7 +23,7 @@ from scheduling.operations.failed_tasks import Actor, Republisher
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
-PATIENCE = 20
+WAIT_LIMIT = 20
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ class PublishBarrier:
             me = threading.get_ident()
             if me not in self.published:
                 self.published.add(me)
-                wait_until(lambda: len(self.published) > 1 or lock_is_awaited() or self.through.is_set(), PATIENCE)
+                wait_until(lambda: len(self.published) > 1 or lock_is_awaited() or self.through.is_set(), WAIT_LIMIT)
 
         slowed = Republisher(publish, republisher.order)
         monkeypatch.setitem(failed_tasks._republishers(), "rpa_job", slowed)
@@ -105,7 +105,7 @@ def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
     meeting = PublishBarrier(monkeypatch)
 
     def tick() -> Any:
-        wait_until(lambda: bool(meeting.published), PATIENCE)
+        wait_until(lambda: bool(meeting.published), WAIT_LIMIT)
         return publish_bulk(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
 
     _, told = meeting.run(lambda: bulk_actions.run_batch(row.pk), tick)

@@ -15,7 +15,7 @@ from rpa_tasks.channel import THREADS, Rpa
 from rpa_tasks.models import Job
 from scheduling.channels.base import Delivered, Message
 from scheduling.ids import new_id
-from tests.rpa_tasks.core.conftest import PATIENCE
+from tests.rpa_tasks.core.conftest import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY = 40  # more than a loop's own threads
@@ -30,15 +30,15 @@ def job_table_lock() -> Iterator[threading.Event]:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {Job._meta.db_table} IN EXCLUSIVE MODE")
             holds.set()
-            opens.wait(2 * PATIENCE)
+            opens.wait(2 * WAIT_LIMIT)
         connection.close()
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert holds.wait(PATIENCE)
+    assert holds.wait(WAIT_LIMIT)
     yield opens
     opens.set()
-    holder.join(PATIENCE)
+    holder.join(WAIT_LIMIT)
 
 
 def message(number: int) -> Message:
@@ -66,13 +66,13 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Any, job_table_
     one had a connection of its own."""
     market.flow()
     market.shop()
-    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=2 * PATIENCE))
+    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=2 * WAIT_LIMIT))
 
     async def story() -> list[Any]:
-        deadline = datetime.now(UTC) + timedelta(seconds=2 * PATIENCE)
+        deadline = datetime.now(UTC) + timedelta(seconds=2 * WAIT_LIMIT)
         sending = [asyncio.create_task(channel.send(message(number), deadline)) for number in range(MANY)]
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_LIMIT):
                 while await asyncio.to_thread(count_lock_waits) < THREADS:
                     await asyncio.sleep(0.05)
         finally:

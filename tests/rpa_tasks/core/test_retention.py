@@ -77,14 +77,14 @@ def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, rac
     job = make_ended_job("running", lease_until=now())
     written, looked = threading.Event(), threading.Event()
 
-    def forget() -> int:
+    def delete_job() -> int:
         return retention.delete_expired_in_table(JOBS, ends_at=datetime.now(UTC) + timedelta(seconds=60))
 
     def act(number: int) -> int:
         if number:
             assert written.wait(20)
             try:
-                return forget()
+                return delete_job()
             finally:
                 looked.set()
         with transaction.atomic():
@@ -97,5 +97,5 @@ def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, rac
 
     assert race(2, act) == [0, 0]
     assert Run.objects.filter(job=job).count() == 2
-    assert forget() == 1
+    assert delete_job() == 1
     assert not Run.objects.exists()

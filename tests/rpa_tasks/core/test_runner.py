@@ -421,12 +421,12 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     note = dispatch._record_lost_run
 
-    def note_or_break(row: Job, at: datetime) -> None:
+    def record_or_fail(row: Job, at: datetime) -> None:
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
         note(row, at)
 
-    monkeypatch.setattr(dispatch, "_record_lost_run", note_or_break)
+    monkeypatch.setattr(dispatch, "_record_lost_run", record_or_fail)
     assert dispatch.rescue_expired_runs() == 1
     assert Job.objects.get(pk=fine.task_id).state == "scheduled"
     assert Job.objects.get(pk=odd.pk).state == "running"
@@ -435,12 +435,12 @@ def test_rescue_failure_of_one_job_keeps_the_others(
 def test_settlement_with_unstorable_detail_keeps_outcome(run_script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = runner.settle_run
 
-    def conclude_or_break(job: Job, claim: Any, ended: Any) -> bool:
+    def settle_or_fail(job: Job, claim: Any, ended: Any) -> bool:
         if ended.detail:
             raise DataError("not storable")
         return real(job, claim, ended)
 
-    monkeypatch.setattr(runner, "settle_run", conclude_or_break)
+    monkeypatch.setattr(runner, "settle_run", settle_or_fail)
     job = run_script("print('something odd')")
 
     assert job.state == "succeeded"

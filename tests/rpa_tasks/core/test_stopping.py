@@ -7,7 +7,7 @@ import multiprocessing
 from rpa_tasks.worker.node import Flag
 
 FORK = multiprocessing.get_context("fork")
-PATIENCE = 20
+WAIT_LIMIT = 20
 
 
 def test_stop_flag_is_visible_in_child_process() -> None:
@@ -21,8 +21,8 @@ def test_stop_flag_is_visible_in_child_process() -> None:
     child = FORK.Process(target=look)
     child.start()
     flag.set()
-    assert seen.wait(PATIENCE)
-    child.join(PATIENCE)
+    assert seen.wait(WAIT_LIMIT)
+    child.join(WAIT_LIMIT)
     flag.clear()
     assert not flag.is_set()
 
@@ -39,13 +39,13 @@ def test_killed_child_does_not_block_stop_flag() -> None:
     for _ in range(20):
         victim = FORK.Process(target=look)
         victim.start()
-        assert reader.poll(PATIENCE)
+        assert reader.poll(WAIT_LIMIT)
         reader.recv_bytes()
         victim.kill()
         victim.join()
         other = FORK.Process(target=flag.is_set)
         other.start()
-        other.join(PATIENCE)
+        other.join(WAIT_LIMIT)
         assert other.exitcode == 0
     reader.close()
     writer.close()

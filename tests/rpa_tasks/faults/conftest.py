@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpa_tasks.faults.rpa_cluster import RpaCluster, yard
+from tests.rpa_tasks.faults.rpa_cluster import RpaCluster, run_rpa_cluster
 
 
 @pytest.fixture(scope="session")
 def shared_rpa_cluster(state_folder: Callable[[str], Path]) -> Iterator[RpaCluster]:
-    with yard(state_folder("rpa")) as made:
+    with run_rpa_cluster(state_folder("rpa")) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}
 class InFlight:
     """An idempotent and another job that run, each with a daemon of its own, until `go` is there."""
 
-    yard: RpaCluster
+    cluster: RpaCluster
     market: Market
     again: str
     once: str
@@ -46,43 +46,43 @@ class InFlight:
 
     def lease_is_over(self) -> None:
         """The commands have ended by then, as they would have before a minute is over."""
-        self.yard.await_nobody_of(*self.tasks)
+        self.cluster.await_end_of_commands(*self.tasks)
         self.go.touch()
-        self.yard.lapse_leases(*self.tasks)
+        self.cluster.expire_leases(*self.tasks)
 
 
-def start_jobs(yard: RpaCluster, **payload: Any) -> InFlight:
-    market = yard.market(2, again={"idempotent": True}, once={})
+def start_jobs(cluster: RpaCluster, **payload: Any) -> InFlight:
+    market = cluster.market(2, again={"idempotent": True}, once={})
     go = market.folder / "go"
     payload = {"until": str(go), "brood": True, **payload}
     again = market.publish(market.shops[0], "again", payload=payload)
     once = market.publish(market.shops[1], "once", payload=payload)
-    first = yard.await_effects(market.log, [again, once])
-    return InFlight(yard, market, again, once, go, first)
+    first = cluster.await_effects(market.log, [again, once])
+    return InFlight(cluster, market, again, once, go, first)
 
 
 def check_recovery(struck: InFlight, reason: str, report_line: Callable[[str], None], name: str) -> None:
     """The one ran again under its key and ended well. The other has its one effect, and a person decides."""
-    yard, market = struck.yard, struck.market
+    cluster, market = struck.cluster, struck.market
     struck_at = time.monotonic()
-    yard.await_state(struck.again, "succeeded", "failed", "unknown")
-    yard.await_state(struck.once, "succeeded", "failed", "unknown")
-    again, once = yard.job(struck.again), yard.job(struck.once)
+    cluster.await_state(struck.again, "succeeded", "failed", "unknown")
+    cluster.await_state(struck.once, "succeeded", "failed", "unknown")
+    again, once = cluster.job(struck.again), cluster.job(struck.once)
     first, second = market.log.of(struck.again)
     assert (again["state"], again["failures"]) == ("succeeded", 1)
-    assert [run["reason"] for run in yard.runs(struck.again)] == [reason, ""]
+    assert [run["reason"] for run in cluster.runs(struck.again)] == [reason, ""]
     assert first.key == second.key == struck.again
     assert (first.ended, second.lease > first.lease) == (None, True)
     assert second.ended is not None
     assert (once["state"], once["reason"], once["settled_at"] is None) == ("unknown", reason, False)
     assert len(market.log.of(struck.once)) == 1
-    assert [failed["failure"] for failed in yard.failed_tasks(struck.once)] == ["unknown"]
-    assert not yard.failed_tasks(struck.again)
+    assert [failed["failure"] for failed in cluster.failed_tasks(struck.once)] == ["unknown"]
+    assert not cluster.failed_tasks(struck.again)
     after = [market.publish(shop, "once") for shop in market.shops]
     for task in after:
-        assert yard.await_state(task, "succeeded", "unknown")["state"] == "succeeded"
+        assert cluster.await_state(task, "succeeded", "unknown")["state"] == "succeeded"
     assert not find_overlaps(market.log.effects())
-    yard.await_nobody_of(*struck.tasks)
+    cluster.await_end_of_commands(*struck.tasks)
     report_line(
         f"{name} · idempotent: {reason}, run again under the same key, lease {first.lease} → {second.lease}; "
         f"the other: unknown, 1 effect, 1 failed task; whole again after {time.monotonic() - struck_at:.1f} s"

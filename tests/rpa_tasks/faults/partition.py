@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 @dataclass
-class Wire:
+class CuttableLink:
     """Carries connections to one server."""
 
     host: str
@@ -20,7 +20,7 @@ class Wire:
     address: str = ""  #: where it listens
     _whole: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def forward(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         writers = [back]
         try:
             await self._whole.wait()
@@ -44,38 +44,38 @@ class Wire:
 
 
 @dataclass
-class Wires:
+class CuttableLinks:
     """All that a node needs to reach."""
 
     loop: asyncio.AbstractEventLoop
-    wires: list[Wire]
+    links: list[CuttableLink]
 
     def cut(self) -> None:
-        for wire in self.wires:
-            self.loop.call_soon_threadsafe(wire._whole.clear)
+        for link in self.links:
+            self.loop.call_soon_threadsafe(link._whole.clear)
 
-    def heal(self) -> None:
-        for wire in self.wires:
-            self.loop.call_soon_threadsafe(wire._whole.set)
+    def restore(self) -> None:
+        for link in self.links:
+            self.loop.call_soon_threadsafe(link._whole.set)
 
     def through(self, url: str) -> str:
         """The same address, by way of the wire that leads there."""
         parts = urlsplit(url)
-        wire = next(wire for wire in self.wires if (wire.host, wire.port) == (parts.hostname, parts.port))
+        link = next(link for link in self.links if (link.host, link.port) == (parts.hostname, parts.port))
         sign_in = parts.netloc.rpartition("@")[0]
-        return urlunsplit(parts._replace(netloc=f"{sign_in}@{wire.address}"))
+        return urlunsplit(parts._replace(netloc=f"{sign_in}@{link.address}"))
 
 
 @contextmanager
-def wires_to(*urls: str) -> Iterator[Wires]:
+def links_to(*urls: str) -> Iterator[CuttableLinks]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="wires")
     thread.start()
-    wires = [Wire(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, urls)]
+    links = [CuttableLink(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, urls)]
     servers: list[asyncio.Server] = []
     try:
-        servers += [asyncio.run_coroutine_threadsafe(_serve(wire), loop).result(10) for wire in wires]
-        yield Wires(loop, wires)
+        servers += [asyncio.run_coroutine_threadsafe(_serve(link), loop).result(10) for link in links]
+        yield CuttableLinks(loop, links)
     finally:
         asyncio.run_coroutine_threadsafe(_end(servers), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
@@ -83,11 +83,11 @@ def wires_to(*urls: str) -> Iterator[Wires]:
         loop.close()
 
 
-async def _serve(wire: Wire) -> asyncio.Server:
-    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
+async def _serve(link: CuttableLink) -> asyncio.Server:
+    server = await asyncio.start_server(link.forward, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    wire.address = f"{host}:{port}"
-    wire._whole.set()
+    link.address = f"{host}:{port}"
+    link._whole.set()
     return server
 
 

@@ -22,7 +22,7 @@ from config.local.processes import is_alive, processes_with_variable, wait_until
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effect_log import Effect, EffectLog
 
-PATIENCE = 180.0
+WAIT_LIMIT = 180.0
 ACT = ["{python}", "-I", str(Path(__file__).with_name("logging_command.py")), "{param}"]
 TIERS = "high,normal,low"
 ENDS = ("succeeded", "cancelled", "failed", "unknown")
@@ -49,7 +49,7 @@ class PublisherProcess:
 
 
 @contextmanager
-def desk(environment: Mapping[str, str]) -> Iterator[PublisherProcess]:
+def run_publisher(environment: Mapping[str, str]) -> Iterator[PublisherProcess]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.rpa_tasks.faults.publisher_process"],
         cwd=ROOT, env=dict(environment), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ class Node:
 class RpaCluster:
     stack: RunningStack
     folder: Path
-    desk: PublisherProcess
+    publisher: PublisherProcess
     environment: dict[str, str] = field(repr=False)
 
     # --- the database ---------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class RpaCluster:
             )[0]["count"]
         )
 
-    def lapse_leases(self, *tasks: str) -> None:
+    def expire_leases(self, *tasks: str) -> None:
         """Let the leases of dead or stopped holders be over now: their minute is what tests do not wait for."""
         self.sql(
             "UPDATE rpa_tasks_job SET lease_until = clock_timestamp() - interval '1 ms'"
@@ -134,11 +134,11 @@ class RpaCluster:
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def wait(self, happened: Callable[[], bool], what: str, timeout: float = PATIENCE, pause: float = 0.05) -> None:
+    def wait(self, happened: Callable[[], bool], what: str, timeout: float = WAIT_LIMIT, pause: float = 0.05) -> None:
         if not wait_until(happened, timeout, pause=pause):
             raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
 
-    def await_state(self, task: str, *states: str, timeout: float = PATIENCE) -> dict[str, Any]:
+    def await_state(self, task: str, *states: str, timeout: float = WAIT_LIMIT) -> dict[str, Any]:
         self.wait(lambda: self.job(task)["state"] in states, f"job {task} is {' or '.join(states)}", timeout)
         return self.job(task)
 
@@ -147,9 +147,14 @@ class RpaCluster:
         self.wait(lambda: all(len(log.of(task)) >= count for task in tasks), f"run {count} of {tasks}", **wait)
         return [log.of(task)[count - 1] for task in tasks]
 
-    def await_nobody_of(self, *tasks: str, timeout: float = PATIENCE) -> None:
+    def await_end_of_commands(self, *tasks: str, timeout: float = WAIT_LIMIT) -> None:
         """No process of these jobs is left, wherever it hides."""
-        self.wait(lambda: not any(self.living(task) for task in tasks), "their processes are gone", timeout, 0.02)
+        self.wait(
+            lambda: not any(self.list_running_commands(task) for task in tasks),
+            "their processes are gone",
+            timeout,
+            0.02,
+        )
 
     def commands_left(self) -> list[psutil.Process]:
         """Processes that carry the marks of a run of any node."""
@@ -162,7 +167,7 @@ class RpaCluster:
                     found.append(process)
         return [process for process in found if is_alive(process)]
 
-    def living(self, task: str) -> list[psutil.Process]:
+    def list_running_commands(self, task: str) -> list[psutil.Process]:
         return [process for process in processes_with_variable("AFTERTOUCH_TASK_ID", task) if is_alive(process)]
 
     def logs(self, lines: int = 15) -> str:
@@ -183,7 +188,7 @@ class RpaCluster:
         orders: list[tuple[str, Mapping[str, Any]]] = [("platform", {"key": key})]
         orders += [("shop", {"platform": key, "shop_id": name}) for name in names]
         orders += [("flow", {**plain, "task_type": name, **flow}) for name, flow in flows.items()]
-        self.desk.ask(*orders)
+        self.publisher.ask(*orders)
         folder = self.folder / key
         folder.mkdir()
         return Market(self, key, names, folder, EffectLog(folder / "effects"))
@@ -219,7 +224,7 @@ class RpaCluster:
 
 @dataclass
 class Market:
-    yard: RpaCluster
+    cluster: RpaCluster
     platform: str
     shops: list[str]
     folder: Path
@@ -232,18 +237,18 @@ class Market:
 
     def publish(self, shop: str, task_type: str, **changes: Any) -> str:
         """The id of the job."""
-        ((answer),) = self.yard.desk.ask(self.order(shop, task_type, **changes))
+        ((answer),) = self.cluster.publisher.ask(self.order(shop, task_type, **changes))
         assert "task" in answer, answer
         return str(answer["task"])
 
 
 @contextmanager
-def yard(
+def run_rpa_cluster(
     folder: Path, programs: Sequence[str] = ("core", "beat"), env: Mapping[str, str] | None = None
 ) -> Iterator[RpaCluster]:
     ours = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_WORKER_CONCURRENCY": "1"}
     with running_stack({**ours, **(env or {})}, programs=programs, state_dir=folder / "stack") as stack:
         found = stack.endpoints
         environment = {**stack.environment, "DATABASE_URL": found.database_url, "REDIS_URL": found.redis_url}
-        with desk(environment) as at:
+        with run_publisher(environment) as at:
             yield RpaCluster(stack, folder, at, environment)

@@ -14,7 +14,7 @@ from kombu import Connection, Exchange, Queue
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.rpa_tasks.faults.effect_log import find_overlaps
-from tests.rpa_tasks.faults.rpa_cluster import TIERS, Market, RpaCluster, yard
+from tests.rpa_tasks.faults.rpa_cluster import TIERS, Market, RpaCluster, run_rpa_cluster
 
 pytestmark = pytest.mark.faults
 
@@ -35,7 +35,7 @@ def test_jobs_survive_redis_flush_and_kill(rpa_cluster: RpaCluster, report_line:
     report_line(f"Redis under {SHOPS * EACH} jobs, waiting and running · {' · '.join(shown)} · none lost, none twice")
 
 
-def _run_jobs_through_fault(yard: RpaCluster, market: Market, name: str, fault: Callable[[RpaCluster], None]) -> str:
+def _run_jobs_through_fault(cluster: RpaCluster, market: Market, name: str, fault: Callable[[RpaCluster], None]) -> str:
     """Jobs run, wait for their shop, and wait for their time."""
     go = market.folder / name
     tasks = [
@@ -45,24 +45,24 @@ def _run_jobs_through_fault(yard: RpaCluster, market: Market, name: str, fault: 
         )
         for shop in market.shops for number in range(EACH)
     ]  # fmt: skip
-    yard.await_effects(market.log, [tasks[0]])
-    fault(yard)
+    cluster.await_effects(market.log, [tasks[0]])
+    fault(cluster)
     struck_at = time.monotonic()
     go.touch()
-    yard.wait(lambda: not yard.unsettled(tasks), "all jobs end", 240, 0.1)
-    assert {yard.job(task)["state"] for task in tasks} == {"succeeded"}
+    cluster.wait(lambda: not cluster.unsettled(tasks), "all jobs end", 240, 0.1)
+    assert {cluster.job(task)["state"] for task in tasks} == {"succeeded"}
     assert [len(market.log.of(task)) for task in tasks] == [1] * len(tasks)
     return f"{name}: all ended {time.monotonic() - struck_at:.1f} s after it"
 
 
-def _flush(yard: RpaCluster) -> None:
-    with redis.Redis.from_url(yard.stack.endpoints.redis_url) as client:
+def _flush(cluster: RpaCluster) -> None:
+    with redis.Redis.from_url(cluster.stack.endpoints.redis_url) as client:
         client.flushall()
 
 
-def _kill(yard: RpaCluster) -> None:
-    killed = yard.stack.kill("Valkey")
-    yard.wait(lambda: yard.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
+def _kill(cluster: RpaCluster) -> None:
+    killed = cluster.stack.kill("Valkey")
+    cluster.wait(lambda: cluster.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
 
 
 @pytest.mark.rabbitmq
@@ -71,7 +71,7 @@ def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(
     state_folder: Callable[[str], Path], report_line: Callable[[str], None]
 ) -> None:
     home = state_folder("rpa")
-    with rabbitmq(home) as broker, yard(home, env={"CELERY_BROKER_URL": broker.url}) as made:
+    with rabbitmq(home) as broker, run_rpa_cluster(home, env={"CELERY_BROKER_URL": broker.url}) as made:
         plain = made.market(3, act={})
         shop = made.market(1, act={})
         platform = made.market(2, act={})

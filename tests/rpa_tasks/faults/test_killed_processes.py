@@ -40,7 +40,7 @@ def test_killed_supervisor_repeats_only_idempotent_job(
     struck = start_jobs(rpa_cluster)
     for guard in struck.guards():
         guard.kill()
-    struck.yard.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the loss of the guard is noticed")
+    struck.cluster.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the loss of the guard is noticed")
     struck.go.touch()
     check_recovery(struck, "supervisor_lost", report_line, "kill -9 of the guard")
 
@@ -51,7 +51,7 @@ def test_killed_command_repeats_only_idempotent_job(
     struck = start_jobs(rpa_cluster)
     for command in struck.commands():
         command.kill()
-    struck.yard.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the end of the command is noticed")
+    struck.cluster.wait(lambda: rpa_cluster.job(struck.once)["state"] == "unknown", "the end of the command is noticed")
     struck.go.touch()
     check_recovery(struck, "signal_9", report_line, "kill -9 of the command")
 
@@ -67,7 +67,7 @@ def test_resumed_worker_writes_nothing(
     try:
         for process in stopped:
             process.suspend()
-        rpa_cluster.await_nobody_of(*struck.tasks)
+        rpa_cluster.await_end_of_commands(*struck.tasks)
         ended_after = time.monotonic() - stopped_at
         with rpa_cluster.node("south", times=QUICK):
             struck.lease_is_over()

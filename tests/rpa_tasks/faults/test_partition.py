@@ -19,7 +19,7 @@ from examples.demo_shop.market import Market as DemoMarket
 from examples.demo_shop.server import Server
 from rpa_tasks.browsers.chromium import NAMES
 from tests.rpa_tasks.faults.effect_log import Effect
-from tests.rpa_tasks.faults.partition import Wires, wires_to
+from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
 from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
 
 pytestmark = pytest.mark.faults
@@ -37,8 +37,8 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
     market = rpa_cluster.market(2, held={"idempotent": True}, loose={"idempotent": True})
     endpoints = rpa_cluster.stack.endpoints
     with (
-        wires_to(endpoints.database_url, endpoints.redis_url) as wires,
-        rpa_cluster.node("island", env=_through(wires, endpoints)) as island,
+        links_to(endpoints.database_url, endpoints.redis_url) as links,
+        rpa_cluster.node("island", env=_through(links, endpoints)) as island,
         rpa_cluster.node("mainland", slots=2, ready=False) as mainland,
     ):
         _suspend(rpa_cluster, mainland)  # so that the island gets the jobs
@@ -48,11 +48,13 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
         assert guard
         send_signal(guard, signal.SIGSTOP)
         cut_at = _await_renewal(rpa_cluster, tasks)
-        wires.cut()
+        links.cut()
         for process in mainland.family():
             process.resume()
         try:
-            rpa_cluster.wait(lambda: not rpa_cluster.living(tasks[0]), "its guard ends the command", 60, 0.1)
+            rpa_cluster.wait(
+                lambda: not rpa_cluster.list_running_commands(tasks[0]), "its guard ends the command", 60, 0.1
+            )
             ended_after = time.monotonic() - cut_at
             second = rpa_cluster.await_effects(market.log, tasks, 2, timeout=90)
             taken_after = time.monotonic() - cut_at
@@ -61,13 +63,13 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
                 assert rpa_cluster.await_state(task, "succeeded")["node"] == "mainland"
             settled = [_stored_rows(rpa_cluster, task) for task in tasks]
             marks = rpa_cluster.sql(_MARKS, [market.shops])
-            wires.heal()
+            links.restore()
             rpa_cluster.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
             send_signal(guard, signal.SIGCONT)
             rpa_cluster.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
         finally:
             send_signal(guard, signal.SIGKILL)
-            wires.heal()
+            links.restore()
         _check(market, tasks, first[0], second[0])
         assert settled == [_stored_rows(rpa_cluster, task) for task in tasks]
         assert marks == rpa_cluster.sql(_MARKS, [market.shops])
@@ -94,25 +96,25 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
     (shop,) = market.shops
     endpoints = rpa_cluster.stack.endpoints
     with (
-        wires_to(endpoints.database_url, endpoints.redis_url) as wires,
+        links_to(endpoints.database_url, endpoints.redis_url) as links,
         site() as (address, pages),
-        rpa_cluster.node("isle", slots=1, env=_through(wires, endpoints)) as isle,
+        rpa_cluster.node("isle", slots=1, env=_through(links, endpoints)) as isle,
     ):
         pages.slow = 6.0  # what is stored of its progress is old: it must not be over by then
         task = market.publish(shop, "sync", payload={"site": address, "login": True})
         rpa_cluster.wait(lambda: (rpa_cluster.job(task)["progress"] or 0) > 0, "the flow reads")
-        flow = next(each for each in rpa_cluster.living(task) if "rpa_tasks.flow_sdk" in each.cmdline())
+        flow = next(each for each in rpa_cluster.list_running_commands(task) if "rpa_tasks.flow_sdk" in each.cmdline())
         guard = psutil.Process(flow.ppid())
         try:
             for process in (guard, flow):
                 send_signal(process, signal.SIGSTOP)
-            wires.cut()
+            links.cut()
             pages.slow = 0.0
             with rpa_cluster.node("coast", slots=1):
                 rpa_cluster.sql(
                     "UPDATE rpa_tasks_executionnode SET seen_at = now() - interval '1 day' WHERE name = 'isle'"
                 )
-                rpa_cluster.lapse_leases(task)
+                rpa_cluster.expire_leases(task)
                 settled = rpa_cluster.await_state(task, "succeeded", "failed", "unknown")
                 assert (settled["state"], settled["node"]) == ("succeeded", "coast")
                 before = (
@@ -121,7 +123,7 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
                     rpa_cluster.sql(_ORDERS, [shop]),
                 )
                 assert is_alive(flow)  # else this test shows nothing
-                wires.heal()
+                links.restore()
                 send_signal(flow, signal.SIGCONT)
                 rpa_cluster.wait(lambda: not is_alive(flow), "the late flow ends by itself")
                 send_signal(guard, signal.SIGCONT)
@@ -159,8 +161,8 @@ def site() -> Iterator[tuple[str, Any]]:
         server.server_close()
 
 
-def _through(wires: Wires, endpoints: Any) -> dict[str, str]:
-    return {"DATABASE_URL": wires.through(endpoints.database_url), "REDIS_URL": wires.through(endpoints.redis_url)}
+def _through(links: CuttableLinks, endpoints: Any) -> dict[str, str]:
+    return {"DATABASE_URL": links.through(endpoints.database_url), "REDIS_URL": links.through(endpoints.redis_url)}
 
 
 def _publish(market: Market) -> list[str]:
@@ -169,31 +171,31 @@ def _publish(market: Market) -> list[str]:
     return [held, market.publish(market.shops[1], "loose", payload=payload)]
 
 
-def _suspend(yard: RpaCluster, node: Any) -> None:
+def _suspend(cluster: RpaCluster, node: Any) -> None:
     """And let the broker give up on it: it hands a token to whoever has waited longest, stopped or not."""
     node.program.await_ready()
     family = list(node.family())
     for process in family:
         process.suspend()
     ports = {str(each.laddr.port) for process in family for each in process.net_connections("tcp")}
-    with redis.Redis.from_url(yard.stack.endpoints.redis_url, decode_responses=True) as broker:
+    with redis.Redis.from_url(cluster.stack.endpoints.redis_url, decode_responses=True) as broker:
 
         def is_waited_for() -> bool:
             return any("b" in each["flags"] and each["addr"].split(":")[-1] in ports for each in broker.client_list())
 
         assert any(each["addr"].split(":")[-1] in ports for each in broker.client_list())
-        yard.wait(lambda: not is_waited_for(), "the broker waits for nobody who is stopped")
+        cluster.wait(lambda: not is_waited_for(), "the broker waits for nobody who is stopped")
 
 
-def _await_renewal(yard: RpaCluster, tasks: list[str]) -> float:
+def _await_renewal(cluster: RpaCluster, tasks: list[str]) -> float:
     """So that the guard has all of its time."""
-    before = [yard.job(task)["lease_until"] for task in tasks]
-    yard.wait(lambda: yard.job(tasks[0])["lease_until"] != before[0], "a renewal", 30)
+    before = [cluster.job(task)["lease_until"] for task in tasks]
+    cluster.wait(lambda: cluster.job(tasks[0])["lease_until"] != before[0], "a renewal", 30)
     return time.monotonic()
 
 
-def _stored_rows(yard: RpaCluster, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return yard.job(task), yard.runs(task)
+def _stored_rows(cluster: RpaCluster, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return cluster.job(task), cluster.runs(task)
 
 
 def _check(market: Market, tasks: list[str], first: Effect, second: Effect) -> None:

@@ -23,7 +23,7 @@ def publish_low_jobs(market: Market) -> list[str]:
         )
         for number in range(LOW)
     ]
-    return [str(answer["task"]) for answer in market.yard.desk.ask(*orders)]
+    return [str(answer["task"]) for answer in market.cluster.publisher.ask(*orders)]
 
 
 def test_high_job_starts_before_a_thousand_low_jobs(
@@ -52,7 +52,7 @@ def test_low_jobs_start_under_high_load(rpa_cluster: RpaCluster, report_line: Ca
     # Behind the urgent ones: the node runs already, and would begin with whatever is there alone.
     orders += [market.order(quiet, "act", dedupe_key=f"low-{number}", priority=2) for number in range(2)]
     with rpa_cluster.node("ageing", slots=1, env={"AFTERTOUCH_RPA_AGEING": f"PT{AGEING}S"}):
-        tasks = [str(answer["task"]) for answer in rpa_cluster.desk.ask(*orders)]
+        tasks = [str(answer["task"]) for answer in rpa_cluster.publisher.ask(*orders)]
         rpa_cluster.wait(lambda: not rpa_cluster.unsettled(tasks), "all end", 240)
         waited = [rpa_cluster.sql(_WAITED, [task])[0]["waited"] for task in tasks[-2:]]
     order = [effect.task for effect in market.log.effects()]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.fault_stack import seed_of_this_run
 from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurrency
-from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster, desk
+from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster, run_publisher
 
 pytestmark = pytest.mark.faults
 
@@ -20,18 +20,18 @@ DESKS, SHOPS, SLOTS, EACH = 8, 50, 4, 60
 WITHIN = 360.0
 
 
-def orders(market: Market, chance: random.Random, desk: int) -> list[tuple[str, dict[str, Any]]]:
+def orders(market: Market, chance: random.Random, publisher: int) -> list[tuple[str, dict[str, Any]]]:
     def one(number: int) -> tuple[str, dict[str, Any]]:
         return market.order(
             chance.choice(market.shops),
             chance.choice(("sync", "reply")),
-            dedupe_key=chance.choice(("", "today", f"{desk}-{number}")),
+            dedupe_key=chance.choice(("", "today", f"{publisher}-{number}")),
             priority=chance.choice((0, 1, 1, 2)),
             delay=chance.choice((0, 0, 0, 0.5, 1.5)),
             payload={
                 "hold": round(chance.random() * 0.3, 3),
                 "fail_once": chance.random() < 0.1,
-                "sequel": f"{desk}-{number}",
+                "sequel": f"{publisher}-{number}",
             },
         )
 
@@ -47,7 +47,7 @@ def test_concurrent_publishers_and_nodes_run_each_job_once(
     with (
         rpa_cluster.node("east", slots=SLOTS, ready=False) as east,
         rpa_cluster.node("west", slots=SLOTS, ready=False) as west,
-        desk(rpa_cluster.environment) as ours,
+        run_publisher(rpa_cluster.environment) as ours,
     ):
         east.program.await_ready()
         west.program.await_ready()

@@ -13,13 +13,13 @@ from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
 
 pytestmark = pytest.mark.faults
 
-PATIENCE = 2.0
+WAIT_LIMIT = 2.0
 
 
 def test_stopped_worker_returns_idempotent_job_and_ends_other(
     rpa_cluster: RpaCluster, report_line: Callable[[str], None]
 ) -> None:
-    times = {"STOP_TIME_LIMIT": PATIENCE}
+    times = {"STOP_TIME_LIMIT": WAIT_LIMIT}
     with rpa_cluster.node("leaving", times=times) as leaving:
         running = start_jobs(rpa_cluster)
         later = running.market.publish(running.market.shops[0], "once", payload={})
@@ -28,7 +28,7 @@ def test_stopped_worker_returns_idempotent_job_and_ends_other(
         # A tick may have handed it over by the time that anybody looks.
         again = rpa_cluster.await_state(running.again, "scheduled", "queued", timeout=30)
         sent_back_after = time.monotonic() - told_at
-        rpa_cluster.await_nobody_of(running.again)
+        rpa_cluster.await_end_of_commands(running.again)
         assert rpa_cluster.job(running.once)["state"] == "running"
         assert leaving.program.is_alive()
         running.go.touch()
@@ -37,7 +37,7 @@ def test_stopped_worker_returns_idempotent_job_and_ends_other(
         exited_after = time.monotonic() - told_at
     assert (again["reason"], again["failures"]) == ("node_stopping", 0)
     assert rpa_cluster.job(later)["attempt"] == 0  # it began no more
-    rpa_cluster.await_nobody_of(*running.tasks)
+    rpa_cluster.await_end_of_commands(*running.tasks)
     rpa_cluster.sql("UPDATE rpa_tasks_job SET due_at = now() WHERE task_id = %s", [running.again])
     with rpa_cluster.node("staying"):
         for task in (running.again, later):
@@ -45,7 +45,7 @@ def test_stopped_worker_returns_idempotent_job_and_ends_other(
     first, second = running.market.log.of(running.again)
     assert (first.ended, first.key == second.key, second.lease > first.lease) == (None, True, True)
     assert not find_overlaps(running.market.log.effects())
-    assert sent_back_after >= PATIENCE
+    assert sent_back_after >= WAIT_LIMIT
     report_line(
         f"SIGTERM of the worker · idempotent: sent back after {sent_back_after:.1f} s, no attempt burnt, run again "
         f"under its key; the other finished; exit 0 after {exited_after:.1f} s; no process left"

@@ -27,9 +27,9 @@ def test_killed_worker_repeats_only_idempotent_job(
         for command in commands:
             rpa_cluster.wait(lambda command=command: not command.is_running(), "the command ends")
     if not guards_too:
-        rpa_cluster.await_nobody_of(*struck.tasks)
+        rpa_cluster.await_end_of_commands(*struck.tasks)
     struck.go.touch()
-    rpa_cluster.lapse_leases(*struck.tasks)
+    rpa_cluster.expire_leases(*struck.tasks)
     with rpa_cluster.node("south", times=QUICK):
         name = "kill -9 of the worker" + (" and its guards" if guards_too else "")
         check_recovery(struck, "worker_lost", report_line, name)

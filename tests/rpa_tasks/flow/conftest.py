@@ -24,7 +24,7 @@ from examples.demo_shop.server import Server
 from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
 from rpa_tasks.flow_sdk.browser import NAMES, open_browser
 
-PATIENCE = 60.0
+WAIT_LIMIT = 60.0
 
 
 class Site:
@@ -43,7 +43,7 @@ class Site:
         self._held = (method, path, fields)
 
     def reach(self) -> None:
-        assert self.reached.wait(PATIENCE)
+        assert self.reached.wait(WAIT_LIMIT)
 
     def release(self) -> None:
         self.released.set()
@@ -56,7 +56,7 @@ class Site:
                 self._held = None
         if hold:
             self.reached.set()
-            self.released.wait(PATIENCE)
+            self.released.wait(WAIT_LIMIT)
         return handle_request(market, request)
 
     def effects(self, shop: str = "s1") -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Site:
 
     def ask(self, path: str, *, post: bool = False) -> str:
         request = urllib.request.Request(self.url + path, method="POST" if post else "GET")
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_LIMIT) as answer:
             return str(answer.read().decode())
 
 
@@ -80,7 +80,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.release()
     server.shutdown()
     server.server_close()
-    thread.join(PATIENCE)
+    thread.join(WAIT_LIMIT)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def tabs(port: int) -> Callable[[], list[str]]:
     """The addresses of the browser's pages."""
 
     def tabs() -> list[str]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=WAIT_LIMIT) as answer:
             return [each["url"] for each in json.load(answer) if each["type"] == "page"]
 
     return tabs
@@ -125,7 +125,7 @@ class Run:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        rest, self.errors = self.process.communicate(timeout=PATIENCE)
+        rest, self.errors = self.process.communicate(timeout=WAIT_LIMIT)
         self.lines += [json.loads(line) for line in rest.splitlines() if self.command in ("run", "try")]
         return self.process.returncode
 
@@ -207,7 +207,7 @@ def read_stored_orders(transactional_db: None, flows: Flows) -> Callable[[], dic
 
 def eventually(happened: Callable[[], bool]) -> bool:
     """Whether it happens in time."""
-    ends_at = time.monotonic() + PATIENCE
+    ends_at = time.monotonic() + WAIT_LIMIT
     while not happened():
         if time.monotonic() > ends_at:
             return False

@@ -24,7 +24,7 @@ from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import Event, Progress, RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 
-PATIENCE = 60.0
+WAIT_LIMIT = 60.0
 
 #: Leaves its parent, its session and its group, and then its file says that it is there.
 DAEMON = """
@@ -89,7 +89,7 @@ class TaskCommands:
         }
 
     def order(self, *argv: str, **changes: Any) -> RunSpec:
-        values: dict[str, Any] = {"argv": argv, "env": self.env, "timeout": PATIENCE, "log_path": str(self.log)}
+        values: dict[str, Any] = {"argv": argv, "env": self.env, "timeout": WAIT_LIMIT, "log_path": str(self.log)}
         return RunSpec(**{**values, **changes})
 
     def shell(self, script: str, **changes: Any) -> RunSpec:
@@ -125,18 +125,18 @@ def run_to_end(order: RunSpec) -> tuple[list[Event], CommandResult]:
 
 def read_to_end(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]:
     heard: list[Event] = []
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_LIMIT
     while time.monotonic() < until:
         event = guarded.next_event(1)
         if isinstance(event, CommandResult):
             return heard, event
         if event is not None:
             heard.append(event)
-    raise AssertionError(f"no end within {PATIENCE:g} s, but {heard}")
+    raise AssertionError(f"no end within {WAIT_LIMIT:g} s, but {heard}")
 
 
 def wait_for_start(guarded: SupervisedCommand) -> int:
-    event = guarded.next_event(PATIENCE)
+    event = guarded.next_event(WAIT_LIMIT)
     assert isinstance(event, Started), event
     return event.pid
 
@@ -146,7 +146,7 @@ def wait_for_message(guarded: SupervisedCommand, message: str) -> None:
     eventually(lambda: isinstance(event := guarded.next_event(1), Progress) and event.message == message)
 
 
-def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> None:
+def eventually(happened: Callable[[], object], seconds: float = WAIT_LIMIT) -> None:
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until, "it did not happen"

@@ -14,7 +14,7 @@ from rpa_tasks.supervisor.client import FlowResult, SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
-    PATIENCE,
+    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -116,7 +116,7 @@ def test_marked_foreign_process_is_ended(task: TaskCommands) -> None:
     try:
         _, ending = run_to_end(task.order("/bin/true"))
         assert (ending.ended, ending.survivors) == (ExitCause.EXITED, 0)
-        assert stranger.wait(PATIENCE) == -signal.SIGTERM
+        assert stranger.wait(WAIT_LIMIT) == -signal.SIGTERM
     finally:
         stranger.kill()
         stranger.wait()
@@ -154,7 +154,7 @@ def test_command_without_extension_is_ended(task: TaskCommands) -> None:
 
 def test_command_with_extension_continues(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell("sleep 2.5; exit 5", extension=2)) as guarded:
-        guarded.extend(clock() + PATIENCE)
+        guarded.extend(clock() + WAIT_LIMIT)
         _, ending = read_to_end(guarded)
     assert (ending.ended, ending.exit) == (ExitCause.EXITED, 5)
 
@@ -175,19 +175,19 @@ def test_command_resisting_lost_lease_is_killed_after_grace(task: TaskCommands) 
 @pytest.mark.faults
 def test_command_frozen_past_lease_and_grace_is_killed_at_once(task: TaskCommands) -> None:
     """Elsewhere the shop may be running again: only what is left of the grace since the lease ran out counts."""
-    with SupervisedCommand(task.shell(STUBBORN, grace=PATIENCE / 2)) as guarded:
+    with SupervisedCommand(task.shell(STUBBORN, grace=WAIT_LIMIT / 2)) as guarded:
         command = wait_for_start(guarded)
         wait_for_message(guarded, "ready")
         guard = supervisor_of(command)
         for pid in (command, guard):
             os.kill(pid, signal.SIGSTOP)
-        guarded.extend(clock() - PATIENCE / 2)  # what its lease looks like when it wakes
+        guarded.extend(clock() - WAIT_LIMIT / 2)  # what its lease looks like when it wakes
         for pid in (command, guard):
             os.kill(pid, signal.SIGCONT)
         began = time.monotonic()
         _, ending = read_to_end(guarded)
     assert (ending.ended, ending.signal, ending.survivors) == (ExitCause.LEASE_LOST, signal.SIGKILL, 0)
-    assert time.monotonic() - began < PATIENCE / 2
+    assert time.monotonic() - began < WAIT_LIMIT / 2
 
 
 def test_result_before_stop_is_kept(task: TaskCommands) -> None:
@@ -220,7 +220,7 @@ def test_suspended_runner_loses_lease_and_reports_it(task: TaskCommands) -> None
         eventually(lambda: not is_alive(command))
         os.kill(runner.pid, signal.SIGCONT)
         assert "LEASE_LOST" in wait_for_line(runner, "CommandResult")
-        assert runner.wait(PATIENCE) == 0
+        assert runner.wait(WAIT_LIMIT) == 0
 
 
 def test_runner_that_does_not_read_loses_lease_but_no_event(task: TaskCommands) -> None:

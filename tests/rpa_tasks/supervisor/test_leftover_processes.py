@@ -18,8 +18,8 @@ from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     FORGER,
-    PATIENCE,
     SANDBOXES,
+    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -53,7 +53,7 @@ def has_earlier_lease(lease_no: int, task: TaskCommands) -> Callable[[Mapping[st
 def test_sweep_ends_only_processes_of_earlier_leases(task: TaskCommands, start: Start) -> None:
     earlier, present = start(), start(**{LEASE_NO: "8"})
     assert end_marked_processes(has_earlier_lease(8, task)) == []
-    assert earlier.wait(PATIENCE) == -signal.SIGTERM
+    assert earlier.wait(WAIT_LIMIT) == -signal.SIGTERM
     assert present.poll() is None
 
 
@@ -62,12 +62,12 @@ def test_sweep_kills_process_ignoring_sigterm(task: TaskCommands, start: Start) 
     stubborn = start("/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
     eventually(ready.exists)
     assert end_marked_processes(has_earlier_lease(8, task)) == []
-    assert stubborn.wait(PATIENCE) == -signal.SIGKILL
+    assert stubborn.wait(WAIT_LIMIT) == -signal.SIGKILL
 
 
 def test_sweep_finds_daemon(task: TaskCommands, start: Start) -> None:
     place = task.folder / "daemon"
-    assert start(sys.executable, "-c", DAEMON, str(place)).wait(PATIENCE) == 0
+    assert start(sys.executable, "-c", DAEMON, str(place)).wait(WAIT_LIMIT) == 0
     assert is_alive(int(place.read_text()))
     assert end_marked_processes(has_earlier_lease(8, task)) == []
     assert not is_alive(int(place.read_text()))
@@ -178,7 +178,7 @@ def test_signal_is_not_sent_to_process_with_reused_pid() -> None:
         assert stranger.stdout.readline() == b"still here\n"
         process.started += 1
         process.send(signal.SIGKILL)
-        assert stranger.wait(PATIENCE) == -signal.SIGKILL
+        assert stranger.wait(WAIT_LIMIT) == -signal.SIGKILL
 
 
 def test_zombie_counts_as_gone_only_without_threads(start: Start, task: TaskCommands) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import FlowResult, Progress, Started, SupervisedCommand
-from tests.rpa_tasks.supervisor.task_commands import PATIENCE, TaskCommands, read_to_end, run_to_end, wait_for_start
+from tests.rpa_tasks.supervisor.task_commands import WAIT_LIMIT, TaskCommands, read_to_end, run_to_end, wait_for_start
 
 #: The most memory that the guard of this command ever had, told by the command.
 PRINT_MEMORY = """
@@ -277,7 +277,7 @@ def test_supervised_command_can_be_polled(task: TaskCommands) -> None:
     with SupervisedCommand(task.order("/bin/true")) as guarded:
         poll = select.poll()
         poll.register(guarded, select.POLLIN)
-        assert poll.poll(PATIENCE * 1000)
+        assert poll.poll(WAIT_LIMIT * 1000)
         assert isinstance(guarded.next_event(0), Started)
 
 

@@ -13,7 +13,7 @@ BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
 
-class Story:
+class AlertTimeline:
     def __init__(self, *, rising: bool = False, remind_every: timedelta | None = timedelta(hours=1)) -> None:
         self.alert: Alert = create_alert(1, "overdue", "", 10.0, BEGAN)
         self.rising, self.remind_every = rising, remind_every
@@ -31,65 +31,70 @@ class Story:
 
 
 def test_alert_fires_once_after_hold_time() -> None:
-    story = Story()
-    assert [story.at(minute, 10) for minute in (0, 1, 2, 3, 4)] == ["", "", AlertAction.FIRE, "", ""]
+    timeline = AlertTimeline()
+    assert [timeline.at(minute, 10) for minute in (0, 1, 2, 3, 4)] == ["", "", AlertAction.FIRE, "", ""]
 
 
 def test_alert_over_before_it_fired_is_dropped() -> None:
-    story = Story()
-    assert [story.at(0, 10), story.at(0.2, None), story.at(0.4, None)] == ["", "", AlertAction.DROP]
+    timeline = AlertTimeline()
+    assert [timeline.at(0, 10), timeline.at(0.2, None), timeline.at(0.4, None)] == ["", "", AlertAction.DROP]
 
 
 def test_alert_survives_one_missed_observation() -> None:
     """One in six, and at the very time when it is to be said."""
-    story = Story()
+    timeline = AlertTimeline()
     seen = {sixth / 6: None if sixth % 6 == 0 else 10.0 for sixth in range(1, 14)}
-    words = {minutes: story.at(minutes, value) for minutes, value in seen.items()}
+    words = {minutes: timeline.at(minutes, value) for minutes, value in seen.items()}
     assert [minutes for minutes, word in words.items() if word] == [13 / 6]
     assert words[13 / 6] == AlertAction.FIRE
-    assert story.alert.since == BEGAN
+    assert timeline.alert.since == BEGAN
 
 
 def test_alert_single_late_miss_restarts_hold_time() -> None:
-    story = Story()
-    assert [story.at(0, 10), story.at(2, None), story.at(4, 10), story.at(6, 10)] == ["", "", "", AlertAction.FIRE]
-    assert story.alert.since == BEGAN + 4 * MINUTE
+    timeline = AlertTimeline()
+    assert [timeline.at(0, 10), timeline.at(2, None), timeline.at(4, 10), timeline.at(6, 10)] == [
+        "",
+        "",
+        "",
+        AlertAction.FIRE,
+    ]
+    assert timeline.alert.since == BEGAN + 4 * MINUTE
 
 
 def test_alert_is_reminded_at_the_interval() -> None:
-    story = Story()
-    assert [story.at(minute, 10) for minute in (2, 61, 62, 63, 122)] == [
+    timeline = AlertTimeline()
+    assert [timeline.at(minute, 10) for minute in (2, 61, 62, 63, 122)] == [
         AlertAction.FIRE, "", AlertAction.REMIND, "", AlertAction.REMIND,
     ]  # fmt: skip
-    quiet = Story(remind_every=None)
+    quiet = AlertTimeline(remind_every=None)
     assert [quiet.at(minute, 10) for minute in (2, 62, 6000)] == [AlertAction.FIRE, "", ""]
 
 
 def test_alert_resolves_after_hold_time() -> None:
     """What flickers is neither over nor begins anew."""
-    story = Story()
+    timeline = AlertTimeline()
     seen = [(2, 10), (3, None), (4, 10), (5, None), (6, None), (7, None)]
-    words = [story.at(minute, value) for minute, value in seen]
+    words = [timeline.at(minute, value) for minute, value in seen]
     assert words == [AlertAction.FIRE, "", "", "", "", AlertAction.RESOLVE]
-    assert story.alert.gone_at == BEGAN + 5 * MINUTE
+    assert timeline.alert.gone_at == BEGAN + 5 * MINUTE
 
 
 def test_alert_undelivered_is_repeated_until_delivered() -> None:
-    story = Story()
-    assert [story.at(minute, 10, delivered=False) for minute in (2, 3)] == [AlertAction.FIRE, AlertAction.FIRE]
-    assert story.at(4, 10) == AlertAction.FIRE
-    assert story.at(5, 10) == ""
+    timeline = AlertTimeline()
+    assert [timeline.at(minute, 10, delivered=False) for minute in (2, 3)] == [AlertAction.FIRE, AlertAction.FIRE]
+    assert timeline.at(4, 10) == AlertAction.FIRE
+    assert timeline.at(5, 10) == ""
 
 
 def test_alert_undelivered_is_still_resolved() -> None:
-    story = Story()
-    assert story.at(2, 10, delivered=False) == AlertAction.FIRE
-    assert [story.at(3, None), story.at(5, None)] == ["", AlertAction.RESOLVE]
+    timeline = AlertTimeline()
+    assert timeline.at(2, 10, delivered=False) == AlertAction.FIRE
+    assert [timeline.at(3, None), timeline.at(5, None)] == ["", AlertAction.RESOLVE]
 
 
 @pytest.mark.parametrize(
     ("figures", "word"), [((10, 10, 10), AlertAction.FIRE), ((10, 30, 50), AlertAction.FIRE), ((10, 9, 8), "")]
 )
 def test_rising_alert_ignores_shrinking_figures(figures: tuple[float, ...], word: str) -> None:
-    story = Story(rising=True)
-    assert [story.at(minute, value) for minute, value in enumerate(figures)][-1] == word
+    timeline = AlertTimeline(rising=True)
+    assert [timeline.at(minute, value) for minute, value in enumerate(figures)][-1] == word

@@ -18,7 +18,7 @@ from tests.faults.workers import celery, worker
 from tests.scheduling.alerting.conftest import Robot
 from tests.scheduling.api.serving import Gate, database_url
 
-PATIENCE = 180
+WAIT_LIMIT = 180
 UNATTENDED = "queue_unattended"
 CORE = "ticks,touch.high,touch.normal,touch.low"
 NOBODY, LOST = (
@@ -55,12 +55,12 @@ def test_beat_reports_killed_worker_and_lost_database(
         celery(through_the_gate, "beat", log="beat") as beat,
     ):
         core.await_ready()
-        assert wait_until(all_are_consumed, PATIENCE), "a worker consumes all that has to be"
+        assert wait_until(all_are_consumed, WAIT_LIMIT), "a worker consumes all that has to be"
         create_alert_receiver(limits={"unattended": 0, "database": 0}, holds_for=timedelta(0))
         core.kill()
-        assert wait_until(lambda: NOBODY in headlines(robot), PATIENCE), beat.log
+        assert wait_until(lambda: NOBODY in headlines(robot), WAIT_LIMIT), beat.log
         gate.shut()
-        assert wait_until(lambda: last_of_database(robot) == LOST, PATIENCE), beat.log
+        assert wait_until(lambda: last_of_database(robot) == LOST, WAIT_LIMIT), beat.log
 
 
 def all_are_consumed() -> bool:

@@ -8,7 +8,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from scheduling.api.app import api as described
-from tests.scheduling.api.serving import PATIENCE, Client
+from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 EXAMPLES = 25  #: an operation
 OPERATIONS = [
@@ -26,7 +26,7 @@ def check_generated_requests(api: Client, operation: Any) -> None:
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         headers = {"Authorization": f"Bearer {api.key}"}
-        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
+        answer = case.call(base_url=api.address, headers=headers, timeout=WAIT_LIMIT)
         assert answer.status_code < 500, answer.text
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == ["application/problem+json"]

@@ -21,7 +21,7 @@ from django.db import connection
 
 from config.environment import ROOT, environment
 
-PATIENCE = 180  #: seconds after which a test that waits for something gives up
+WAIT_LIMIT = 180  #: seconds after which a test that waits for something gives up
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
@@ -67,7 +67,7 @@ def serving(**environ: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(PATIENCE)
+                process.wait(WAIT_LIMIT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -83,7 +83,7 @@ class Client:
     def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         url = f"{self.address}/api/v1{path}"
-        return requests.request(method, url, json=body, headers=headers, timeout=PATIENCE, **options)
+        return requests.request(method, url, json=body, headers=headers, timeout=WAIT_LIMIT, **options)
 
     def get(self, path: str, **params: Any) -> requests.Response:
         return self("GET", path, params=params)
@@ -96,7 +96,7 @@ class Client:
 
     def raw(self, body: bytes, content_type: str = "application/cloudevents+json", **headers: str) -> requests.Response:
         sent = {"Authorization": f"Bearer {self.key}", "Content-Type": content_type} | headers
-        return requests.post(f"{self.address}/api/v1/events", data=body, headers=sent, timeout=PATIENCE)
+        return requests.post(f"{self.address}/api/v1/events", data=body, headers=sent, timeout=WAIT_LIMIT)
 
 
 def cloud_event(id: str = "e1", **changes: Any) -> dict[str, Any]:
@@ -128,12 +128,12 @@ class Gate:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_LIMIT)
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for pump in self._pumps:
-            pump.join(PATIENCE)
+            pump.join(WAIT_LIMIT)
         for each in self._open:
             each.close()
         self._open.clear()
@@ -170,12 +170,12 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
+def run_concurrently(count: int, act: Callable[[int], Any]) -> list[Any]:
     """Do it `count` times at the same moment."""
     start = threading.Barrier(count)
 
     def run(number: int) -> Any:
-        start.wait(PATIENCE)
+        start.wait(WAIT_LIMIT)
         return act(number)
 
     with ThreadPoolExecutor(count) as pool:
@@ -184,7 +184,7 @@ def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
 
 def eventually(condition: Callable[[], Any]) -> Any:
     """What `condition` returns as soon as it is true."""
-    ends_at, pause = monotonic() + PATIENCE, threading.Event()
+    ends_at, pause = monotonic() + WAIT_LIMIT, threading.Event()
     while monotonic() < ends_at:
         if found := condition():
             return found

@@ -15,7 +15,7 @@ from config.environment import environment
 from scheduling.api.auth import CACHED_UNKNOWN_KEYS, ApiKeyCache, RateLimits
 from scheduling.models import ApiKey, Event, Scope
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, cloud_event, eventually
+from tests.scheduling.api.serving import NOWHERE, WAIT_LIMIT, Client, cloud_event, eventually, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,7 +54,7 @@ def test_key_without_scope_is_refused_with_the_scope(key_for: Callable[..., Clie
 def test_request_without_key_is_unauthorized(server: str, configuration_row: None, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     for method, path, _ in SCOPED:
-        answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=PATIENCE)
+        answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=WAIT_LIMIT)
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -110,7 +110,7 @@ def test_unknown_keys_are_cached_up_to_a_limit() -> None:
 
 def test_rate_limit_returns_retry_after(key_for: Callable[..., Client], valkey: Any) -> None:
     eager = key_for("events", rate_per_minute=5)
-    answers = at_once(20, lambda number: eager.event(cloud_event(f"e{number}")))
+    answers = run_concurrently(20, lambda number: eager.event(cloud_event(f"e{number}")))
 
     refused = [answer for answer in answers if answer.status_code == 429]
     # A minute that ends meanwhile opens a new one.

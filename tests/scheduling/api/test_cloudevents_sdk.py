@@ -11,7 +11,7 @@ from cloudevents.v1.conversion import to_binary, to_dict, to_structured
 from cloudevents.v1.http import CloudEvent
 
 from scheduling.models import Event
-from tests.scheduling.api.serving import PATIENCE, Client
+from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DATA = {"chat_id": "c1", "title": "资料"}
@@ -32,7 +32,7 @@ def batch(*events: CloudEvent) -> tuple[Mapping[str, str], bytes]:
 def post(api: Client, encoded: tuple[Mapping[str, str], bytes]) -> requests.Response:
     headers, body = encoded
     headers = {"Authorization": f"Bearer {api.key}", **headers}
-    return requests.post(f"{api.address}/api/v1/events", data=body, headers=headers, timeout=PATIENCE)
+    return requests.post(f"{api.address}/api/v1/events", data=body, headers=headers, timeout=WAIT_LIMIT)
 
 
 @pytest.mark.parametrize("encode", [to_structured, to_binary, batch])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduling.models import Customer
-from tests.scheduling.api.serving import Client, at_once
+from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -99,7 +99,7 @@ def test_get_unknown_customer_is_not_found(api: Client) -> None:
 
 def test_concurrent_puts_are_merged(api: Client) -> None:
     facts = [{"level": "vip"}, {"name": "Ann"}, {"locale": "en"}, {"timezone": "UTC"}]
-    answers = at_once(4, lambda number: api("PUT", "/customers/ann", facts[number]))
+    answers = run_concurrently(4, lambda number: api("PUT", "/customers/ann", facts[number]))
     assert [answer.status_code for answer in answers] == [200] * 4
     told = api.get("/customers/ann").json()
     assert [told[name] for name in ("level", "name", "locale", "timezone")] == ["vip", "Ann", "en", "UTC"]

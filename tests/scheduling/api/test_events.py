@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from scheduling.models import Customer, Event, Touch
-from tests.scheduling.api.serving import PATIENCE, Client, at_once, cloud_event
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -149,7 +149,7 @@ def test_concurrent_duplicates_store_one_event(api: Client, matrix: Any) -> None
             late.append(answer)
         return answer
 
-    answers = at_once(100, send)
+    answers = run_concurrently(100, send)
 
     assert [answer.status_code for answer in answers] == [202] * 100
     # Where some were told too late, the one that was accepted may be among them.
@@ -159,7 +159,7 @@ def test_concurrent_duplicates_store_one_event(api: Client, matrix: Any) -> None
 
 
 def test_concurrent_senders_get_their_own_receipts(api: Client) -> None:
-    answers = at_once(40, lambda number: api.event(cloud_event(f"e{number}", subject=f"user{number % 7}")))
+    answers = run_concurrently(40, lambda number: api.event(cloud_event(f"e{number}", subject=f"user{number % 7}")))
     assert [answer.json()["events"][0]["id"] for answer in answers] == [f"e{number}" for number in range(40)]
     assert Event.objects.count() == 40
 
@@ -187,7 +187,7 @@ def test_request_without_length_is_accepted(api: Client) -> None:
     body = json.dumps(cloud_event()).encode()
     headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "application/cloudevents+json"}
     sent = iter([body[:10], body[10:]])
-    answer = requests.post(f"{api.address}/api/v1/events", data=sent, headers=headers, timeout=PATIENCE)
+    answer = requests.post(f"{api.address}/api/v1/events", data=sent, headers=headers, timeout=WAIT_LIMIT)
     assert answer.status_code == 202
 
 

@@ -12,7 +12,7 @@ from scheduling.ids import new_id
 from scheduling.ledger import dead_letters
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
-from tests.scheduling.api.serving import Client, at_once
+from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,7 +79,7 @@ def test_resend_as_new_needs_confirmation(api: Client, fail: Callable[..., Faile
 
 def test_concurrent_retries_publish_once(api: Client, fail: Callable[..., FailedTask]) -> None:
     row = fail()
-    answers = at_once(10, lambda _: api("POST", f"/failed-tasks/{row.pk}/retry", {}))
+    answers = run_concurrently(10, lambda _: api("POST", f"/failed-tasks/{row.pk}/retry", {}))
     assert sorted(answer.status_code for answer in answers) == [200] + [409] * 9
     assert Touch.objects.count() == 2
 

@@ -16,7 +16,7 @@ from scheduling.ids import new_id
 from scheduling.planning import request_metrics
 from scheduling.planning.group_commit import GroupCommit
 from scheduling.planning.ingest import NewEvent, Receipt
-from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.api.serving import WAIT_LIMIT
 
 GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]
 
@@ -65,7 +65,7 @@ def test_committed_group_is_not_repeated_when_metrics_fail(db: None) -> None:
     group_commit = GroupCommit(record)
 
     async def story() -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             assert len(await group_commit.submit(GIVEN)) == 2
 
     try:

@@ -14,7 +14,7 @@ from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.planning.group_commit import DatabaseUnavailable, GroupCommit, IngestOverloaded
 from scheduling.planning.ingest import NewEvent, Receipt
-from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.api.serving import WAIT_LIMIT
 
 
 class Book:
@@ -30,7 +30,7 @@ class Book:
     def record(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
         ids = [event.event_id for event in events]
         self.entered.set()
-        assert self.may_commit.wait(PATIENCE)
+        assert self.may_commit.wait(WAIT_LIMIT)
         self.fail(ids)
         self.transactions.append(ids)
         return [Receipt(new_id(), False) for _ in events]
@@ -55,7 +55,7 @@ def events(*ids: str) -> list[NewEvent]:
 
 def run(story: Callable[[], Any]) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             return await story()
 
     return asyncio.run(bounded())
@@ -65,7 +65,7 @@ async def submit_during_commit(recorded_transactions: Book, group_commit: GroupC
     """Hand these in while the writer is busy with another; returns what each was answered."""
     recorded_transactions.may_commit.clear()
     first = group_commit.submit(events("first"))
-    await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
+    await asyncio.to_thread(recorded_transactions.entered.wait, WAIT_LIMIT)
     handed_in = [group_commit.submit(events(id)) for id in ids]
     recorded_transactions.may_commit.set()
     await first
@@ -141,7 +141,7 @@ def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: B
     async def story() -> None:
         recorded_transactions.may_commit.clear()
         handed_in = [group_commit.submit(events(f"e{number}")) for number in range(20)]
-        await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
+        await asyncio.to_thread(recorded_transactions.entered.wait, WAIT_LIMIT)
         recorded_transactions.fail = fail
         recorded_transactions.may_commit.set()
         answers = await asyncio.gather(*handed_in, return_exceptions=True)
@@ -156,7 +156,7 @@ def test_overload_is_refused_at_once(recorded_transactions: Book, group_commit: 
     async def story() -> None:
         recorded_transactions.may_commit.clear()
         waiting = [group_commit.submit(events("first"))]
-        await asyncio.to_thread(recorded_transactions.entered.wait, PATIENCE)
+        await asyncio.to_thread(recorded_transactions.entered.wait, WAIT_LIMIT)
         waiting += [group_commit.submit(events(*(str(number) for number in range(500)))) for _ in range(2)]
         with pytest.raises(IngestOverloaded):
             group_commit.submit(events("one too many"))
@@ -187,7 +187,7 @@ def test_event_loops_share_one_writer(recorded_transactions: Book, group_commit:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(WAIT_LIMIT)
     assert sum(len(each) for each in recorded_transactions.transactions) == 4
 
 

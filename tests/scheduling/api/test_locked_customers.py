@@ -14,7 +14,7 @@ import pytest
 from scheduling.models import Customer, Event
 from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
 from scheduling.planning.ingest import NewEvent, Receipt
-from tests.scheduling.api.serving import PATIENCE, Client, cloud_event, database_url, eventually
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, database_url, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
 
@@ -61,7 +61,7 @@ def test_recently_locked_customer_waits_apart(
     ann_is_held: psycopg.Connection, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
-    monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", PATIENCE)
+    monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", WAIT_LIMIT)
     waits: list[tuple[set[str], float]] = []
 
     def record(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
@@ -82,7 +82,7 @@ def test_recently_locked_customer_waits_apart(
 
     group_commit = GroupCommit(record)
     try:
-        asyncio.run(asyncio.wait_for(story(), PATIENCE))
+        asyncio.run(asyncio.wait_for(story(), WAIT_LIMIT))
     finally:
         group_commit.close()
     assert waits[0] == ({"ann"}, settings.TIMEOUTS.event_lock)

@@ -14,7 +14,7 @@ import pytest
 
 from scheduling.models import ApiKey, Customer, Event, EventType
 from scheduling.operations import commands
-from tests.scheduling.api.serving import PATIENCE, Client, cloud_event
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event
 
 MANY = "application/cloudevents-batch+json"
 MEGABYTE = 1_048_576
@@ -241,7 +241,7 @@ def test_binary_data_follows_the_same_rules(api: Client) -> None:
 def send_raw(address: str, *parts: bytes) -> bytes:
     """Send this and read what is answered, until the server ends the connection or has answered."""
     parsed = urlsplit(address)
-    with socket.create_connection((parsed.hostname, parsed.port), PATIENCE) as wire:
+    with socket.create_connection((parsed.hostname, parsed.port), WAIT_LIMIT) as wire:
         try:
             for part in parts:
                 wire.sendall(part)

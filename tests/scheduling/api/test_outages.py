@@ -17,7 +17,7 @@ from django.test import RequestFactory
 from scheduling.api.auth import ApiKeyAuth, Principal, api_key_cache
 from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
-from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, cloud_event, eventually
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, Gate, cloud_event, eventually, run_concurrently
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
 
@@ -79,8 +79,8 @@ def test_database_outage_is_answered_with_503_soon(server_behind_gate: str, gate
     gate.shut()
     calls = [("POST", "/events", cloud_event("during")), ("GET", "/touches", None), ("PUT", "/customers/ann", {})]
     answers = [shop(*call) for call in calls]
-    ready = requests.get(f"{server_behind_gate}/health/ready", timeout=PATIENCE)
-    live = requests.get(f"{server_behind_gate}/health/live", timeout=PATIENCE)
+    ready = requests.get(f"{server_behind_gate}/health/ready", timeout=WAIT_LIMIT)
+    live = requests.get(f"{server_behind_gate}/health/live", timeout=WAIT_LIMIT)
 
     # Nobody waited for the database: of an event it would have been said after ten seconds that it is slow.
     assert all("cannot be reached" in answer.json()["detail"] for answer in answers)
@@ -101,7 +101,7 @@ def test_slow_list_is_cancelled_with_503(api: Client) -> None:
     paths = ["/touches", "/failed-tasks", "/rpa/jobs", "/rpa/shops"]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE scheduling_touch, scheduling_failedtask, rpa_tasks_job, rpa_tasks_shop")
-        answers = at_once(len(paths), lambda number: api.get(paths[number]))
+        answers = run_concurrently(len(paths), lambda number: api.get(paths[number]))
     assert [answer.status_code for answer in answers] == [503] * len(paths)
     for answer in answers:
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -114,11 +114,11 @@ def test_intake_does_not_wait_for_readers(configuration_row: None, key: str, val
     """Events need a thread for the key and for the rate, nothing else."""
     let_go = threading.Event()
 
-    async def come_in() -> Principal:
-        readers = [asyncio.ensure_future(in_database_thread(let_go.wait, PATIENCE)) for _ in range(2 * THREADS)]
+    async def store_events() -> Principal:
+        readers = [asyncio.ensure_future(in_database_thread(let_go.wait, WAIT_LIMIT)) for _ in range(2 * THREADS)]
         request = RequestFactory().post("/api/v1/events", headers={"authorization": f"Bearer {key}"})
         try:
-            admitted = await asyncio.wait_for(ApiKeyAuth("events")(request), PATIENCE / 2)
+            admitted = await asyncio.wait_for(ApiKeyAuth("events")(request), WAIT_LIMIT / 2)
             assert not any(each.done() for each in readers)
         finally:
             let_go.set()
@@ -126,7 +126,7 @@ def test_intake_does_not_wait_for_readers(configuration_row: None, key: str, val
         return admitted
 
     api_key_cache.invalidate()
-    assert asyncio.run(come_in()).name == "shop"
+    assert asyncio.run(store_events()).name == "shop"
 
 
 def test_key_check_during_outage_is_answered_with_503(server_behind_gate: str, gate: Gate, key: str) -> None:
@@ -135,6 +135,6 @@ def test_key_check_during_outage_is_answered_with_503(server_behind_gate: str, g
 
 
 def test_redis_outage_is_reported_as_degraded(server_without_redis: str, configuration_row: None) -> None:
-    answer = requests.get(f"{server_without_redis}/health/ready", timeout=PATIENCE)
+    answer = requests.get(f"{server_without_redis}/health/ready", timeout=WAIT_LIMIT)
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert [answer.json()[part]["status"] for part in ("database", "redis", "broker")] == ["ok", "down", "down"]

@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer
-from tests.scheduling.api.serving import PATIENCE, Client, cloud_event, eventually
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +32,7 @@ def test_live_probe_runs_no_query(client: Browser, django_assert_num_queries: An
 
 
 def test_ready_probe_reports_each_part(server: str) -> None:
-    answer = requests.get(f"{server}/health/ready", timeout=PATIENCE)
+    answer = requests.get(f"{server}/health/ready", timeout=WAIT_LIMIT)
     found = answer.json()
     assert (answer.status_code, found["status"]) == (200, "ok")
     assert {found[part]["status"] for part in ("database", "redis", "broker")} == {"ok"}
@@ -41,7 +41,7 @@ def test_ready_probe_reports_each_part(server: str) -> None:
 def test_ready_probe_leaves_no_database_connection(server_behind_gate: str) -> None:
     before = _connections()
     for _ in range(10):
-        requests.get(f"{server_behind_gate}/health/ready", timeout=PATIENCE)
+        requests.get(f"{server_behind_gate}/health/ready", timeout=WAIT_LIMIT)
     eventually(lambda: _connections() <= before)
 
 
@@ -60,15 +60,15 @@ def test_clock_skew_makes_node_not_ready(client: Browser) -> None:
 def test_metrics_count_events_without_user_ids(api: Client, server: str) -> None:
     api.event(cloud_event("e1", subject="somebody-4711"))
     api.event(cloud_event("e1", subject="somebody-4711"))
-    text = requests.get(f"{server}/metrics", timeout=PATIENCE).text
+    text = requests.get(f"{server}/metrics", timeout=WAIT_LIMIT).text
     assert 'aftertouch_events_ingested_total{result="accepted"}' in text
     assert 'aftertouch_api_request_duration_seconds_bucket{le="0.005",route="api/v1/events",status="202"}' in text
     assert "somebody-4711" not in text
 
 
 def test_api_serves_docs_and_schema(server: str) -> None:
-    assert requests.get(f"{server}/api/v1/docs", timeout=PATIENCE).status_code == 200
-    described = requests.get(f"{server}/api/v1/openapi.json", timeout=PATIENCE).json()
+    assert requests.get(f"{server}/api/v1/docs", timeout=WAIT_LIMIT).status_code == 200
+    described = requests.get(f"{server}/api/v1/openapi.json", timeout=WAIT_LIMIT).json()
     assert (
         "application/cloudevents-batch+json" in described["paths"]["/api/v1/events"]["post"]["requestBody"]["content"]
     )

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 from tests.scheduling.channels.receivers import reset
 
-Hook = Callable[["Talk"], Awaitable[str | None]]
+Hook = Callable[["SmtpDialog"], Awaitable[str | None]]
 
 
 @dataclass
-class Talk:
+class SmtpDialog:
     """One connection: what the client said, and the means to answer."""
 
     reader: asyncio.StreamReader
@@ -24,10 +24,10 @@ class Talk:
     said: list[str] = field(default_factory=list)
     content: bytes = b""
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         self.writer.write(line.encode() + b"\r\n")
 
-    def slam(self) -> None:
+    def reset_connection(self) -> None:
         reset(self.writer)
 
 
@@ -38,8 +38,8 @@ class RelayServer:
     answers: dict[str, str | Hook] = field(default_factory=dict)
     context: ssl.SSLContext | None = None  #: TLS from the first byte
     starttls: ssl.SSLContext | None = None
-    mails: list[Talk] = field(default_factory=list)
-    talks: list[Talk] = field(default_factory=list)
+    mails: list[SmtpDialog] = field(default_factory=list)
+    talks: list[SmtpDialog] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     _busy: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -58,7 +58,7 @@ class RelayServer:
         await asyncio.gather(*self._busy, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def hung_up(self) -> None:
+    async def await_client_close(self) -> None:
         """The one who called has hung up. On a machine that stalls a deadline may be over before anybody calls."""
         if self.talks:
             await self.gone.wait()
@@ -68,13 +68,13 @@ class RelayServer:
         assert task is not None
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
-        talk = Talk(reader, writer)
-        self.talks.append(talk)
+        dialog = SmtpDialog(reader, writer)
+        self.talks.append(dialog)
         try:
-            await self._answer(talk, "GREETING", "220 relay.test ESMTP")
+            await self._answer(dialog, "GREETING", "220 relay.test ESMTP")
             while line := (await reader.readline()).decode().strip():
-                talk.said.append(line)
-                await self._command(talk, line.split(" ")[0].upper())
+                dialog.said.append(line)
+                await self._command(dialog, line.split(" ")[0].upper())
         except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass
         finally:
@@ -83,26 +83,26 @@ class RelayServer:
             with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    async def _command(self, talk: Talk, verb: str) -> None:
+    async def _command(self, dialog: SmtpDialog, verb: str) -> None:
         if verb == "EHLO":
             offers = "".join(f"250-{offer}\r\n" for offer in ("STARTTLS",) if self.starttls)
-            await self._answer(talk, verb, f"250-relay.test\r\n{offers}250-AUTH PLAIN\r\n250 SIZE 1000000")
+            await self._answer(dialog, verb, f"250-relay.test\r\n{offers}250-AUTH PLAIN\r\n250 SIZE 1000000")
         elif verb == "STARTTLS":
-            talk.say("220 go ahead")
-            await talk.writer.start_tls(self.starttls)  # type: ignore[arg-type]
+            dialog.send_line("220 go ahead")
+            await dialog.writer.start_tls(self.starttls)  # type: ignore[arg-type]
         elif verb == "DATA":
-            await self._answer(talk, verb, "354 go ahead")
-            talk.content = await talk.reader.readuntil(b"\r\n.\r\n")
-            await self._answer(talk, "END", "250 2.0.0 queued as 1")
-            self.mails.append(talk)
+            await self._answer(dialog, verb, "354 go ahead")
+            dialog.content = await dialog.reader.readuntil(b"\r\n.\r\n")
+            await self._answer(dialog, "END", "250 2.0.0 queued as 1")
+            self.mails.append(dialog)
         else:
-            await self._answer(talk, verb, {"AUTH": "235 welcome", "QUIT": "221 bye"}.get(verb, "250 2.1.0 ok"))
+            await self._answer(dialog, verb, {"AUTH": "235 welcome", "QUIT": "221 bye"}.get(verb, "250 2.1.0 ok"))
 
-    async def _answer(self, talk: Talk, verb: str, usual: str) -> None:
+    async def _answer(self, dialog: SmtpDialog, verb: str, usual: str) -> None:
         answer = self.answers.get(verb, usual)
-        line = answer if isinstance(answer, str) else await answer(talk)
+        line = answer if isinstance(answer, str) else await answer(dialog)
         if line:
-            talk.say(line)
-            await talk.writer.drain()
+            dialog.send_line(line)
+            await dialog.writer.drain()
         if verb == "DATA" and not (line or "").startswith("354"):
             raise asyncio.IncompleteReadError(b"", None)

@@ -19,7 +19,7 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, U
 from scheduling.channels.email import Email, make_token, one_line, read_token
 from scheduling.channels.smtp import Conversation, Relay, deliver_mail, parse_relay
 from tests.scheduling.channels.receivers import MessageFactory
-from tests.scheduling.channels.relays import RelayServer, Talk
+from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 
 TIMEOUT = timedelta(seconds=5)
 TO_ALICE = {"address": "alice@example.org"}
@@ -32,8 +32,8 @@ async def sent(message_factory: MessageFactory, url: str, timeout: timedelta = T
     )
 
 
-def read(talk: Talk) -> EmailMessage:
-    content = talk.content.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n.")
+def read(dialog: SmtpDialog) -> EmailMessage:
+    content = dialog.content.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n.")
     parsed = email.message_from_bytes(content, policy=email.policy.SMTP)
     assert isinstance(parsed, EmailMessage)
     return parsed
@@ -44,8 +44,8 @@ async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
         outcome = await sent(message_factory, relay.url, body="您好\n.\n..点\n" + "长" * 2000)
 
     assert outcome == Delivered("2.0.0 queued as 1", 250)
-    (talk,) = relay.mails
-    message = read(talk)
+    (dialog,) = relay.mails
+    message = read(dialog)
     assert message["subject"] == "使用指南"
     assert message["from"] == "客服 <hello@shop.example.com>"
     assert message["to"] == "alice@example.org"
@@ -53,9 +53,9 @@ async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
     assert message["list-unsubscribe"] is None
     assert message.get_content().replace("\r\n", "\n").rstrip("\n") == "您好\n.\n..点\n" + "长" * 2000
     assert "MAIL FROM:<hello@shop.example.com>" in [line.partition(" size=")[0].upper().replace(
-        "HELLO@SHOP.EXAMPLE.COM", "hello@shop.example.com") for line in talk.said]  # fmt: skip
-    assert max(len(line) for line in talk.content.split(b"\r\n")) <= 998
-    assert talk.content.isascii()
+        "HELLO@SHOP.EXAMPLE.COM", "hello@shop.example.com") for line in dialog.said]  # fmt: skip
+    assert max(len(line) for line in dialog.content.split(b"\r\n")) <= 998
+    assert dialog.content.isascii()
 
 
 async def test_marketing_mail_has_one_click_unsubscribe(message_factory: MessageFactory) -> None:
@@ -178,13 +178,13 @@ async def test_endless_relay_reply_uses_bounded_memory(
     """Without a bound the reply took all that the relay sent within the timeout: 400 MB in 6 s."""
     taken = 0
 
-    async def endless(talk: Talk) -> None:
+    async def endless(dialog: SmtpDialog) -> None:
         nonlocal taken
         while taken < 16_000_000:
-            talk.writer.write(flood)
-            await talk.writer.drain()  # raises when the client hangs up
+            dialog.writer.write(flood)
+            await dialog.writer.drain()  # raises when the client hangs up
             taken += len(flood)
-        talk.slam()
+        dialog.reset_connection()
 
     async with RelayServer({verb: endless}) as relay:
         tracemalloc.start()
@@ -193,7 +193,7 @@ async def test_endless_relay_reply_uses_bounded_memory(
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        await relay.hung_up()
+        await relay.await_client_close()
 
     assert outcome == expected("garbled", "")
     assert peak < 4_000_000
@@ -203,18 +203,18 @@ async def test_endless_relay_reply_uses_bounded_memory(
 @pytest.mark.parametrize("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("silent", [True, False])
 async def test_break_before_message_is_transient(message_factory: MessageFactory, verb: str, silent: bool) -> None:
-    async with RelayServer({verb: hang if silent else slam}) as relay:
+    async with RelayServer({verb: hang if silent else reset_connection}) as relay:
         outcome = await sent(
             message_factory, relay.url, timedelta(milliseconds=200) if silent else timedelta(seconds=10)
         )
 
         assert isinstance(outcome, Transient), outcome
-        await relay.hung_up()
+        await relay.await_client_close()
         assert relay.mails == []
 
 
 async def test_break_after_message_is_unknown(message_factory: MessageFactory) -> None:
-    async with RelayServer({"END": slam}) as relay:
+    async with RelayServer({"END": reset_connection}) as relay:
         outcome = await sent(message_factory, relay.url)
 
     assert isinstance(outcome, Unknown)
@@ -225,11 +225,11 @@ async def test_break_after_message_is_unknown(message_factory: MessageFactory) -
 async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> None:
     reached = asyncio.Event()
 
-    async def drip(talk: Talk) -> str | None:
+    async def drip(dialog: SmtpDialog) -> str | None:
         reached.set()
         while True:
-            talk.writer.write(b"2")
-            await talk.writer.drain()
+            dialog.writer.write(b"2")
+            await dialog.writer.drain()
             await asyncio.sleep(0.01)
 
     async with RelayServer({verb: drip}) as relay:
@@ -244,20 +244,20 @@ async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> Non
         conversation.hang_up()
 
         assert isinstance(conversation.broken("timeout"), kind)
-        await relay.hung_up()
+        await relay.await_client_close()
         assert relay.mails == []
 
 
 async def test_dripping_relay_ends_at_the_deadline(message_factory: MessageFactory) -> None:
-    async def drip(talk: Talk) -> str | None:
+    async def drip(dialog: SmtpDialog) -> str | None:
         while True:
-            talk.writer.write(b"2")
-            await talk.writer.drain()
+            dialog.writer.write(b"2")
+            await dialog.writer.drain()
             await asyncio.sleep(0.01)
 
     async with RelayServer({"RCPT": drip}) as relay:
         outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200))
-        await relay.hung_up()
+        await relay.await_client_close()
 
     assert outcome == Transient("connect_timeout", "")
 
@@ -347,11 +347,11 @@ async def test_mail_after_deadline_is_not_sent(message_factory: MessageFactory) 
 
 
 async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> None:
-    waiting: list[Talk] = []
+    waiting: list[SmtpDialog] = []
     together = asyncio.Event()
 
-    async def wait_for_all(talk: Talk) -> str:
-        waiting.append(talk)
+    async def wait_for_all(dialog: SmtpDialog) -> str:
+        waiting.append(dialog)
         if len(waiting) == 20:
             together.set()
         await together.wait()
@@ -423,15 +423,15 @@ def test_one_line_is_limited_to_200_characters() -> None:
     assert len(one_line("长" * 1000)) == 200
 
 
-async def hang(talk: Talk) -> str | None:
+async def hang(dialog: SmtpDialog) -> str | None:
     """Say nothing until the client hangs up."""
-    while await talk.reader.read(1024):
+    while await dialog.reader.read(1024):
         pass
     return None
 
 
-async def slam(talk: Talk) -> str | None:
-    talk.slam()
+async def reset_connection(dialog: SmtpDialog) -> str | None:
+    dialog.reset_connection()
     return None
 
 

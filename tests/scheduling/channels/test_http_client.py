@@ -144,10 +144,10 @@ async def test_post_does_not_decompress_reply() -> None:
 
 
 async def test_post_reset_after_request_is_no_answer() -> None:
-    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(slam) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport() as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
@@ -156,7 +156,7 @@ async def test_post_reset_after_request_is_no_answer() -> None:
 
 
 async def test_post_reset_after_headers_is_a_response() -> None:
-    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\ncontent-length: 1000\r\n\r\npart")
         await writer.drain()
         await asyncio.get_running_loop().run_in_executor(None, sent.wait_until_read, writer)
@@ -170,7 +170,7 @@ async def test_post_reset_after_headers_is_a_response() -> None:
                 pass
 
     sent = _Sent()
-    async with Receiver(slam) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport() as out:
         response = await post(out, receiver.url)
 
     assert (response.status, response.complete) == (400, False)
@@ -389,10 +389,10 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
 
 
 async def test_post_broken_new_connection_is_not_retried() -> None:
-    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(slam) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport() as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url, repeatable=True)
 

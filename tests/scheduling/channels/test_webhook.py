@@ -228,10 +228,10 @@ async def test_webhook_after_deadline_is_not_sent(message_factory: MessageFactor
 
 
 async def test_webhook_reset_is_unknown(message_factory: MessageFactory) -> None:
-    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(slam) as receiver:
+    async with Receiver(reset_connection) as receiver:
         assert isinstance(await sent(message_factory, receiver), Unknown)
 
 

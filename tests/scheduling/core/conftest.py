@@ -27,7 +27,7 @@ from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.second_connection import act_on_second_connection
 
 Answer = TypeVar("Answer")
-PATIENCE = 60  #: seconds after which a test that waits for something gives up
+WAIT_LIMIT = 60  #: seconds after which a test that waits for something gives up
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def race() -> Callable[..., list[Any]]:
         start = threading.Barrier(count)
 
         def run(number: int) -> Answer:
-            start.wait(PATIENCE)
+            start.wait(WAIT_LIMIT)
             try:
                 return act(number)
             finally:
@@ -66,7 +66,7 @@ def held_by_second_connection(act: Callable[[], Any], *, commit: bool) -> Iterat
             with transaction.atomic():
                 act()
                 acted.set()
-                finish.wait(PATIENCE)
+                finish.wait(WAIT_LIMIT)
                 if not commit:
                     transaction.set_rollback(True)
         finally:
@@ -75,11 +75,11 @@ def held_by_second_connection(act: Callable[[], Any], *, commit: bool) -> Iterat
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert acted.wait(PATIENCE)
+        assert acted.wait(WAIT_LIMIT)
         yield finish
     finally:
         finish.set()
-        thread.join(PATIENCE)
+        thread.join(WAIT_LIMIT)
 
 
 SHIFTED = {
@@ -138,7 +138,7 @@ def sendings(*claims: Claim) -> list[Sending]:
 def deliver(task_ids: Iterable[UUID]) -> None:
     """Deliver what is due of these, and wait until all of it is settled."""
     pipeline.deliver_touches(list(task_ids))
-    assert sender().drain(PATIENCE), "the sender did not settle in time"
+    assert sender().drain(WAIT_LIMIT), "the sender did not settle in time"
 
 
 def deliver_when_due(*task_ids: UUID) -> list[Touch]:
@@ -161,7 +161,7 @@ def _sending(settings: Settings) -> Iterator[None]:
     channel_kinds.cache_clear()
     _in_sending_thread(close_shared_transport)
     yield
-    assert sender().drain(PATIENCE)
+    assert sender().drain(WAIT_LIMIT)
     _in_sending_thread(close_shared_transport)
     channel_kinds.cache_clear()
 
@@ -169,7 +169,7 @@ def _sending(settings: Settings) -> Iterator[None]:
 def _in_sending_thread(act: Callable[[], Any]) -> None:
     loop = sender()._loop
     if loop is not None:
-        asyncio.run_coroutine_threadsafe(act(), loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(act(), loop).result(WAIT_LIMIT)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
     """What the puppet channel plays, and what it heard."""
     FakeChannel.fake_channel = FakeChannelState()
     yield FakeChannel.fake_channel
-    FakeChannel.fake_channel.let_go.set()
+    FakeChannel.fake_channel.release_calls.set()
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
     with ScriptedReceiver() as server:
         yield server
         with suppress(RuntimeError):
-            server.let_go.set()
+            server.release_calls.set()
 
 
 @pytest.fixture

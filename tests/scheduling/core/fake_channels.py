@@ -19,9 +19,9 @@ class FakeChannelState:
     """The play of one test."""
 
     play: Callable[[Message], Outcome | Exception] = lambda message: Delivered("heard")
-    heard: list[Message] = field(default_factory=list)
+    received: list[Message] = field(default_factory=list)
     on_stage: threading.Event = field(default_factory=threading.Event)  #: somebody is being sent
-    let_go: threading.Event = field(default_factory=threading.Event)  #: where the play blocks, until this is set
+    release_calls: threading.Event = field(default_factory=threading.Event)  #: where the play blocks, until this is set
     blocks: bool = False
     in_transaction: list[bool] = field(default_factory=list)  #: at each call, of the calling thread
 
@@ -48,11 +48,11 @@ class FakeChannel:
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         fake_channel = self.fake_channel
         blocks = fake_channel.blocks  # before anybody sees that it was heard, and lets those after it pass
-        fake_channel.heard.append(message)
+        fake_channel.received.append(message)
         fake_channel.in_transaction.append(connection.in_atomic_block)
         fake_channel.on_stage.set()
         if blocks:
-            await asyncio.to_thread(fake_channel.let_go.wait, 60)
+            await asyncio.to_thread(fake_channel.release_calls.wait, 60)
         answer = fake_channel.play(message)
         if isinstance(answer, Exception):
             raise answer

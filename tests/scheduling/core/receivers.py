@@ -30,7 +30,7 @@ class ScriptedReceiver:
 
     script: list[Any] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    let_go: threading.Event = field(default_factory=threading.Event)
+    release_calls: threading.Event = field(default_factory=threading.Event)
     delay: float = 0.0  #: seconds until it answers
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ import pytest
 from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_when_due, fall_due
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due
 from tests.scheduling.core.fake_channels import FakeChannelState
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,9 +23,9 @@ def fail_during_send(task_id: UUID, fake_channel: FakeChannelState, meanwhile: C
     fake_channel.play = lambda message: Transient("http_503")
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(PATIENCE)
+    assert fake_channel.on_stage.wait(WAIT_LIMIT)
     happened = meanwhile()
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
     deliver([])
     assert Touch.objects.get(pk=task_id).state == "scheduled"
     return happened
@@ -42,7 +42,7 @@ def test_cancel_event_during_send_stops_the_retry(
     fake_channel.play = lambda message: Delivered("too late")
     (row,) = deliver_when_due(task_id)
     assert (row.state, row.reason) == ("cancelled", "event:order.paid")
-    assert len(fake_channel.heard) == 1
+    assert len(fake_channel.received) == 1
     assert row.reserved_at is None
 
 
@@ -57,7 +57,7 @@ def test_restart_event_during_send_stops_the_retry(
     fake_channel.play = lambda message: Delivered("heard")
     old, new = deliver_when_due(first, second)
     assert (old.state, old.reason) == ("cancelled", "restarted:material.downloaded")
-    assert (new.state, len(fake_channel.heard)) == ("delivered", 2)
+    assert (new.state, len(fake_channel.received)) == ("delivered", 2)
 
 
 def test_earlier_or_other_event_does_not_stop_retry(

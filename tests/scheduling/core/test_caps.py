@@ -99,7 +99,7 @@ def test_cap_defers_while_slots_are_unsettled(
     for verdict in Verdict.objects.filter(decision="hold"):
         assert abs(verdict.next_eligible_at - min(leases)) < timedelta(seconds=1), "until the first lease"
 
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
     deliver(task_ids)
     deliver_when_due(*task_ids)
     assert count_by_state() == {"delivered": 3, "suppressed": 3}
@@ -300,7 +300,7 @@ def test_cap_unsent_retry_of_unknown_keeps_its_slot(
     (second,) = record_event().task_ids
 
     assert rows([again])[0].state == ("cancelled" if how == "cancelled" else "unknown")
-    assert (deliver_when_due(second)[0].reason, len(fake_channel.heard)) == ("cap", 1)
+    assert (deliver_when_due(second)[0].reason, len(fake_channel.received)) == ("cap", 1)
 
 
 @pytest.mark.parametrize("as_new", [False, True])

@@ -31,7 +31,7 @@ from sessions.policy import Policy, PolicySet
 from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
-from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_by_second_connection, rows, sendings
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due, held_by_second_connection, rows, sendings
 from tests.scheduling.core.fake_channels import FakeChannelState
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,16 +45,16 @@ class Queue:
     second: UUID
     fake_channel: FakeChannelState
 
-    def go_on(self) -> Touch:
+    def await_touch(self) -> Touch:
         """The first is answered and the second's turn comes. Returns the second when it is settled."""
         self.fake_channel.blocks = False
-        self.fake_channel.let_go.set()
+        self.fake_channel.release_calls.set()
         deliver([])
         return rows([self.second])[0]
 
     @property
     def heard(self) -> list[UUID]:
-        return [message.task_id for message in self.fake_channel.heard]
+        return [message.task_id for message in self.fake_channel.received]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def start_queue(
         fake_channel.blocks = True
         fall_due()
         pipeline.deliver_touches([found.first])
-        assert fake_channel.on_stage.wait(PATIENCE)
+        assert fake_channel.on_stage.wait(WAIT_LIMIT)
         pipeline.deliver_touches([found.second])
         assert rows([found.second])[0].state == "running"
         return found
@@ -119,7 +119,7 @@ def test_mark_sending_after_stop_settles_with_reason(start_queue: Any, record_ev
     act, (state, reason, parked) = STOPS[stop]
 
     act(record_event)
-    row = two.go_on()
+    row = two.await_touch()
 
     assert two.heard == [two.first]
     assert (row.state, row.reason, row.parked, row.attempt) == (state, reason, parked, 0)
@@ -136,7 +136,7 @@ def test_mark_sending_retired_channel_fails(start_queue: Any, matrix: Any) -> No
     channel.retired_at = now()
     channel.save()
 
-    row = two.go_on()
+    row = two.await_touch()
 
     assert two.heard == [two.first]
     assert (row.state, row.reason, row.reserved_at) == ("failed", "channel_retired", None)
@@ -146,7 +146,7 @@ def test_mark_sending_retired_channel_fails(start_queue: Any, matrix: Any) -> No
 def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Any) -> None:
     two = start_queue()
     commands.pause_scope("all")
-    assert two.go_on().parked == "all"
+    assert two.await_touch().parked == "all"
 
     commands.resume_scope("all")
     dispatcher.rescue_lost_work()
@@ -159,13 +159,13 @@ def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Any) -> Non
 def test_mark_sending_opt_out_allows_service_content(start_queue: Any) -> None:
     two = start_queue(category="service")
     commands.update_customer("second", {"opted_out": True})
-    assert (two.go_on().state, two.heard) == ("delivered", [two.first, two.second])
+    assert (two.await_touch().state, two.heard) == ("delivered", [two.first, two.second])
 
 
 def test_mark_sending_node_may_ignore_conversation(start_queue: Any, record_event: Any) -> None:
     two = start_queue(guard_conversation="ignore")
     record_event("conversation.started", "second")
-    assert two.go_on().state == "delivered"
+    assert two.await_touch().state == "delivered"
 
 
 def test_mark_sending_pause_of_other_node_is_ignored(start_queue: Any, matrix: Any) -> None:
@@ -173,7 +173,7 @@ def test_mark_sending_pause_of_other_node_is_ignored(start_queue: Any, matrix: A
     matrix.node("other", trigger="x")
     commands.pause_scope("node:other")
     commands.pause_scope("channel:log")
-    assert two.go_on().state == "delivered"
+    assert two.await_touch().state == "delivered"
 
 
 CANCELS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -192,7 +192,7 @@ def test_cancel_queued_in_lane_is_not_sent(start_queue: Any, record_event: Any, 
     (row,) = rows([two.second])
     assert (row.state, row.reason, row.lease_until, row.reserved_at) == ("cancelled", reason, None, None)
 
-    assert two.go_on().state == "cancelled"
+    assert two.await_touch().state == "cancelled"
     assert two.second not in two.heard
 
 
@@ -202,7 +202,7 @@ def test_cancel_touch_marked_as_sending_conflicts(start_queue: Any) -> None:
     two = start_queue()
     with pytest.raises(Conflict, match="running"):
         commands.cancel_one_touch(two.first, actor="ann")
-    two.go_on()
+    two.await_touch()
     assert rows([two.first])[0].state == "delivered"
 
 
@@ -214,7 +214,7 @@ def test_cancel_unknown_retry_keeps_its_slot(
     Attempt.objects.create(touch_id=two.second, number=1, lease_no=0, started_at=now(), outcome=Attempt.Outcome.UNKNOWN)
     commands.cancel_one_touch(two.second, actor="ann")
     assert rows([two.second])[0].reserved_at is not None
-    two.go_on()
+    two.await_touch()
 
 
 # --- live chats ---
@@ -261,7 +261,7 @@ def test_mark_sending_presence_objection_is_not_sent(
     two = start_queue()
     presence_provider.says = says if isinstance(says, Exception) else {"second": says}
 
-    row = two.go_on()
+    row = two.await_touch()
 
     assert two.heard == [two.first]
     assert (row.state, row.reason, row.verdicts.last().decision, row.reserved_at) == (*end, None)
@@ -313,16 +313,16 @@ class Silence:
 
     def __init__(self, store: Store, record_event: Any, fake_channel: FakeChannelState, blocker: UUID) -> None:
         self.store, self.happen, self.fake_channel, self.blocker = store, record_event, fake_channel, blocker
-        self.speak("user")
+        self.send_frame("user")
         self.touch = self.fall_silent()
         fake_channel.blocks = True
         fall_due()
         pipeline.deliver_touches([blocker])
-        assert fake_channel.on_stage.wait(PATIENCE)
+        assert fake_channel.on_stage.wait(WAIT_LIMIT)
         pipeline.deliver_touches([self.touch])
         assert rows([self.touch])[0].state == "running"
 
-    def speak(self, side: str) -> bool:
+    def send_frame(self, side: str) -> bool:
         """Return whether the timer of the next silence runs."""
         (noted,) = self.store.note_activity([Frame("s1", "ann", sender=side, kind="message")])
         return noted.deadline_ms > 0
@@ -330,17 +330,19 @@ class Silence:
     def fall_silent(self) -> UUID:
         """Wait until the session's silence is claimed, and hand it in. Returns its touch."""
         claims: list[Any] = []
-        assert wait_until(lambda: claims.extend(self.store.claim_silent(1, sender.LEASE).silences) or claims, PATIENCE)
+        assert wait_until(
+            lambda: claims.extend(self.store.claim_silent(1, sender.LEASE).silences) or claims, WAIT_LIMIT
+        )
         receipt = self.happen("session.silent", "ann", event_id=f"s1:{claims[0].armed_at}")
         self.store.confirm(claims)
         return receipt.task_ids[0]
 
-    def let_go(self) -> None:
+    def release_calls(self) -> None:
         self.fake_channel.blocks = False
-        self.fake_channel.let_go.set()
+        self.fake_channel.release_calls.set()
 
-    def go_on(self) -> Touch:
-        self.let_go()
+    def await_touch(self) -> Touch:
+        self.release_calls()
         deliver([])
         return rows([self.touch])[0]
 
@@ -373,24 +375,24 @@ def silent_session(
 
 def test_mark_sending_after_answer_keeps_guide_message(silent_session: Silence) -> None:
     """The policy allows one guide message. The first silence used none, so the next one is guided."""
-    silent_session.speak("agent")
-    row = silent_session.go_on()
+    silent_session.send_frame("agent")
+    row = silent_session.await_touch()
     assert (row.state, row.reason, silent_session.nudges) == ("suppressed", "answered", 0)
 
     touch = silent_session.fall_silent()
     deliver([touch])
     assert (rows([touch])[0].state, silent_session.nudges) == ("delivered", 1)
-    assert [message.task_id for message in silent_session.fake_channel.heard] == [silent_session.blocker, touch]
+    assert [message.task_id for message in silent_session.fake_channel.received] == [silent_session.blocker, touch]
 
 
 def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silence, settings: Settings) -> None:
     """The silence is held, as Redis is away. It is answered before Redis is asked again."""
     here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{select_port()}/0"
-    row = silent_session.go_on()
+    row = silent_session.await_touch()
     settings.REDIS_URL = here
     assert (row.state, row.reason, silent_session.nudges) == ("scheduled", "presence_unknown", 0)
 
-    silent_session.speak("agent")
+    silent_session.send_frame("agent")
     fall_due(silent_session.touch)
     deliver([silent_session.touch])
     assert (rows([silent_session.touch])[0].reason, silent_session.nudges) == ("answered", 0)
@@ -402,7 +404,7 @@ def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silen
 
 def test_mark_sending_silence_uses_one_guide_message(silent_session: Silence) -> None:
     assert silent_session.nudges == 0, "it is judged, and has not gone out"
-    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 1)
+    assert (silent_session.await_touch().state, silent_session.nudges) == ("delivered", 1)
 
 
 @pytest.mark.parametrize(
@@ -420,8 +422,8 @@ def test_stopped_guide_message_is_not_counted(
 ) -> None:
     """The policy allows one guide message. The customer got none, so the next silence is guided."""
     stop(record_event)
-    assert (silent_session.go_on().reason, silent_session.nudges) == (reason, 0)
-    assert silent_session.speak("agent"), "the timer of the next silence runs"
+    assert (silent_session.await_touch().reason, silent_session.nudges) == (reason, 0)
+    assert silent_session.send_frame("agent"), "the timer of the next silence runs"
 
 
 def test_agent_answer_before_mark_gives_one_guide_message(
@@ -431,29 +433,29 @@ def test_agent_answer_before_mark_gives_one_guide_message(
     mark, timers = touches.mark_sending, []
 
     def agent_writes_first(*arguments: Any, **named: Any) -> Any:
-        timers.append(silent_session.speak("agent"))
+        timers.append(silent_session.send_frame("agent"))
         return mark(*arguments, **named)
 
     monkeypatch.setattr(touches, "mark_sending", agent_writes_first)
-    assert silent_session.go_on().state == "delivered"
+    assert silent_session.await_touch().state == "delivered"
     assert (timers, silent_session.nudges) == ([False], 1)
 
 
 def test_unmarked_guide_message_keeps_its_reservation(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row was locked or its claim is lost, so another worker may send the message now."""
     monkeypatch.setattr(touches, "mark_sending", lambda *_, **__: {})
-    row = silent_session.go_on()
+    row = silent_session.await_touch()
     assert (row.state, row.reason) == ("scheduled", "mark_failed")
-    assert not silent_session.speak("agent"), "no timer of a second message runs"
+    assert not silent_session.send_frame("agent"), "no timer of a second message runs"
 
 
 def test_note_sending_failure_sends_and_keeps_the_limit(
     silent_session: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SessionPresence, "note_sending", Mock(side_effect=StoreUnavailable("no answer")))
-    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 0)
-    assert not silent_session.speak("agent"), "no timer of a second message runs"
-    assert silent_session.speak("user")
+    assert (silent_session.await_touch().state, silent_session.nudges) == ("delivered", 0)
+    assert not silent_session.send_frame("agent"), "no timer of a second message runs"
+    assert silent_session.send_frame("user")
 
 
 def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,23 +463,23 @@ def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monk
     note, settled = presence.note_sending, threading.Event()
 
     def hang(noted: Any) -> None:
-        assert settled.wait(PATIENCE)
+        assert settled.wait(WAIT_LIMIT)
         note(noted)
 
     monkeypatch.setattr(presence, "note_sending", hang)
     try:
-        silent_session.let_go()
-        assert wait_until(lambda: rows([silent_session.touch])[0].state == "delivered", PATIENCE / 2)
+        silent_session.release_calls()
+        assert wait_until(lambda: rows([silent_session.touch])[0].state == "delivered", WAIT_LIMIT / 2)
         assert silent_session.nudges == 0
     finally:
         settled.set()
-    assert (silent_session.go_on().state, silent_session.nudges) == ("delivered", 1)
+    assert (silent_session.await_touch().state, silent_session.nudges) == ("delivered", 1)
 
 
 def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> None:
     """The worker was killed between its last question and the mark. The customer opts out before the rescue."""
-    silent_session.speak("agent")
-    silent_session.go_on()
+    silent_session.send_frame("agent")
+    silent_session.await_touch()
     touch = silent_session.fall_silent()
     fall_due(touch)
     assert touches.claim([touch], lease=sender.LEASE)
@@ -489,7 +491,7 @@ def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> 
     deliver([touch])
 
     assert (rows([touch])[0].reason, silent_session.nudges) == ("opted_out", 0)
-    assert silent_session.speak("agent"), "the timer of the next silence runs"
+    assert silent_session.send_frame("agent"), "the timer of the next silence runs"
 
 
 # --- races ---
@@ -509,7 +511,7 @@ def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed: Any) -> None:
     with held_by_second_connection(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=True):
         started_at = time.monotonic()
         assert touches.mark_sending(sendings(claimed)) == {}
-        assert time.monotonic() - started_at < PATIENCE / 2
+        assert time.monotonic() - started_at < WAIT_LIMIT / 2
     assert rows([claimed.task_id])[0].state == "cancelled"
 
 
@@ -634,7 +636,7 @@ def test_slow_receiver_gets_nothing_stopped_before(
         fall_due()
         for start in range(0, len(waiting), 500):
             pipeline.deliver_touches(waiting[start : start + 500])
-    acting.join(PATIENCE)
+    acting.join(WAIT_LIMIT)
     store.server.client.close()
 
     assert stops.errors == []
@@ -657,7 +659,7 @@ class Stops:
         self.happenings = [(f"user-{number}", kinds[number % len(kinds)]) for number in range(self.count)]
         silent = [user for user, kind in self.happenings if kind == "silent"]
         self.store.note_activity([Frame(user, user, sender="user", kind="message") for user in silent])
-        assert wait_until(lambda: self._claims(len(silent)), PATIENCE)
+        assert wait_until(lambda: self._claims(len(silent)), WAIT_LIMIT)
         for user, kind in self.happenings:
             if kind == "silent":
                 claim = self.silences[user]

@@ -21,7 +21,7 @@ from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_when_due, fall_due, pass_time, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -100,7 +100,7 @@ def test_duplicate_wakeups_send_once(
     race(8, lambda number: pipeline.deliver_touches([task_id, task_id]))
     deliver([])
 
-    assert len(fake_channel.heard) == 1
+    assert len(fake_channel.received) == 1
     assert rows([task_id])[0].state == "delivered"
 
 
@@ -535,7 +535,7 @@ def test_config_change_during_read_fails_no_touch(matrix: Any, record_event: Any
     (task_id,) = record_event().task_ids
     once = [True]
 
-    def meanwhile(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    def change_configuration(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
         result = execute(sql, params, many, context)
         if 'FROM "scheduling_template"' in sql and once:
             once.clear()
@@ -543,7 +543,7 @@ def test_config_change_during_read_fails_no_touch(matrix: Any, record_event: Any
         return result
 
     matrix.node("edit", trigger="other")
-    with connection.execute_wrapper(meanwhile):
+    with connection.execute_wrapper(change_configuration):
         snapshot.current()
     assert once == []
     assert deliver_when_due(task_id)[0].state == "delivered"
@@ -566,12 +566,12 @@ def test_dead_endpoint_does_not_block_another(
     fall_due(*waiting)
 
     pipeline.deliver_touches(waiting)
-    assert fake_channel.on_stage.wait(PATIENCE)
+    assert fake_channel.on_stage.wait(WAIT_LIMIT)
     delivered = Touch.objects.filter(node__key="alive", state="delivered")
     assert wait_until(lambda: delivered.count() == 20, 25), "the living endpoint waits for the dead one"
 
     assert Touch.objects.filter(node__key="dead", state="running").count() == 20
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
     deliver([])
     assert not Touch.objects.exclude(state="delivered").exists()
 
@@ -595,7 +595,7 @@ def test_quota_defers_without_attempt_or_slot(
     found = deliver_when_due(*waiting)
 
     assert sorted(row.state for row in found) == ["delivered"] * 2 + ["scheduled"] * 3
-    assert len(fake_channel.heard) == Attempt.objects.count() == 2
+    assert len(fake_channel.received) == Attempt.objects.count() == 2
     for row in found:
         if row.state == "scheduled":
             assert (row.reason, row.attempt, row.reserved_at) == ("quota", 0, None)

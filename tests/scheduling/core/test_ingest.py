@@ -106,11 +106,11 @@ def test_failed_batch_stores_nothing(matrix: Any, monkeypatch: pytest.MonkeyPatc
     matrix.node()
     whole = getattr(ingest._EventBatch, step)
 
-    def break_after(batch: Any) -> None:
+    def fail_after(batch: Any) -> None:
         whole(batch)
         raise RuntimeError(step)
 
-    monkeypatch.setattr(ingest._EventBatch, step, break_after)
+    monkeypatch.setattr(ingest._EventBatch, step, fail_after)
     with pytest.raises(RuntimeError):
         record_events([new(), new(user="bob"), new("unheard.of")])
 
@@ -183,11 +183,11 @@ def test_wakeup_is_published_after_the_commit(
     matrix.node("later", delay=timedelta(seconds=35))
     announced: list[tuple[UUID, bool, str]] = []
 
-    def announce(hints: Any) -> None:
+    def publish_recorded(hints: Any) -> None:
         seen = second_connection(lambda: dict(Touch.objects.values_list("pk", "state")))
         announced.extend((hint.task_id, connection.in_atomic_block, seen[hint.task_id]) for hint in hints)
 
-    (receipt,) = record_events([new()], publish_wakeups=announce)
+    (receipt,) = record_events([new()], publish_wakeups=publish_recorded)
 
     by_node = {row.node.key: row for row in rows(receipt.task_ids)}
     assert announced == [(by_node["soon"].pk, False, "queued")]

@@ -98,21 +98,21 @@ def test_broker_outage_loses_no_touch(
 # --- I4: no outside world in a transaction ---------------------------------------------------------------------------
 
 
-class Witness:
+class CallRecorder:
     """Remembers, at each call of the outside world, whether the calling thread was inside a transaction."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[bool]] = {}
 
-    def watch(self, name: str, function: Any) -> Any:
-        def watched(*args: Any, **named: Any) -> Any:
+    def record(self, name: str, function: Any) -> Any:
+        def recorded(*args: Any, **named: Any) -> Any:
             self.seen.setdefault(name, []).append(connection.in_atomic_block)
             return function(*args, **named)
 
-        return watched
+        return recorded
 
 
-class Silent:
+class SilentProvider:
     """A Presence provider without objections."""
 
     event_types: ClassVar[frozenset[str]] = frozenset({"material.downloaded"})
@@ -135,20 +135,20 @@ def test_no_outside_call_in_a_transaction(
     from scheduling.channels.log import Log
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
-    settings.PRESENCE = ["tests.scheduling.core.test_invariants.Silent"]
+    settings.PRESENCE = ["tests.scheduling.core.test_invariants.SilentProvider"]
     channel_kinds.cache_clear()
     presence.presence_providers.cache_clear()
-    witness = Witness()
+    witness = CallRecorder()
     for module, name in [
         (dispatcher, "publish_touches"),
         (pipeline, "publish_touches"),
         (dispatcher, "oldest_message_at"),
     ]:
-        monkeypatch.setattr(module, name, witness.watch(name, getattr(module, name)))
-    monkeypatch.setattr(QuotaGate, "acquire", witness.watch("quota", QuotaGate.acquire))
-    monkeypatch.setattr(Log, "send_now", witness.watch("send_now", Log.send_now))
-    monkeypatch.setattr(Silent, "presence_blocks", witness.watch("presence", Silent.presence_blocks))
-    monkeypatch.setattr(Silent, "note_sending", witness.watch("note_sending", Silent.note_sending))
+        monkeypatch.setattr(module, name, witness.record(name, getattr(module, name)))
+    monkeypatch.setattr(QuotaGate, "acquire", witness.record("quota", QuotaGate.acquire))
+    monkeypatch.setattr(Log, "send_now", witness.record("send_now", Log.send_now))
+    monkeypatch.setattr(SilentProvider, "presence_blocks", witness.record("presence", SilentProvider.presence_blocks))
+    monkeypatch.setattr(SilentProvider, "note_sending", witness.record("note_sending", SilentProvider.note_sending))
 
     matrix.node("sent", channel=create_fake_channel("i4"))
     matrix.node("limited", channel=create_fake_channel("i4-limited", kind="limited"))

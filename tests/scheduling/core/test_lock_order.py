@@ -51,7 +51,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
     receipts: list[Receipt] = []
     done = threading.Event()
 
-    def take_in(dice: random.Random) -> None:
+    def store_events(dice: random.Random) -> None:
         events = [
             NewEvent(
                 source="shop", event_id=str(new_id()), type=dice.choice(TYPES), user_id=dice.choice(USERS),
@@ -61,7 +61,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
         ]  # fmt: skip
         receipts.extend(record_events(events))
 
-    def hand_in(dice: random.Random) -> None:
+    def store_single_events(dice: random.Random) -> None:
         waiting = list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)[:200])
         pipeline.deliver_touches(dice.sample(waiting, min(len(waiting), 30)))
 
@@ -70,11 +70,11 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
         for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
             commands.cancel_one_touch(task_id, actor="ann")
 
-    def call_off_many(_: random.Random) -> None:
+    def cancel_in_bulk(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
         bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk)
 
-    def keep_moving(dice: random.Random) -> None:
+    def move_waiting_touches(dice: random.Random) -> None:
         dispatcher.dispatch_due_touches()
         dispatcher.rescue_lost_work()
         inactivity.scan_inactive_customers()
@@ -98,8 +98,10 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
 
     monkeypatch.setattr(dispatcher, "publish_touches", lambda hints, channels: 0)
     with ThreadPoolExecutor(9) as pool:
-        intakes = [pool.submit(act, number, take_in, BATCHES) for number in range(4)]
-        for number, work in enumerate((hand_in, hand_in, interfere, call_off_many, keep_moving)):
+        intakes = [pool.submit(act, number, store_events, BATCHES) for number in range(4)]
+        for number, work in enumerate(
+            (store_single_events, store_single_events, interfere, cancel_in_bulk, move_waiting_touches)
+        ):
             pool.submit(act, 100 + number, work, None)
         try:
             for each in intakes:
@@ -143,7 +145,7 @@ def test_delivery_waits_for_intake_and_sees_its_result(matrix: Any, record_event
         with transaction.atomic():
             record_event("conversation.started")
             delivering = pool.submit(_deliver_and_close, task_id)
-            _until_somebody_waits_for_a_lock(second_connection)
+            _await_lock_wait(second_connection)
             assert not delivering.done()
         delivering.result(20)
 
@@ -158,7 +160,7 @@ def _deliver_and_close(task_id: Any) -> None:
         connection.close()
 
 
-def _until_somebody_waits_for_a_lock(second_connection: Any) -> None:
+def _await_lock_wait(second_connection: Any) -> None:
     def waiting() -> bool:
         with connection.cursor() as cursor:
             cursor.execute(
@@ -178,7 +180,7 @@ def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: Any, record_event
     Node.objects.update(delay=timedelta(hours=3))
     config = snapshot.load_snapshot(())
 
-    errors = _while_events_call_off(
+    errors = _cancel_by_events_during(
         second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules)
     )
 
@@ -192,7 +194,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: Any, record_event:
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
     row = bulk_actions.start_bulk_action("cancel", {}, Actor("ann"))
 
-    errors = _while_events_call_off(second, first, lambda: bulk_actions.run_batch(row.pk))
+    errors = _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk))
 
     assert errors == []
     ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")
@@ -203,7 +205,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: Any, record_event:
     assert (row.state, row.done, row.skipped) == ("done", 1, 2)
 
 
-def _while_events_call_off(first: UUID, then: UUID, act: Callable[[], object]) -> list[BaseException]:
+def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object]) -> list[BaseException]:
     """Do it while a batch of events holds the customer: when `act` waits it has called the one off, and goes on to the
     other. Returns what became of that."""
     errors: list[BaseException] = []

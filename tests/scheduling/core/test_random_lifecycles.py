@@ -58,7 +58,7 @@ STEPS = (
 
 
 @dataclass
-class Heard:
+class PossibleDelivery:
     """A delivery that the receiver has, or may have: by its key, which outlives retries."""
 
     user: str
@@ -75,7 +75,7 @@ class Model:
     receipts: list[tuple[NewEvent, Receipt]] = field(default_factory=list)
     planned: set[UUID] = field(default_factory=set)
     ended: dict[UUID, str] = field(default_factory=dict)
-    heard: dict[UUID, Heard] = field(default_factory=dict)
+    possible_deliveries: dict[UUID, PossibleDelivery] = field(default_factory=dict)
     outcomes: dict[UUID, list[str]] = field(default_factory=lambda: defaultdict(list))  #: by key
     opted_out: set[str] = field(default_factory=set)
     conversation_at: dict[str, datetime] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class PromptSender:
         settle_results(results)
 
 
-class Lives(RuleBasedStateMachine):
+class RandomLifecycles(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._whole = transaction.atomic()
@@ -110,18 +110,18 @@ class Lives(RuleBasedStateMachine):
         self.unsettled: list[Message] = []
         self.number = 0
         self.objections: list[AssertionError] = []
-        FakeChannel.fake_channel = FakeChannelState(play=self.hear)
+        FakeChannel.fake_channel = FakeChannelState(play=self.receive)
 
     @initialize()
     def build(self) -> None:
-        house = MatrixBuilder()
+        builder = MatrixBuilder()
         for key, idempotent in (("safe", True), ("once", False)):
             config = {"name": key}
             ChannelConfig.objects.create(
                 key=key, kind="fake", idempotent=idempotent, config=config, retry_delays=[60, 600]
             )
         self.nodes: dict[str, Node] = {
-            key: house.node(key, channel=ChannelConfig.objects.get(key=channel), **changes)
+            key: builder.node(key, channel=ChannelConfig.objects.get(key=channel), **changes)
             for key, channel, changes in (
                 ("guide", "safe", {"trigger": "a"}),
                 (
@@ -133,7 +133,7 @@ class Lives(RuleBasedStateMachine):
                         "priority": 0,
                         "over_cap": "defer",
                         "expires_after": timedelta(days=5),
-                        "template": house.template("parcel", category="service"),
+                        "template": builder.template("parcel", category="service"),
                     },
                 ),
                 ("offer", "once", {"trigger": "b", "delay": timedelta(hours=1), "priority": 2, "on_repeat": "restart",
@@ -153,9 +153,9 @@ class Lives(RuleBasedStateMachine):
 
     # --- the witness --------------------------------------------------------------------------------------------------
 
-    def hear(self, message: Message) -> Outcome:
+    def receive(self, message: Message) -> Outcome:
         try:
-            self.hold_against_the_model(message)
+            self.compare_with_model(message)
         except AssertionError as error:
             self.objections.append(error)  # whoever delivers would take it for a touch that broke
         said = self.coming.pop(0) if self.coming else "delivered"
@@ -164,23 +164,23 @@ class Lives(RuleBasedStateMachine):
         if said == "died":
             for each in self.unsettled:  # whoever asks the database knows nothing of what these heard either
                 self.model.outcomes[each.delivery_key][-1] = "died"
-                self.may_have_heard(each)
+                self.note_possible_delivery(each)
             raise Died
         if said in ("delivered", "unknown"):
-            self.may_have_heard(message)
+            self.note_possible_delivery(message)
         given: dict[str, Outcome] = {
             "delivered": Delivered(), "unknown": Unknown("timeout"), "transient": Transient("http_503"),
             "permanent": Permanent("http_400"),
         }  # fmt: skip
         return given[said]
 
-    def may_have_heard(self, message: Message) -> None:
+    def note_possible_delivery(self, message: Message) -> None:
         row = Touch.objects.get(pk=message.task_id)
         assert row.reserved_at is not None
-        slot = Heard(message.user_id, message.node, message.content_type, row.reserved_at + self.passed)
-        self.model.heard.setdefault(message.delivery_key, slot)
+        slot = PossibleDelivery(message.user_id, message.node, message.content_type, row.reserved_at + self.passed)
+        self.model.possible_deliveries.setdefault(message.delivery_key, slot)
 
-    def hold_against_the_model(self, message: Message) -> None:
+    def compare_with_model(self, message: Message) -> None:
         model, user, key = self.model, message.user_id, message.delivery_key
         row = Touch.objects.get(pk=message.task_id)
         assert row.state == "running"
@@ -202,7 +202,7 @@ class Lives(RuleBasedStateMachine):
         """One rule for all steps: the engine would switch rules off at random, and most of life is events and time."""
         if step == "events":
             types = data.draw(st.lists(st.sampled_from("aabbc"), min_size=1, max_size=3), "types")
-            self.take_in(*(self.new(user, type, data.draw(ages, "minutes ago")) for type in types))
+            self.store_events(*(self.new(user, type, data.draw(ages, "minutes ago")) for type in types))
         elif step == "tick":
             self.tick(data.draw(answers, "answers"))
         elif step == "time passes":
@@ -233,19 +233,19 @@ class Lives(RuleBasedStateMachine):
             assert (again.id, again.duplicate) == (first.id, True)
 
     def _paid(self, user: str, place: int) -> None:
-        self.take_in(self.new(user, "paid", 0))
+        self.store_events(self.new(user, "paid", 0))
 
     def _batch_with_payment(self, user: str, place: int) -> None:
-        self.take_in(*(self.new(user, type, 0) for type in ("b", "paid", "b")))
+        self.store_events(*(self.new(user, type, 0) for type in ("b", "paid", "b")))
 
     def _conversation(self, user: str, place: int) -> None:
         event = self.new(user, "conversation.started", 0)
-        self.take_in(event)
+        self.store_events(event)
         assert event.occurred_at is not None
         self.model.conversation_at[user] = event.occurred_at + self.passed
 
     def _complaint(self, user: str, place: int) -> None:
-        self.take_in(self.new(user, "complaint.received", 0))
+        self.store_events(self.new(user, "complaint.received", 0))
         self.model.opted_out.add(user)
 
     def _opt_in_again(self, user: str, place: int) -> None:
@@ -306,31 +306,31 @@ class Lives(RuleBasedStateMachine):
         elif row and row.root_id:
             failed_tasks.resolve_failed_task(row.pk, ANN, delivered=place % 2 == 0)
             if place % 2:
-                self.model.heard.pop(row.root_id, None)
+                self.model.possible_deliveries.pop(row.root_id, None)
 
     # --- what must always hold ----------------------------------------------------------------------------------------
 
     @invariant()
-    def all_is_well(self) -> None:
-        self.the_witness_has_no_objections()
-        self.nothing_is_lost_and_nothing_comes_from_nowhere()
-        self.each_new_end_says_the_truth()
-        self.what_has_ended_stays_as_it_ended()
-        self.no_customer_is_told_too_much()
+    def all_invariants_hold(self) -> None:
+        self.recorder_has_no_violations()
+        self.touches_are_neither_lost_nor_invented()
+        self.each_new_end_is_correct()
+        self.ended_touches_do_not_change()
+        self.no_customer_exceeds_a_cap()
 
-    def the_witness_has_no_objections(self) -> None:
+    def recorder_has_no_violations(self) -> None:
         if self.objections:
             raise self.objections[0]
 
-    def nothing_is_lost_and_nothing_comes_from_nowhere(self) -> None:
+    def touches_are_neither_lost_nor_invented(self) -> None:
         assert set(Touch.objects.values_list("pk", flat=True)) == self.model.planned
 
-    def what_has_ended_stays_as_it_ended(self) -> None:
+    def ended_touches_do_not_change(self) -> None:
         states: dict[UUID, str] = dict(Touch.objects.filter(state__in=ENDED).values_list("pk", "state"))
         assert {task_id: states.get(task_id) for task_id in self.model.ended} == self.model.ended
         self.model.ended = states
 
-    def each_new_end_says_the_truth(self) -> None:
+    def each_new_end_is_correct(self) -> None:
         buried = set(FailedTask.objects.values_list("task_id", "failure"))
         for row in Touch.objects.filter(state__in=ENDED).exclude(pk__in=self.model.ended):
             outcomes = set(self.model.outcomes[row.root_id])
@@ -342,9 +342,9 @@ class Lives(RuleBasedStateMachine):
                 assert (row.pk, row.state) in buried, "I9: nobody is asked about it"
             assert row.lease_until is None
 
-    def no_customer_is_told_too_much(self) -> None:
-        slots = list(self.model.heard.values())
-        for key, slot in self.model.heard.items():
+    def no_customer_exceeds_a_cap(self) -> None:
+        slots = list(self.model.possible_deliveries.values())
+        for key, slot in self.model.possible_deliveries.items():
             if slot.node == "nudge" or key in self.model.by_hand:
                 continue
             others = [each for each in slots if each.user == slot.user and each is not slot]
@@ -367,7 +367,7 @@ class Lives(RuleBasedStateMachine):
             self.time_passes(timedelta(hours=3))
             self.tick([])
         assert not Touch.objects.exclude(state__in=ENDED).exists(), "it never ends"
-        self.all_is_well()
+        self.all_invariants_hold()
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class Lives(RuleBasedStateMachine):
         happened_at = now() - timedelta(minutes=minutes_ago)
         return NewEvent("shop", f"e{self.number}", type, user, occurred_at=happened_at)
 
-    def take_in(self, *events: NewEvent) -> None:
+    def store_events(self, *events: NewEvent) -> None:
         for event, receipt in zip(events, record_events(events), strict=True):
             assert not receipt.duplicate
             assert event.occurred_at is not None
@@ -410,7 +410,7 @@ def _register_fake_channel(settings: Any, monkeypatch: pytest.MonkeyPatch) -> An
 def test_random_histories_end_each_touch_once() -> None:
     """I6, I8, I9."""
     run_state_machine_as_test(
-        Lives,
+        RandomLifecycles,
         settings=settings(
             max_examples=40,
             stateful_step_count=30,

@@ -130,13 +130,13 @@ def test_event_deleted_during_repeat_is_a_duplicate(
     pass_time(days=OLD)
     ask = sql.rows
 
-    def forget_first(statement: str, parameters: Any) -> Any:
+    def delete_first(statement: str, parameters: Any) -> Any:
         if "array_agg" in statement:
             monkeypatch.setattr(sql, "rows", ask)
             assert second_connection(retention.delete_expired_rows)["scheduling_event"] == 1
         return ask(statement, parameters)
 
-    monkeypatch.setattr(sql, "rows", forget_first)
+    monkeypatch.setattr(sql, "rows", delete_first)
     again = record_event(event_id="paid-1")
     assert (again.duplicate, again.task_ids) == (True, ())
 

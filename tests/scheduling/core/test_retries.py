@@ -17,7 +17,7 @@ from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
 from tests.scheduling.core.fake_channels import FakeChannelState
 
 ANN = Actor("ann")
@@ -272,7 +272,7 @@ def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None
     fake_channel.on_stage.clear()
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(PATIENCE)
+    assert fake_channel.on_stage.wait(WAIT_LIMIT)
     fake_channel.blocks = False
     expire_lease(task_id)
     assert dispatcher.rescue_lost_work() == (0, 1)
@@ -283,7 +283,7 @@ def deliver_until(state: str, task_id: UUID) -> Touch:
     attempts = Attempt.objects.count()
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    ends_at = now() + timedelta(seconds=PATIENCE)
+    ends_at = now() + timedelta(seconds=WAIT_LIMIT)
     while Attempt.objects.count() == attempts:
         assert now() < ends_at, "never settled"
     wait_for(state, task_id)
@@ -300,7 +300,7 @@ def test_lost_worker_retry_repeats_sent_text(touch_of_lost_worker: UUID, fake_ch
     row = deliver_until("delivered", touch_of_lost_worker)
 
     assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in fake_channel.heard] == ["hi ann"] * 3
+    assert [message.body for message in fake_channel.received] == ["hi ann"] * 3
 
 
 def test_two_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
@@ -311,7 +311,7 @@ def test_two_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, f
     row = deliver_until("delivered", touch_of_lost_worker)
 
     assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in fake_channel.heard] == ["hi ann"] * 3
+    assert [message.body for message in fake_channel.received] == ["hi ann"] * 3
 
 
 def test_lost_worker_retry_without_history_uses_new_text(
@@ -322,7 +322,7 @@ def test_lost_worker_retry_without_history_uses_new_text(
 
     row = deliver_until("delivered", touch_of_lost_worker)
 
-    assert (row.template_version, [message.body for message in fake_channel.heard]) == (2, ["hi ann", "edited ann"])
+    assert (row.template_version, [message.body for message in fake_channel.received]) == (2, ["hi ann", "edited ann"])
 
 
 def test_manual_retry_same_key_repeats_first_body(hook_touch: UUID, receiver: Any, matrix: Any) -> None:
@@ -366,18 +366,18 @@ def test_result_after_lost_lease_is_dropped(
 
     fake_channel.blocks = True
     pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(PATIENCE)
+    assert fake_channel.on_stage.wait(WAIT_LIMIT)
     expire_lease(task_id)
     dispatcher.rescue_lost_work()
     fake_channel.blocks = False
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
     wait_for("delivered", task_id)
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
     deliver([])
 
     (row,) = rows([task_id])
-    assert (row.state, row.lease_no, len(fake_channel.heard), answers) == ("delivered", 2, 2, [])
+    assert (row.state, row.lease_no, len(fake_channel.received), answers) == ("delivered", 2, 2, [])
     assert list(Attempt.objects.filter(lease_no=2).values_list("outcome", flat=True)) == ["delivered"]
     assert not Attempt.objects.filter(reason="too_late").exists()
     assert not FailedTask.objects.exists()
@@ -404,7 +404,7 @@ def test_touch_rescued_before_send_is_not_sent(
     monkeypatch.setattr(touches, "mark_sending", stolen_first)
     deliver([task_id])
 
-    assert fake_channel.heard == []
+    assert fake_channel.received == []
     assert [(row.state, row.attempt) for row in rows([task_id])] == [("scheduled", 0)]
 
 
@@ -416,7 +416,7 @@ def test_each_retry_carries_the_same_delivery_key(
     fake_channel.play = no_answer_first()
     deliver_when_due(task_id)
     deliver_when_due(task_id)
-    assert [message.delivery_key for message in fake_channel.heard] == [task_id, task_id]
+    assert [message.delivery_key for message in fake_channel.received] == [task_id, task_id]
 
 
 def no_answer_first() -> Any:

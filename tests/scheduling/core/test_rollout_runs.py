@@ -279,11 +279,11 @@ def test_rollout_edit_during_judgement_is_kept(running: RolloutCase, second_conn
     running.speak(canary=False)
     pass_time(hours=2)
 
-    def edited_meanwhile(rollout: GuardedRollout) -> Any:
+    def edit_during_judgement(rollout: GuardedRollout) -> Any:
         second_connection(lambda: _edit(running.pk, 45))
         return count_version_results(rollout)
 
-    monkeypatch.setattr(rollout_runs, "count_version_results", edited_meanwhile)
+    monkeypatch.setattr(rollout_runs, "count_version_results", edit_during_judgement)
     assert rollout_runs.advance_all_rollouts() == 1
     assert running.state() == ("paused", "edited", 45, ["vip-group"])
 
@@ -316,12 +316,12 @@ def test_rollout_manual_pause_does_not_wait_for_count(
         running.happen("complaint.received", user)
     running.speak(canary=False)
 
-    def paused_meanwhile(rollout: GuardedRollout) -> Any:
+    def pause_during_judgement(rollout: GuardedRollout) -> Any:
         second_connection(lambda: rollout_runs.pause_rollout(rollout.pk, OPS))
         second_connection(lambda: rollout_runs.resume_rollout(rollout.pk, OPS))
         return count_version_results(rollout)
 
-    monkeypatch.setattr(rollout_runs, "count_version_results", paused_meanwhile)
+    monkeypatch.setattr(rollout_runs, "count_version_results", pause_during_judgement)
     assert rollout_runs.advance_all_rollouts() == 0
     assert running.state() == ("running", "", 30, ["vip-group"])
     assert [verb for verb, _, _ in list_rollout_moves()] == ["started", "paused", "resumed"]
@@ -351,11 +351,11 @@ def test_rollout_and_config_apply_do_not_deadlock(
             return False
         return True
 
-    def entered_meanwhile(*given: Any, **others: Any) -> None:
+    def apply_during_entry(*given: Any, **others: Any) -> None:
         found.append(second_connection(lock))
         edit(*given, **others)
 
-    monkeypatch.setattr(rollout_runs, "_edit_node", entered_meanwhile)
+    monkeypatch.setattr(rollout_runs, "_edit_node", apply_during_entry)
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
     assert found == [False]
     assert second_connection(lambda: lock("15s"))

@@ -190,12 +190,12 @@ def test_rollout_paused_during_count_stays_paused(
     """A person who pauses never waits for a count, nor a count for a person."""
     count = count_next_part
 
-    def held_meanwhile(row: GuardedRollout) -> bool:
+    def pause_during_count(row: GuardedRollout) -> bool:
         more = count(row)
         second_connection(lambda: rollout_runs.pause_rollout(row.pk, Actor("ops")))
         return more
 
-    monkeypatch.setattr(rollout_stats, "count_next_part", held_meanwhile)
+    monkeypatch.setattr(rollout_stats, "count_next_part", pause_during_count)
     assert rollout_runs.advance_all_rollouts() == 0
     rollout.refresh_from_db()
     assert (rollout.state, rollout.counted) == ("paused", None)

@@ -18,7 +18,7 @@ from scheduling.delivery import pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.settlement import settle_results
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import PATIENCE, deliver_when_due, fall_due, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, fall_due, rows
 from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -99,7 +99,7 @@ def test_dead_endpoint_at_capacity_does_not_block_others(
     dead = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due(*dead)
     pipeline.deliver_touches(dead)
-    assert wait_until(lambda: len(fake_channel.heard) == 2, 15)
+    assert wait_until(lambda: len(fake_channel.received) == 2, 15)
     fake_channel.blocks = False
 
     (alive,) = record_event(type="other", user="bob").task_ids
@@ -114,7 +114,7 @@ def test_dead_endpoint_at_capacity_does_not_block_others(
     given_back = Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", attempt=0)
     assert wait_until(lambda: given_back.count() == 10, 15)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
 
 
 def test_chunk_margin_covers_its_slowest_channel(
@@ -164,7 +164,7 @@ def test_failed_settlement_is_repeated(
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
 
-    assert leaving.finish(PATIENCE)
+    assert leaving.finish(WAIT_LIMIT)
     assert (tries, rows([task_id])[0].state) == ([1, 1, 1], "delivered")
 
 
@@ -212,17 +212,17 @@ def test_busy_event_loop_threads_do_not_block_marking(
     busy = [record_event(user=f"user-{number}").task_ids[0] for number in range(40)]
     fall_due(*busy)
     pipeline.deliver_touches(busy)
-    assert wait_until(lambda: len(fake_channel.heard) == 40, PATIENCE)
+    assert wait_until(lambda: len(fake_channel.received) == 40, WAIT_LIMIT)
     fake_channel.blocks = False
 
     (other,) = record_event(type="other", user="bob").task_ids
     fall_due(other)
     pipeline.deliver_touches([other])
 
-    assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", PATIENCE)
+    assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", WAIT_LIMIT)
     assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
     assert len(set(marking_threads)) == 1
-    fake_channel.let_go.set()
+    fake_channel.release_calls.set()
 
 
 def test_sender_finish_ends_threads_and_connection(
@@ -236,12 +236,12 @@ def test_sender_finish_ends_threads_and_connection(
     fall_due(*(ids := record_event().task_ids))
     pipeline.deliver_touches(ids)
 
-    assert leaving.finish(PATIENCE)
+    assert leaving.finish(WAIT_LIMIT)
 
     assert Touch.objects.get().state == "delivered"
     ((thread, session),) = marking_threads
     assert not thread.is_alive()
-    assert wait_until(lambda: not _lives(session), PATIENCE)
+    assert wait_until(lambda: not _lives(session), WAIT_LIMIT)
 
 
 # --- two rows of channels that lead to one robot ---------------------------------------------------------------------

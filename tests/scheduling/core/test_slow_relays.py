@@ -17,8 +17,8 @@ from scheduling.channels.smtp import AT_ONCE, mail_threads
 from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
-from tests.scheduling.channels.relays import RelayServer, Talk
-from tests.scheduling.core.conftest import PATIENCE, fall_due, rows
+from tests.scheduling.channels.relays import RelayServer, SmtpDialog
+from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
 A_FEW = 4  #: at once: they are all with the relay long before the time of the first one is up
@@ -29,13 +29,13 @@ class SlowRelay:
 
     def __init__(self) -> None:
         self.holds = self.most = 0
-        self.let_go = asyncio.Event()
+        self.release_calls = asyncio.Event()
         self.server = RelayServer({"END": self._hold})
 
-    async def _hold(self, talk: Talk) -> str:
+    async def _hold(self, talk: SmtpDialog) -> str:
         self.holds += 1
         self.most = max(self.most, self.holds)
-        await self.let_go.wait()
+        await self.release_calls.wait()
         self.holds -= 1
         return "250 2.0.0 queued"
 
@@ -48,7 +48,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     thread.start()
     yield loop
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(PATIENCE)
+    thread.join(WAIT_LIMIT)
     loop.close()
 
 
@@ -56,19 +56,19 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def slow(_sending: None, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRelay]:
     monkeypatch.setattr(Email, "at_once", A_FEW)
     relay = SlowRelay()
-    asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(WAIT_LIMIT)
     yield relay
-    loop.call_soon_threadsafe(relay.let_go.set)
-    assert sender().drain(PATIENCE)
-    asyncio.run_coroutine_threadsafe(relay.server.__aexit__(None, None, None), loop).result(PATIENCE)
+    loop.call_soon_threadsafe(relay.release_calls.set)
+    assert sender().drain(WAIT_LIMIT)
+    asyncio.run_coroutine_threadsafe(relay.server.__aexit__(None, None, None), loop).result(WAIT_LIMIT)
 
 
 @pytest.fixture
 def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServer]:
     relay = RelayServer()
-    asyncio.run_coroutine_threadsafe(relay.__aenter__(), loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(relay.__aenter__(), loop).result(WAIT_LIMIT)
     yield relay
-    asyncio.run_coroutine_threadsafe(relay.__aexit__(None, None, None), loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(relay.__aexit__(None, None, None), loop).result(WAIT_LIMIT)
 
 
 @pytest.fixture
@@ -97,21 +97,21 @@ def test_mail_is_marked_when_a_thread_is_free(mails: Any, slow: SlowRelay, loop:
     with the least time left and gave it up on the way, often after the relay had it. Nobody knew what was sent."""
     ids = mails(slow.server, 3 * A_FEW)
 
-    assert wait_until(lambda: slow.holds == A_FEW, PATIENCE)
+    assert wait_until(lambda: slow.holds == A_FEW, WAIT_LIMIT)
     assert Touch.objects.filter(state="running", sending_at__isnull=False).count() == A_FEW
-    loop.call_soon_threadsafe(slow.let_go.set)
+    loop.call_soon_threadsafe(slow.release_calls.set)
 
-    assert sender().drain(PATIENCE)
+    assert sender().drain(WAIT_LIMIT)
     assert {(row.state, row.reason) for row in rows(ids)} == {("delivered", "")}
     assert slow.most == A_FEW
 
 
 def test_slow_relay_does_not_block_another(mails: Any, slow: SlowRelay, quick: RelayServer) -> None:
     held = mails(slow.server, A_FEW)
-    assert wait_until(lambda: slow.holds == A_FEW, PATIENCE)
+    assert wait_until(lambda: slow.holds == A_FEW, WAIT_LIMIT)
 
     (mail,) = mails(quick, 1)
 
-    assert wait_until(lambda: Touch.objects.get(pk=mail).state == "delivered", PATIENCE)
+    assert wait_until(lambda: Touch.objects.get(pk=mail).state == "delivered", WAIT_LIMIT)
     assert {row.state for row in rows(held)} == {"running"}, "it was delivered when the slow ones had been given up"
     assert mail_threads()._max_workers > AT_ONCE, "one slow relay may hold them all"

@@ -62,7 +62,7 @@ def test_touch_passes_trace_to_channel_and_log(
         assert sender().drain(10)
 
     its_own = Event.objects.get(user_id="bob").id
-    assert {message.task_id: message.trace_id for message in fake_channel.heard} == {named: TRACE, unnamed: its_own}
+    assert {message.task_id: message.trace_id for message in fake_channel.received} == {named: TRACE, unnamed: its_own}
     failed = {line["task_id"]: line for line in lines if line["event"] == "touch_failed"}
     assert {task_id: line["trace_id"] for task_id, line in failed.items()} == {
         str(named): TRACE.hex, str(unnamed): its_own.hex,

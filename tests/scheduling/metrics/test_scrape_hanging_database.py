@@ -14,8 +14,8 @@ from django.test import Client
 from rpa_tasks.models import Platform
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import collectors, queue_stats
-from tests.scheduling.api.serving import PATIENCE
-from tests.scheduling.hanging_database import Hanging, before_the_database
+from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.scheduling.hanging_database import HangingDatabase, proxy_database
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
 
 OF_THE_DATABASE = {
@@ -26,21 +26,21 @@ OF_THE_DATABASE = {
 
 
 @pytest.fixture
-def gate(transactional_db: None, valkey: Any) -> Iterator[Hanging]:
-    with before_the_database() as made:
+def gate(transactional_db: None, valkey: Any) -> Iterator[HangingDatabase]:
+    with proxy_database() as made:
         yield made
 
 
 @pytest.fixture
-def run_in_thread(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+def run_in_thread(gate: HangingDatabase) -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """In a thread, whose connections are its own."""
     with ThreadPoolExecutor(1) as thread:
-        yield lambda work: thread.submit(work).result(PATIENCE)
+        yield lambda work: thread.submit(work).result(WAIT_LIMIT)
         gate.end()
-        thread.submit(lambda: connections["default"].close()).result(PATIENCE)
+        thread.submit(lambda: connections["default"].close()).result(WAIT_LIMIT)
 
 
-def test_hanging_database_connection_is_tried_once(gate: Hanging, run_in_thread: Callable[..., Any]) -> None:
+def test_hanging_database_connection_is_tried_once(gate: HangingDatabase, run_in_thread: Callable[..., Any]) -> None:
     gate.hangs()
     found = read_cluster_metrics(run_in_thread(lambda: Client().get("/metrics").content))
     assert gate.taken == 1, "each wait for a connection takes two seconds of the ten that Prometheus has"
@@ -51,7 +51,7 @@ def test_hanging_database_connection_is_tried_once(gate: Hanging, run_in_thread:
 
 
 def test_database_hanging_during_scrape_is_skipped(
-    gate: Hanging, run_in_thread: Callable[..., Any], settings: Any
+    gate: HangingDatabase, run_in_thread: Callable[..., Any], settings: Any
 ) -> None:
     assert "aftertouch_touches_oldest_overdue_seconds" in read_cluster_metrics(
         run_in_thread(collectors.export_cluster_metrics)
@@ -62,7 +62,7 @@ def test_database_hanging_during_scrape_is_skipped(
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
     gate.answers()
-    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=PATIENCE)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=WAIT_LIMIT)
     assert "aftertouch_rollouts_oldest_judged_seconds" in read_cluster_metrics(
         run_in_thread(collectors.export_cluster_metrics)
     ), "asked on a new connection"
@@ -76,7 +76,7 @@ def test_expired_deadline_runs_no_query(django_assert_num_queries: Any) -> None:
 
 @pytest.mark.django_db
 def test_slow_statement_does_not_affect_others() -> None:
-    deadline = Deadline(PATIENCE)
+    deadline = Deadline(WAIT_LIMIT)
     with pytest.raises(OperationalError), deadline.limit_queries(0.1):
         collectors.sql.rows("SELECT pg_sleep(60)", {})
     with deadline.limit_queries(20.0):

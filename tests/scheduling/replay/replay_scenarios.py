@@ -29,7 +29,7 @@ Story = tuple[tuple[tuple[str, str], ...], str, str]
 
 
 @dataclass
-class Life:
+class ReplayScenario:
     """One of these worlds, made from a seed."""
 
     matrix: Any
@@ -41,7 +41,7 @@ class Life:
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
 
-    def furnish(self) -> None:
+    def create_configuration(self) -> None:
         dice = self.dice
         HarassmentRule.objects.filter(kind="cap").update(limit=2, window=24 * HOUR + RULE)
         HarassmentRule.objects.filter(kind="dedupe").update(window=30 * HOUR + RULE)

@@ -15,7 +15,7 @@ from scheduling.experiments.replay.simulation import SimulatedTouch
 from scheduling.models import Touch
 from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import NodeSpec
-from tests.scheduling.replay.replay_scenarios import Life, Story, add, database_now, read_decisions
+from tests.scheduling.replay.replay_scenarios import ReplayScenario, Story, add, database_now, read_decisions
 
 pytestmark = pytest.mark.django_db
 
@@ -51,14 +51,14 @@ def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
 
 @pytest.mark.parametrize("seed", [6, 10, 11, 14, 16])
 def test_replay_of_live_config_decides_as_recorded(matrix: Any, seed: int) -> None:
-    life = Life(matrix, seed)
-    life.furnish()
-    life.live()
+    scenario = ReplayScenario(matrix, seed)
+    scenario.create_configuration()
+    scenario.live()
     now = database_now()
     really = read_decisions()
     assert replayed(now - timedelta(days=60), now) == really
 
-    middle = now - life.shifted / 2 + timedelta(seconds=75)  # off the grid as well
+    middle = now - scenario.shifted / 2 + timedelta(seconds=75)  # off the grid as well
     later = set(Touch.objects.filter(Q(settled_at__gte=middle) | Q(settled_at=None)).values_list("event_id", "node_id"))
     from_the_middle = replayed(middle, now)
     assert from_the_middle.keys() == later

@@ -213,12 +213,12 @@ def test_publish_draft_refuses_after_other_edit(two_customers_node: Any) -> None
 def test_discarded_replay_stops(two_customers_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.create_replay(edited(delay="20m"), 7, OPS)
 
-    def discarded_meanwhile(*_: Any, progress: Callable[[int], None]) -> Any:
+    def discard_during_run(*_: Any, progress: Callable[[int], None]) -> Any:
         runs.discard_replay(run.pk, OPS)
         progress(3)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(runs, "replay_events", discarded_meanwhile)
+    monkeypatch.setattr(runs, "replay_events", discard_during_run)
     assert runs.execute_next_replay()
     run.refresh_from_db()
     assert (run.state, run.result, run.done) == ("discarded", None, 0)

@@ -51,7 +51,7 @@ class Setting:
         return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
 
 
-def world(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
+def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
     figures = ReplayCounter(ZoneInfo("Asia/Shanghai"))
     setting = Setting({each.id: each for each in nodes}, rules)
     made = Simulation(setting, figures, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
@@ -67,20 +67,20 @@ def figures_of(made: Simulation, until: datetime) -> dict[str, Any]:
 
 
 def test_simulation_sends_touch_when_due() -> None:
-    made = world(node())
+    made = simulate(node())
     made.receive([event()], NOON)
     assert figures_of(made, NOON + 14 * MINUTE)["totals"] == {"planned": 1, "waiting": 1}
-    assert figures_of(world_after(made), NOON + 15 * MINUTE)["totals"]["delivered"] == 1
+    assert figures_of(simulate_after(made), NOON + 15 * MINUTE)["totals"]["delivered"] == 1
 
 
-def world_after(made: Simulation) -> Simulation:
+def simulate_after(made: Simulation) -> Simulation:
     """The same world, counted anew."""
     made.observer = ReplayCounter(ZoneInfo("Asia/Shanghai"))
     return made
 
 
 def test_simulation_quiet_hours_defer_until_morning() -> None:
-    made = world(node(delay=3 * HOUR), rules=(NIGHT,))  # due 23:00 in Shanghai
+    made = simulate(node(delay=3 * HOUR), rules=(NIGHT,))  # due 23:00 in Shanghai
     made.receive([event()], NOON)
     told = figures_of(made, NOON + 11 * HOUR)
     assert (told["totals"], told["held"]) == ({"planned": 1, "held": 1, "waiting": 1}, {"quiet_hours": 1})
@@ -89,7 +89,7 @@ def test_simulation_quiet_hours_defer_until_morning() -> None:
 
 def test_simulation_cap_suppresses_or_defers() -> None:
     nodes = [node("a", id=1), node("b", id=2, trigger="order.paid", over_cap="defer")]
-    made = world(*nodes)
+    made = simulate(*nodes)
     for number in range(4):
         made.receive([event(id=new_id())], NOON + number * HOUR)
     made.receive([event("order.paid", id=new_id(), occurred_at=NOON + 5 * HOUR)], NOON + 5 * HOUR)
@@ -103,7 +103,7 @@ def test_simulation_cap_suppresses_or_defers() -> None:
 
 
 def test_simulation_counts_earlier_deliveries() -> None:
-    made = world(node(), rules=(DEDUPE,))
+    made = simulate(node(), rules=(DEDUPE,))
     before = CapSlot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
     made.customers["ann"].slots.append(before)
     made.receive([event()], NOON)
@@ -111,7 +111,7 @@ def test_simulation_counts_earlier_deliveries() -> None:
 
 
 def test_simulation_event_cancels_waiting_touch() -> None:
-    made = world(node(cancel_on=frozenset({"order.paid"})))
+    made = simulate(node(cancel_on=frozenset({"order.paid"})))
     made.receive([event()], NOON)
     made.receive([event("order.paid", id=new_id(), occurred_at=NOON + MINUTE)], NOON + MINUTE)
     told = figures_of(made, NOON + HOUR)
@@ -119,7 +119,7 @@ def test_simulation_event_cancels_waiting_touch() -> None:
 
 
 def test_simulation_render_failure_takes_no_slot() -> None:
-    made = world(node(), prepare=lambda *_: "template_data_missing")
+    made = simulate(node(), prepare=lambda *_: "template_data_missing")
     made.receive([event()], NOON)
     told = figures_of(made, NOON + HOUR)
     assert told["failed"] == {"template_data_missing": 1}
@@ -127,7 +127,7 @@ def test_simulation_render_failure_takes_no_slot() -> None:
 
 
 def test_simulation_opt_out_applies_from_its_time() -> None:
-    made = world(node())
+    made = simulate(node())
     made.customers["ann"].opted_out_at = NOON + HOUR
     made.receive([event()], NOON)
     made.receive([event(id=new_id(), occurred_at=NOON + HOUR)], NOON + HOUR)
@@ -137,7 +137,7 @@ def test_simulation_opt_out_applies_from_its_time() -> None:
 
 def test_simulation_is_deterministic() -> None:
     def told() -> str:
-        made = world(node("a", id=1), node("b", id=2), rules=(CAP, DEDUPE))
+        made = simulate(node("a", id=1), node("b", id=2), rules=(CAP, DEDUPE))
         for number in range(5):
             at = NOON + number * HOUR
             made.receive([event(id=new_id(), occurred_at=at.astimezone(UTC))], at)

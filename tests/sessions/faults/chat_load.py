@@ -27,7 +27,7 @@ class Chat:
 
 
 @dataclass
-class Chatter:
+class ChatTraffic:
     """So many new chats a second, in a thread. A frame that is not taken is sent again until it is."""
 
     redis_url: str
@@ -38,7 +38,7 @@ class Chatter:
     keeps_pinging: bool = False  #: everybody pings twice a second until `hush`
     refused: int = 0
 
-    def __enter__(self) -> Chatter:
+    def __enter__(self) -> ChatTraffic:
         self._stop, self._hushed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="chatter")
         self._thread.start()
@@ -48,7 +48,7 @@ class Chatter:
         self._stop.set()
         self._thread.join()
 
-    def hush(self) -> None:
+    def stop_talking(self) -> None:
         """From now on nobody new comes, and who is here says the last word."""
         self._hushed.set()
         self._thread.join()
@@ -60,23 +60,23 @@ class Chatter:
             now = time.monotonic()
             if not self._hushed.is_set():
                 while len(self.chats) < (now - began_at) * self.rate:
-                    self.chats.append(self._somebody(now))
+                    self.chats.append(self._pick_chat(now))
             pinging = self.keeps_pinging and now - last_ping > 0.5
             if pinging:
                 last_ping = now
-            waiting = [chat for chat in self.chats if self._speaks(chat, now, pinging)]
+            waiting = [chat for chat in self.chats if self._send_frame(chat, now, pinging)]
             self._send(store, waiting, now)
             if self._hushed.is_set() and not any(chat.sent < len(chat.moments) for chat in self.chats):
                 break
             self._stop.wait(0.02)
         store.server.client.close()
 
-    def _somebody(self, now: float) -> Chat:
+    def _pick_chat(self, now: float) -> Chat:
         """Half of them write once more about when they fall silent, before or after."""
         again = [now + THRESHOLD + self.chance.uniform(-0.1, 0.3)] if self.chance.random() < 0.5 else []
         return Chat(f"{self.prefix}{len(self.chats)}", [now, *again])
 
-    def _speaks(self, chat: Chat, now: float, pinging: bool) -> bool:
+    def _send_frame(self, chat: Chat, now: float, pinging: bool) -> bool:
         return pinging or (chat.sent < len(chat.moments) and chat.moments[chat.sent] <= now)
 
     def _send(self, store: Store, chats: list[Chat], now: float) -> None:
@@ -84,7 +84,7 @@ class Chatter:
             Frame(
                 chat.session,
                 f"user-{chat.session}",
-                kind="message" if self._speaks(chat, now, False) else "ping",
+                kind="message" if self._send_frame(chat, now, False) else "ping",
                 spoken=chat.sent > 0,
             )
             for chat in chats
@@ -97,7 +97,7 @@ class Chatter:
                 chat.doubtful.add(chat.sent)
             return
         for chat in chats:
-            if self._speaks(chat, now, False):
+            if self._send_frame(chat, now, False):
                 chat.sent += 1
 
 
@@ -115,13 +115,13 @@ class Count:
         return f"{name} · seed {seed} · {self.sessions} sessions, {self.events} silences: {states}"
 
 
-def count(house: ChatStack, chatter: Chatter) -> Count:
-    rows = house.sql(_TOUCHES, [f"{chatter.prefix}%"])
+def count(target: ChatStack, traffic: ChatTraffic) -> Count:
+    rows = target.sql(_TOUCHES, [f"{traffic.prefix}%"])
     by_event: dict[str, list[tuple[Any, ...]]] = {}
     for event_id, *touch in rows:
         by_event.setdefault(event_id, []).append(tuple(touch))
     problems = [f"{event}: {touches}" for event, touches in by_event.items() if not _ends_once(touches)]
-    last = armings(chatter)
+    last = list_timer_starts(traffic)
     problems += [
         f"{session} fell silent and nobody noticed"
         for session, armed_at in last.items()
@@ -130,17 +130,17 @@ def count(house: ChatStack, chatter: Chatter) -> Count:
     per_session = Counter(event.rpartition(":")[0] for event in by_event)
     problems += [
         f"{chat.session} was silent {per_session[chat.session]} times, and wrote {len(chat.moments)} times"
-        for chat in chatter.chats
-        if per_session[chat.session] > len(chat.moments) + len(chat.doubtful) and not chatter.keeps_pinging
+        for chat in traffic.chats
+        if per_session[chat.session] > len(chat.moments) + len(chat.doubtful) and not traffic.keeps_pinging
     ]
     states = Counter(f"{touches[0][0]} {touches[0][1]}".strip() for touches in by_event.values())
     return Count(len(last), len(by_event), states, problems)
 
 
-def armings(chatter: Chatter) -> dict[str, int]:
+def list_timer_starts(traffic: ChatTraffic) -> dict[str, int]:
     """When each session was last armed: the name of its last silence."""
-    server = Server(chatter.redis_url)
-    names = [chat.session for chat in chatter.chats]
+    server = Server(traffic.redis_url)
+    names = [chat.session for chat in traffic.chats]
     found = server.ask(lambda pipe: [pipe.hget(client.SESSION[client.shard_of(name)] + name, "a") for name in names])
     server.client.close()
     return {name: int(armed_at) for name, armed_at in zip(names, found, strict=True) if armed_at}

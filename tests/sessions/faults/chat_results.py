@@ -12,7 +12,7 @@ from sessions.store import client
 from sessions.store.client import Server
 from sessions.store.inbox import Inbox, parse_cursor
 from tests.sessions.faults.chat_stack import THRESHOLD, ChatStack
-from tests.sessions.faults.chat_users import Crowd, Person
+from tests.sessions.faults.chat_users import ChatUser, ChatUsers
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class Silence:
 
 @dataclass
 class Count:
-    house: ChatStack
-    crowd: Crowd
+    target: ChatStack
+    chat_users: ChatUsers
     in_order: bool = True  #: nothing is said a second time, so all is there in the order in which it was said
     silences: list[Silence] = field(default_factory=list)
     words: int = 0
     lost: int = 0  #: acknowledged and not in the inbox any more
 
     def problems(self) -> list[str]:
-        self.silences = _silences(self.house, self.crowd)
+        self.silences = _silences(self.target, self.chat_users)
         self.words = self.lost = 0
         found = [f"{each.session}:{each.armed_at} {what}" for each in self.silences for what in each.problems()]
         by_session: dict[str, list[Silence]] = defaultdict(list)
         for each in self.silences:
             by_session[each.session].append(each)
-        server = Server(self.house.stack.endpoints.redis_url)
-        for user, agent in self.crowd.chats:
+        server = Server(self.target.stack.endpoints.redis_url)
+        for user, agent in self.chat_users.chats:
             session = user.client.session
             kept = [entry.cursor for entry in Inbox(server).since(session, "0-0")]
             last = server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]  # type: ignore[misc]
@@ -76,7 +76,7 @@ class Count:
         server.client.close()
         return found
 
-    def _heard(self, user: Person, agent: Person, kept: list[str]) -> Iterator[str]:
+    def _heard(self, user: ChatUser, agent: ChatUser, kept: list[str]) -> Iterator[str]:
         """Both heard everything that was said, once; the inbox has the last of it."""
         heard = [frame["cursor"] for frame in user.heard]
         if heard != [frame["cursor"] for frame in agent.heard]:
@@ -97,7 +97,7 @@ class Count:
     def line(self, name: str, seed: int, *notes: str) -> str:
         states = Counter(each.state for each in self.silences)
         ends = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-        told = f"{len(self.crowd.chats)} chats, {self.words} messages, {len(self.silences)} silences: {ends}"
+        told = f"{len(self.chat_users.chats)} chats, {self.words} messages, {len(self.silences)} silences: {ends}"
         lost = [f"{self.lost} acknowledged messages lost"] if self.lost else []
         return " · ".join([name, f"seed {seed}", told, *lost, *notes])
 
@@ -123,9 +123,9 @@ def _last(silences: list[Silence], handed_in: bytes | None) -> Iterator[str]:
         yield f"got no guide message at the end: {last}"
 
 
-def _silences(house: ChatStack, crowd: Crowd) -> list[Silence]:
+def _silences(target: ChatStack, chat_users: ChatUsers) -> list[Silence]:
     found: dict[str, Silence] = {}
-    for event_id, occurred_at, *touch in house.sql(_TOUCHES, [f"{crowd.prefix}%"]):
+    for event_id, occurred_at, *touch in target.sql(_TOUCHES, [f"{chat_users.prefix}%"]):
         session, _, armed_at = event_id.rpartition(":")
         silence = found.setdefault(event_id, Silence(session, int(armed_at), _ms(occurred_at), []))
         if touch[0]:

@@ -27,7 +27,7 @@ from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from sessions.store.stats import running_watchers
 
-PATIENCE = 120.0
+WAIT_LIMIT = 120.0
 THRESHOLD = 2.0  #: seconds, of the policy
 #: As the configuration says it: whoever meets a server that was flushed brings them back, whether product or test.
 POLICIES = PolicySet({"default": Policy(timedelta(seconds=THRESHOLD))})
@@ -159,10 +159,10 @@ class ChatStack:
         return f"{armed} armed, {in_flight} in flight, {unsettled}" if armed or in_flight or unsettled else "nothing"
 
     def await_rest(self, prefix: str) -> None:
-        if not wait_until(lambda: self.at_rest(prefix), PATIENCE, pause=0.3):
-            raise AssertionError(f"after {PATIENCE:g} s there is still {self.restless(prefix)}\n{self.logs()}")
+        if not wait_until(lambda: self.at_rest(prefix), WAIT_LIMIT, pause=0.3):
+            raise AssertionError(f"after {WAIT_LIMIT:g} s there is still {self.restless(prefix)}\n{self.logs()}")
 
-    def wait(self, happened: Any, what: str, timeout: float = PATIENCE) -> None:
+    def wait(self, happened: Any, what: str, timeout: float = WAIT_LIMIT) -> None:
         if not wait_until(happened, timeout):
             raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
 
@@ -174,7 +174,7 @@ class ChatStack:
 
 
 @contextmanager
-def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[ChatStack]:
+def run_chat_stack(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[ChatStack]:
     environment = {
         "DJANGO_SETTINGS_MODULE": "config.settings.test",
         "AFTERTOUCH_WORKER_CONCURRENCY": "2",

@@ -46,7 +46,7 @@ class RoamingClient(SessionClient):
 
 
 @dataclass
-class Person:
+class ChatUser:
     role: str
     client: RoamingClient
     said: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Person:
     heard: list[dict[str, Any]] = field(default_factory=list)  #: messages
     problem: str = ""
 
-    async def say(self) -> None:
+    async def send_message(self) -> None:
         number = len(self.said) + 1
         self.said.append(await self.client.message(f"{self.role} {number}", seq=number))
 
@@ -74,21 +74,21 @@ class Person:
 
 
 @dataclass
-class Crowd:
+class ChatUsers:
     """So many chats, in a thread, from `with` to the end of its block. `hush` makes each user say a last word."""
 
     nodes: Sequence[str]
     prefix: str
     size: int
     chance: random.Random
-    chats: list[tuple[Person, Person]] = field(default_factory=list)
+    chats: list[tuple[ChatUser, ChatUser]] = field(default_factory=list)
     failure: BaseException | None = None
 
     @property
-    def people(self) -> list[Person]:
+    def users(self) -> list[ChatUser]:
         return [person for chat in self.chats for person in chat]
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> ChatUsers:
         self._ready, self._hushed, self._hush, self._over = (threading.Event() for _ in range(4))
         self._thread = threading.Thread(target=self._run, name="crowd")
         self._thread.start()
@@ -103,11 +103,11 @@ class Crowd:
         self._over.set()
         self._thread.join()
 
-    def hush(self) -> None:
+    def stop_talking(self) -> None:
         """Wait until everybody's last word is acknowledged."""
         self._hush.set()
         if not self._hushed.wait(STARTED_WITHIN):
-            waiting = [person for person in self.people if not person.is_answered]
+            waiting = [person for person in self.users if not person.is_answered]
             raise AssertionError(f"{len(waiting)} people wait for acknowledgements: {waiting[:3]}")
         self._raise_failure()
 
@@ -129,14 +129,14 @@ class Crowd:
         async with AsyncExitStack() as stack:
             for number in range(self.size):
                 # The nodes in turn, and user and agent never on the same one.
-                self.chats.append((self._person(number, "user", 0), self._person(number, "agent", 1)))
-            for person in self.people:
+                self.chats.append((self._create_user(number, "user", 0), self._create_user(number, "agent", 1)))
+            for person in self.users:
                 await stack.enter_async_context(person.client)
-            listening = [asyncio.create_task(person.listen()) for person in self.people]
-            await asyncio.gather(*(person.client.connected.wait() for person in self.people))
+            listening = [asyncio.create_task(person.listen()) for person in self.users]
+            await asyncio.gather(*(person.client.connected.wait() for person in self.users))
             self._ready.set()
             await asyncio.gather(*(self._chat(*chat) for chat in self.chats))
-            while not all(person.is_answered for person in self.people) and not self._over.is_set():
+            while not all(person.is_answered for person in self.users) and not self._over.is_set():
                 await asyncio.sleep(0.05)
             self._hushed.set()
             while not self._over.is_set():
@@ -144,20 +144,20 @@ class Crowd:
             for task in listening:
                 task.cancel()
 
-    def _person(self, number: int, role: str, turn: int) -> Person:
+    def _create_user(self, number: int, role: str, turn: int) -> ChatUser:
         nodes = islice(cycle(self.nodes), (number + turn) % len(self.nodes), None)
-        return Person(role, RoamingClient(nodes, f"{self.prefix}{number}", role))
+        return ChatUser(role, RoamingClient(nodes, f"{self.prefix}{number}", role))
 
-    async def _chat(self, user: Person, agent: Person) -> None:
+    async def _chat(self, user: ChatUser, agent: ChatUser) -> None:
         """Now and then the user thinks for longer than the threshold."""
         chance = random.Random(self.chance.random())
         while not self._hush.is_set():
-            await user.say()
+            await user.send_message()
             if chance.random() < 0.3:
-                await agent.say()
+                await agent.send_message()
             ends_at = time.monotonic() + (
                 chance.uniform(2.2, 3.5) if chance.random() < 0.2 else chance.uniform(0.2, 0.8)
             )
             while time.monotonic() < ends_at and not self._hush.is_set():
                 await asyncio.sleep(0.05)
-        await user.say()
+        await user.send_message()

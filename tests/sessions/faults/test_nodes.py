@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from tests.sessions.faults.chat_stack import ChatStack, Program
-from tests.sessions.faults.chat_users import Person
+from tests.sessions.faults.chat_users import ChatUser
 from tests.sessions.faults.conftest import RunUnderLoad
 from tests.sessions.faults.shifted_clock import set_clock
 
@@ -28,39 +28,41 @@ def chat_stack(shared_chat_stack: ChatStack) -> Iterator[ChatStack]:
 
 def test_clients_reconnect_when_web_node_and_watcher_stop(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """Who was on that node comes back on the other one, and has missed nothing."""
-    house = chat_stack
-    stays, goes, watcher = house.web("web-a"), house.web("web-b"), house.watcher()
-    with house.running(stays, goes, watcher):
-        house.await_watcher(watcher)
-        with run_under_load(house, "SIGTERM of a web node and of a watcher", stays, goes) as run:
+    target = chat_stack
+    stays, goes, watcher = target.web("web-a"), target.web("web-b"), target.watcher()
+    with target.running(stays, goes, watcher):
+        target.await_watcher(watcher)
+        with run_under_load(target, "SIGTERM of a web node and of a watcher", stays, goes) as run:
             run.go_on()
-            moved = [(person.client, len(person.client.codes)) for person in run.crowd.people if is_on(goes, person)]
+            moved = [
+                (person.client, len(person.client.codes)) for person in run.chat_users.users if is_on(goes, person)
+            ]
             first, second = run.chance.sample([goes, watcher], 2)
             first.process.send_signal(signal.SIGTERM)
             run.go_on()
             second.process.send_signal(signal.SIGTERM)
             assert watcher.process.wait(30) == 0
             goes.process.wait(30)
-            house.wait(lambda: all(is_on(stays, person) for person in run.crowd.people), "all are back")
+            target.wait(lambda: all(is_on(stays, person) for person in run.chat_users.users), "all are back")
             run.go_on()
-            run.notes.append(f"{len(moved)} of {len(run.crowd.people)} connections came back on the other node")
+            run.notes.append(f"{len(moved)} of {len(run.chat_users.users)} connections came back on the other node")
         assert moved
-        assert {person.client.node for person in run.crowd.people} == {stays.address}
+        assert {person.client.node for person in run.chat_users.users} == {stays.address}
         assert {client.codes[before] for client, before in moved} == {RESTARTS}
 
 
-def is_on(node: Program, person: Person) -> bool:
+def is_on(node: Program, person: ChatUser) -> bool:
     return person.client.node == node.address and person.client.connected.is_set()
 
 
 @pytest.mark.campaign
 def test_twenty_node_stops_lose_no_message(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """Asked to end or killed, one of them at a time, and started again."""
-    house = chat_stack
-    programs = {"web-a": house.web("web-a"), "web-b": house.web("web-b"), "watcher": house.watcher()}
+    target = chat_stack
+    programs = {"web-a": target.web("web-a"), "web-b": target.web("web-b"), "watcher": target.watcher()}
     try:
-        house.await_watcher(programs["watcher"])
-        with run_under_load(house, "web nodes and a watcher, 20 points", programs["web-a"], programs["web-b"]) as run:
+        target.await_watcher(programs["watcher"])
+        with run_under_load(target, "web nodes and a watcher, 20 points", programs["web-a"], programs["web-b"]) as run:
             for _ in range(20):
                 run.go_on()
                 name = run.chance.choice(sorted(programs))
@@ -68,35 +70,37 @@ def test_twenty_node_stops_lose_no_message(chat_stack: ChatStack, run_under_load
                 programs[name].process.wait(30)
                 run.go_on()
                 port = programs[name].port if name != "watcher" else 0
-                programs[name] = house.web(name, port=port) if port else house.watcher()
-                house.wait(lambda: all(person.client.connected.is_set() for person in run.crowd.people), "all are back")
+                programs[name] = target.web(name, port=port) if port else target.watcher()
+                target.wait(
+                    lambda: all(person.client.connected.is_set() for person in run.chat_users.users), "all are back"
+                )
     finally:
-        with house.running(*programs.values()):
+        with target.running(*programs.values()):
             pass
 
 
 def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
     """A web node, all watchers and all workers are half a minute ahead, and then behind: nothing comes early or twice.
     While the workers are behind, everything comes as much later."""
-    house, clock = chat_stack, chat_stack.stack.state_dir / "clock"
+    target, clock = chat_stack, chat_stack.stack.state_dir / "clock"
     set_clock(clock, 0)
-    right, odd = house.web("web-a"), house.web("web-b", clock)
-    watcher, worker = house.watcher(clock), house.worker(clock)
+    right, odd = target.web("web-a"), target.web("web-b", clock)
+    watcher, worker = target.watcher(clock), target.worker(clock)
     for program in ("watcher", "core"):
-        house.stack.stop(program)
+        target.stack.stop(program)
     try:
-        with house.running(right, odd, watcher, worker):
-            house.await_watcher(watcher)
-            with run_under_load(house, "the clock of a node jumps", right, odd) as run:
+        with target.running(right, odd, watcher, worker):
+            target.await_watcher(watcher)
+            with run_under_load(target, "the clock of a node jumps", right, odd) as run:
                 run.go_on()
                 for seconds in (30, -15):
                     set_clock(clock, seconds)
-                    house.wait(lambda seconds=seconds: abs(skew(odd) - abs(seconds)) < 5, "it says so")  # type: ignore[misc]
+                    target.wait(lambda seconds=seconds: abs(skew(odd) - abs(seconds)) < 5, "it says so")  # type: ignore[misc]
                     run.go_on()
                 assert skew(right) < 5
     finally:
         for program in ("watcher", "core"):
-            house.stack.start(program)
+            target.stack.start(program)
 
 
 def skew(node: Program) -> float:

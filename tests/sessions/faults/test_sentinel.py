@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from tests.faults.brokers import RedisServer, Sentinels, sentinels
-from tests.sessions.faults.chat_stack import ChatStack, Program, house
+from tests.sessions.faults.chat_stack import ChatStack, Program, run_chat_stack
 from tests.sessions.faults.conftest import Run, RunUnderLoad
 
 pytestmark = pytest.mark.faults
@@ -23,7 +23,7 @@ def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Pr
     with ExitStack() as stack:
         watched = stack.enter_context(sentinels(folder / "redis"))
         urls = {"REDIS_URL": watched.broker_url, "CELERY_BROKER_URL": watched.broker_url}
-        made = stack.enter_context(house(folder, urls))
+        made = stack.enter_context(run_chat_stack(folder, urls))
         made.send_by("inapp")
         one, other, watcher = made.web("web-a"), made.web("web-b"), made.watcher()
         stack.enter_context(made.running(one, other, watcher))
@@ -37,11 +37,11 @@ def kill_primary(watched: Sentinels, run: Run) -> RedisServer:
     killed = watched.primary if watched.primary.port == before else watched.replica
     struck_at = time.monotonic()
     killed.kill()
-    run.house.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
+    run.target.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
     named = time.monotonic() - struck_at
     run.go_on()
-    answered = [at for each in run.crowd.people for at in each.acknowledged.values() if at > struck_at + 1]
-    run.house.wait(lambda: run.silences() > silences, "silences are found again")
+    answered = [at for each in run.chat_users.users for at in each.acknowledged.values() if at > struck_at + 1]
+    run.target.wait(lambda: run.silences() > silences, "silences are found again")
     run.notes.append(
         f"new primary after {named:.1f} s, first message taken after {min(answered) - struck_at:.1f} s,"
         f" first silence handed in within {time.monotonic() - struck_at:.1f} s"

@@ -13,8 +13,8 @@ import pytest
 
 from config.local.processes import wait_until
 from sessions.store.client import Server
-from tests.sessions.faults.chat_load import Chatter, armings, count
-from tests.sessions.faults.chat_stack import PATIENCE, ChatStack, Program, seed_of_this_run
+from tests.sessions.faults.chat_load import ChatTraffic, count, list_timer_starts
+from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program, seed_of_this_run
 
 pytestmark = pytest.mark.faults
 
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.faults
 class Watchers:
     """The one of the stack, which is started anew when it dies, and a second one of ours."""
 
-    def __init__(self, house: ChatStack) -> None:
-        self.house = house
-        self.second: Program = house.watcher()
+    def __init__(self, target: ChatStack) -> None:
+        self.target = target
+        self.second: Program = target.watcher()
 
     def kill_one(self, chance: random.Random) -> None:
         if chance.random() < 0.5:
             self.second.kill()
-            self.second = self.house.watcher()
+            self.second = self.target.watcher()
         else:
-            stack = self.house.stack
-            stack.wait_until(lambda: "watcher" in stack.pids, PATIENCE, "the start after the last kill")
+            stack = self.target.stack
+            stack.wait_until(lambda: "watcher" in stack.pids, WAIT_LIMIT, "the start after the last kill")
             stack.kill("watcher")
 
 
@@ -47,30 +47,30 @@ def two_watchers(shared_chat_stack: ChatStack) -> Iterator[Watchers]:
             pass
 
 
-ChatLoad = Callable[..., AbstractContextManager[tuple[Chatter, random.Random]]]
+ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
 
 
 @pytest.fixture
 def chat_load(two_watchers: Watchers, report_line: Callable[[str], None]) -> ChatLoad:
-    house = two_watchers.house
+    target = two_watchers.target
 
     @contextmanager
     def chat_load(
         name: str, *, rate: float = 20.0, keeps_pinging: bool = False
-    ) -> Iterator[tuple[Chatter, random.Random]]:
+    ) -> Iterator[tuple[ChatTraffic, random.Random]]:
         """Load for the length of the block, then the end of everything, then the count."""
         seed = seed_of_this_run()
         print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
-        chatter = Chatter(house.stack.endpoints.redis_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
-        chatter.keeps_pinging = keeps_pinging
-        with chatter:
-            yield chatter, random.Random(seed)
-            chatter.hush()
-        house.await_rest(chatter.prefix)
-        found = count(house, chatter)
+        traffic = ChatTraffic(target.stack.endpoints.redis_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
+        traffic.keeps_pinging = keeps_pinging
+        with traffic:
+            yield traffic, random.Random(seed)
+            traffic.stop_talking()
+        target.await_rest(traffic.prefix)
+        found = count(target, traffic)
         report_line(found.line(name, seed))
-        assert not found.problems, "\n".join([*found.problems[:20], house.logs()])
-        assert found.sessions == len(chatter.chats) > 0
+        assert not found.problems, "\n".join([*found.problems[:20], target.logs()])
+        assert found.sessions == len(traffic.chats) > 0
 
     return chat_load
 
@@ -94,7 +94,7 @@ def test_silences_survive_postgresql_outage(shared_chat_stack: ChatStack, chat_l
     with chat_load("PostgreSQL killed, then out of reach for 10 s") as (_, chance):
         time.sleep(chance.uniform(1.0, 3.0))
         killed = shared_chat_stack.stack.kill("PostgreSQL")
-        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("PostgreSQL", killed) != killed, PATIENCE)
+        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("PostgreSQL", killed) != killed, WAIT_LIMIT)
         time.sleep(chance.uniform(1.0, 2.0))
         main = psutil.Process(shared_chat_stack.stack.server_pids["PostgreSQL"])
         stopped = [main, *main.children(recursive=True)]
@@ -114,29 +114,29 @@ def test_silences_survive_killed_valkey(shared_chat_stack: ChatStack, chat_load:
     with chat_load("kill -9 Valkey") as (_, chance):
         time.sleep(chance.uniform(2.0, 4.0))
         killed = shared_chat_stack.stack.kill("Valkey")
-        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("Valkey", killed) != killed, PATIENCE)
+        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("Valkey", killed) != killed, WAIT_LIMIT)
         time.sleep(3)
 
 
 def test_sessions_are_armed_again_after_flush(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
     """Who is there is armed again by the next ping. What had fallen silent and was not handed in yet is lost."""
-    with chat_load("FLUSHALL", keeps_pinging=True) as (chatter, chance):
+    with chat_load("FLUSHALL", keeps_pinging=True) as (traffic, chance):
         time.sleep(chance.uniform(2.0, 4.0))
         server = Server(shared_chat_stack.stack.endpoints.redis_url)
         server.client.flushall()
         server.client.script_flush()
         server.client.close()
-        there = {chat.session for chat in chatter.chats}
-        assert wait_until(lambda: there <= armings(chatter).keys(), PATIENCE)
+        there = {chat.session for chat in traffic.chats}
+        assert wait_until(lambda: there <= list_timer_starts(traffic).keys(), WAIT_LIMIT)
         assert len(there) > 20
 
 
 def test_stopped_watcher_leaves_silences_to_the_other(two_watchers: Watchers, chat_load: ChatLoad) -> None:
-    house = two_watchers.house
+    target = two_watchers.target
     with chat_load("SIGTERM watcher"):
         for _ in range(3):
-            house.await_watcher(two_watchers.second)
+            target.await_watcher(two_watchers.second)
             time.sleep(0.5)
             assert two_watchers.second.terminate() == 0
             time.sleep(0.5)
-            two_watchers.second = house.watcher()
+            two_watchers.second = target.watcher()

@@ -35,7 +35,7 @@ def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]
     def open_page(session: str = "s1", role: str = "user", *, welcome: bool = True, **more: Any) -> Page:
         opened.append(Page(address, session, role, **more))
         if welcome:
-            assert opened[-1].hear()["type"] == "welcome"
+            assert opened[-1].receive()["type"] == "welcome"
         return opened[-1]
 
     yield open_page

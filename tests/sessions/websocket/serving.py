@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from config.environment import ROOT, environment
 from sessions.websocket import tokens
-from tests.scheduling.api.serving import PATIENCE, database_url
+from tests.scheduling.api.serving import WAIT_LIMIT, database_url
 
 FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate false --timeout-graceful-shutdown 2"
 
@@ -37,7 +37,7 @@ def process(*words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> Iter
     finally:
         running.terminate()
         try:
-            running.wait(PATIENCE)
+            running.wait(WAIT_LIMIT)
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()
@@ -69,7 +69,7 @@ class Page:
         query = f"token={quote(secret)}" + (f"&cursor={cursor}" if cursor else "")
         url = f"ws://{address}/ws/v1/sessions/{quote(session, safe='')}?{query}"
         self.address = address
-        self.socket: ClientConnection = connect(url, open_timeout=PATIENCE, compression=None).__enter__()
+        self.socket: ClientConnection = connect(url, open_timeout=WAIT_LIMIT, compression=None).__enter__()
 
     def __enter__(self) -> Page:
         return self
@@ -78,38 +78,38 @@ class Page:
         self.socket.close()
 
     @classmethod
-    def is_let_in(cls, address: str, secret: str) -> bool:
+    def is_accepted(cls, address: str, secret: str) -> bool:
         with cls(address, token=secret) as page:
             try:
-                return page.hear()["type"] == "welcome"
+                return page.receive()["type"] == "welcome"
             except ConnectionClosed:
                 return False
 
-    def say(self, type: str, **more: Any) -> None:
+    def send_frame(self, type: str, **more: Any) -> None:
         self.socket.send(json.dumps({"type": type, **more}))
 
-    def hear(self, timeout: float = PATIENCE) -> dict[str, Any]:
+    def receive(self, timeout: float = WAIT_LIMIT) -> dict[str, Any]:
         return json.loads(self.socket.recv(timeout))  # type: ignore[no-any-return]
 
-    def hear_until(self, type: str, **wanted: Any) -> dict[str, Any]:
+    def receive_until(self, type: str, **wanted: Any) -> dict[str, Any]:
         """The next frame of this type that says this; others are passed over."""
-        ends_at = monotonic() + PATIENCE
+        ends_at = monotonic() + WAIT_LIMIT
         while True:
-            frame = self.hear(max(0.0, ends_at - monotonic()))
+            frame = self.receive(max(0.0, ends_at - monotonic()))
             if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
                 return frame
 
-    def heard_so_far(self) -> list[dict[str, Any]]:
+    def received_frames(self) -> list[dict[str, Any]]:
         """What came before the answer to a ping that is sent now."""
-        self.say("ping")
+        self.send_frame("ping")
         found = []
-        while (frame := self.hear())["type"] != "pong":
+        while (frame := self.receive())["type"] != "pong":
             found.append(frame)
         return found
 
     def close_code(self) -> tuple[int, str]:
         """Wait for the server to end it; what it said before is passed over."""
-        ends_at = monotonic() + PATIENCE
+        ends_at = monotonic() + WAIT_LIMIT
         with pytest.raises(ConnectionClosed) as closed:
             self._pass_over(ends_at)
         assert closed.value.rcvd is not None, "no close frame came"

@@ -14,7 +14,7 @@ from sessions.store.inbox import Entry, Inbox, Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
-from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.sessions.websocket.serving import token
 
 
@@ -29,7 +29,7 @@ class Listening(SessionConsumer):
         self.heard_it.set()
 
 
-class Wire:
+class RecordedSocket:
     """The other end of its connection."""
 
     def __init__(self) -> None:
@@ -62,22 +62,22 @@ def test_message_during_empty_inbox_read_is_delivered(valkey: Any, monkeypatch: 
         found = since(self, *args)
         if not found and not empty.is_set():
             empty.set()
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(WAIT_LIMIT)
         return found
 
-    async def say(text: str) -> None:
+    async def send_frame(text: str) -> None:
         post = Post("s1", text, "agent", text)
         (posted,) = await asyncio.to_thread(inbox().put, [post])
         await hub.hub().notify("s1", hub.message_notification(post, posted))
 
     async def look() -> list[str]:
-        page, consumer = Wire(), Listening()
-        await say("before")
+        page, consumer = RecordedSocket(), Listening()
+        await send_frame("before")
         running = asyncio.create_task(consumer(scope("s1"), page.said.get, page.heard.put))
         try:
-            async with asyncio.timeout(PATIENCE):
-                assert await asyncio.to_thread(empty.wait, PATIENCE)
-                await say("meanwhile")
+            async with asyncio.timeout(WAIT_LIMIT):
+                assert await asyncio.to_thread(empty.wait, WAIT_LIMIT)
+                await send_frame("meanwhile")
                 await consumer.heard_it.wait()
                 go_on.set()
                 return await page.texts(2)

@@ -11,7 +11,7 @@ import pytest
 
 from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
-from tests.scheduling.api.serving import PATIENCE, Gate, cloud_event
+from tests.scheduling.api.serving import WAIT_LIMIT, Gate, cloud_event
 from tests.sessions.websocket.serving import Page, token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +22,7 @@ async def new_token(role: str = "agent") -> str:
 
 
 async def next_frame(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_LIMIT):
         while True:
             frame: dict[str, Any] = await anext(frames)
             if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
@@ -34,19 +34,19 @@ def test_client_sends_and_receives_messages_and_events(address: str, open_page: 
 
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             frames = aiter(chat)
             name = await chat.message("hello")
             await next_frame(frames, "ack", id=name)
             await chat.sign("typing")
             await chat.event(cloud_event("e1"), id="x")
             assert (await next_frame(frames, "ack", id="x"))["event_id"] == "e1"
-            await asyncio.to_thread(ann.say, "message", text="hi")
+            await asyncio.to_thread(ann.send_frame, "message", text="hi")
             assert (await next_frame(frames, "message", **{"from": "user"}))["text"] == "hi"
 
     asyncio.run(gateway())
-    assert ann.hear_until("message")["text"] == "hello"
-    ann.hear_until("typing")
+    assert ann.receive_until("message")["text"] == "hello"
+    ann.receive_until("typing")
     assert Event.objects.filter(event_id="e1").exists()
 
 
@@ -58,12 +58,12 @@ def test_client_after_lost_connection_sends_each_message_once(address: str, open
     async def gateway() -> list[str]:
         heard: list[str] = []
         async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", new_token) as chat:
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             frames = aiter(chat)
             await next_frame(frames, "ack", id=await chat.message("one"))
             await asyncio.to_thread(gate.shut)
             await chat.message("two")
-            await asyncio.to_thread(ann.say, "message", text="while you were away")
+            await asyncio.to_thread(ann.send_frame, "message", text="while you were away")
             await asyncio.to_thread(gate.open)
             while len(heard) < 3:
                 heard.append((await next_frame(frames, "message"))["text"])
@@ -73,8 +73,8 @@ def test_client_after_lost_connection_sends_each_message_once(address: str, open
         assert sorted(asyncio.run(gateway())) == ["one", "two", "while you were away"]
     finally:
         gate.shut()
-    assert sorted(ann.hear_until("message")["text"] for _ in range(3)) == ["one", "two", "while you were away"]
-    assert not [frame for frame in ann.heard_so_far() if frame["type"] == "message"]
+    assert sorted(ann.receive_until("message")["text"] for _ in range(3)) == ["one", "two", "while you were away"]
+    assert not [frame for frame in ann.received_frames() if frame["type"] == "message"]
 
 
 def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable[..., Page]) -> None:
@@ -85,7 +85,7 @@ def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             for number in range(3):
                 await chat.message(f"before {number}", seq=number)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_LIMIT):
                 while chat._socket is None:
                     await asyncio.sleep(0)
                 last = await chat.message("while it comes in", seq=3)
@@ -93,7 +93,7 @@ def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable
                 assert not chat._unacknowledged
 
     asyncio.run(gateway())
-    heard = [bob.hear_until("message") for _ in range(4)]
+    heard = [bob.receive_until("message") for _ in range(4)]
     assert [frame["text"] for frame in heard] == ["before 0", "before 1", "before 2", "while it comes in"]
     assert [frame["seq"] for frame in heard] == [0, 1, 2, 3]  # none had been sent before
 
@@ -104,7 +104,7 @@ def test_client_repeats_messages_within_server_rate(address: str, initial_rows: 
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
-            async with asyncio.timeout(PATIENCE * 2):
+            async with asyncio.timeout(WAIT_LIMIT * 2):
                 async for frame in chat:
                     said -= {frame["id"]} if frame["type"] == "ack" else set()
                     if not said:
@@ -119,14 +119,14 @@ def test_client_resends_unstored_message_after_later_seq(address: str, open_page
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             name = await not_stored(chat, "one", seq=1)
             await next_frame(frames, "ack", id=await chat.message("two", seq=2))
             await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
             await next_frame(frames, "ack", id=name)
 
     asyncio.run(gateway())
-    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["two", "one"]
 
 
 def test_client_resends_unstored_message_after_reconnect(address: str, open_page: Callable[..., Page]) -> None:
@@ -135,7 +135,7 @@ def test_client_resends_unstored_message_after_reconnect(address: str, open_page
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             name = await not_stored(chat, "one", seq=1)
             await next_frame(frames, "ack", id=await chat.message("two", seq=2))
             assert chat._socket is not None
@@ -143,7 +143,7 @@ def test_client_resends_unstored_message_after_reconnect(address: str, open_page
             await next_frame(frames, "ack", id=name)
 
     asyncio.run(gateway())
-    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["two", "one"]
 
 
 async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
@@ -195,7 +195,7 @@ def test_client_reconnects_without_limit(monkeypatch: pytest.MonkeyPatch) -> Non
             raise aiohttp.ClientError
 
         async with SessionClient("http://127.0.0.1:9", "s1", away):
-            await asyncio.wait_for(often.wait(), PATIENCE)
+            await asyncio.wait_for(often.wait(), WAIT_LIMIT)
 
     asyncio.run(gateway())
 
@@ -205,7 +205,7 @@ def test_client_raises_error_of_token_function() -> None:
         raise KeyError("no token in the answer")
 
     async def gateway() -> None:
-        async with SessionClient("http://127.0.0.1:9", "s1", odd) as chat, asyncio.timeout(PATIENCE):
+        async with SessionClient("http://127.0.0.1:9", "s1", odd) as chat, asyncio.timeout(WAIT_LIMIT):
             async for _ in chat:
                 pass
 
@@ -216,9 +216,9 @@ def test_client_raises_error_of_token_function() -> None:
 def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..., Page]) -> None:
     async def gateway() -> list[Any]:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             await chat.close_session()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_LIMIT):
                 return [frame async for frame in chat]
 
     assert asyncio.run(gateway()) == []
@@ -227,9 +227,9 @@ def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..
 def test_client_raises_on_refused_frame(address: str, initial_rows: None) -> None:
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
-            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             await chat.sign("shout")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_LIMIT):
                 async for _ in chat:
                     pass
 

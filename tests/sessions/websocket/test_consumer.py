@@ -27,23 +27,23 @@ Open = Callable[..., Page]
 
 def test_user_and_agent_receive_messages(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="你好", id="m1")
-    seen = bob.hear_until("message")
+    ann.send_frame("message", text="你好", id="m1")
+    seen = bob.receive_until("message")
     assert (seen["from"], seen["text"], seen["id"]) == ("user", "你好", "m1")
-    heard = {frame["type"]: frame for frame in (ann.hear(), ann.hear())}
+    heard = {frame["type"]: frame for frame in (ann.receive(), ann.receive())}
     assert heard["message"] == seen
     assert heard["ack"] == {"type": "ack", "id": "m1", "duplicate": False}
-    bob.say("message", text="hello")
-    answer = ann.hear_until("message", **{"from": "agent"})
+    bob.send_frame("message", text="hello")
+    answer = ann.receive_until("message", **{"from": "agent"})
     assert answer["text"] == "hello"
     assert answer["at"].endswith("+00:00")
 
 
 def test_typing_reaches_only_other_side_and_is_not_stored(open_page: Open) -> None:
     ann, second, bob = open_page(), open_page(), open_page(role="agent")
-    ann.say("typing")
-    assert bob.hear_until("typing") == {"type": "typing", "from": "user"}
-    assert second.heard_so_far() == []
+    ann.send_frame("typing")
+    assert bob.receive_until("typing") == {"type": "typing", "from": "user"}
+    assert second.received_frames() == []
     assert inbox().since("s1", "0-0") == []
 
 
@@ -51,154 +51,154 @@ def test_each_user_frame_over_websocket_renews_deadline(open_page: Open) -> None
     ann = open_page()
     for kind in ("message", "ping", "typing", "read", "message"):
         before = deadline()
-        ann.say(kind, text="x")
+        ann.send_frame(kind, text="x")
         eventually(lambda before=before: deadline() > before)
 
 
 def test_ping_after_flush_arms_session_again(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     sessions.live_store().server.client.flushall()
-    ann.say("ping")
+    ann.send_frame("ping")
     assert eventually(deadline)
-    ann.say("message", text="still here")
-    assert bob.hear_until("message", text="still here")
+    ann.send_frame("message", text="still here")
+    assert bob.receive_until("message", text="still here")
 
 
 def test_ping_of_user_who_wrote_arms_after_reconnect(open_page: Open) -> None:
     ann = open_page()
-    ann.say("ping")
-    ann.hear_until("pong")
-    ann.say("read")
+    ann.send_frame("ping")
+    ann.receive_until("pong")
+    ann.send_frame("read")
     eventually(lambda: sessions.live_store().known(["s1"]) == [True])
     assert deadline() == 0
-    ann.say("ping", spoken=True)
+    ann.send_frame("ping", spoken=True)
     assert eventually(deadline)
 
 
 def test_chat_after_flush_continues_with_old_cursor(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="before")
-    cursor = bob.hear_until("message")["cursor"]
+    ann.send_frame("message", text="before")
+    cursor = bob.receive_until("message")["cursor"]
     sessions.live_store().server.client.flushall()
-    ann.say("message", text="after")
-    assert bob.hear_until("message")["text"] == "after"
-    assert open_page(cursor=cursor).hear_until("message")["text"] == "after"
+    ann.send_frame("message", text="after")
+    assert bob.receive_until("message")["text"] == "after"
+    assert open_page(cursor=cursor).receive_until("message")["text"] == "after"
 
 
 def test_transfer_pauses_and_agent_message_arms_again(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="hi")
+    ann.send_frame("message", text="hi")
     eventually(lambda: deadline())
-    bob.say("transfer")
+    bob.send_frame("transfer")
     eventually(lambda: not deadline())
-    bob.say("message", text="here")
+    bob.send_frame("message", text="here")
     eventually(lambda: deadline())
 
 
 def test_message_does_not_reach_other_session(open_page: Open) -> None:
     ann, eve = open_page(), open_page("s2", user="eve")
-    ann.say("message", text="secret", id="m1")
-    ann.hear_until("ack")
-    assert eve.heard_so_far() == []
+    ann.send_frame("message", text="secret", id="m1")
+    ann.receive_until("ack")
+    assert eve.received_frames() == []
 
 
 def test_each_ping_is_answered(open_page: Open) -> None:
     ann = open_page()
     for _ in range(5):
-        ann.say("ping")
-    assert [ann.hear()["type"] for _ in range(5)] == ["pong"] * 5
+        ann.send_frame("ping")
+    assert [ann.receive()["type"] for _ in range(5)] == ["pong"] * 5
 
 
 def test_message_with_old_seq_is_ignored(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
     for seq, text in ((5, "first"), (5, "again"), (3, "earlier"), (6, "next")):
-        ann.say("message", seq=seq, text=text)
-    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["first", "next"]
+        ann.send_frame("message", seq=seq, text=text)
+    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["first", "next"]
 
 
 def test_message_repeated_after_reconnect_is_stored_once(open_page: Open) -> None:
     bob = open_page(role="agent")
     ann = open_page()
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     ann.socket.close()
     ann = open_page()
-    ann.say("message", text="hi", id="m1")
-    assert ann.hear_until("ack")["duplicate"] is True
-    ann.say("message", text="end", id="m2")
-    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
+    ann.send_frame("message", text="hi", id="m1")
+    assert ann.receive_until("ack")["duplicate"] is True
+    ann.send_frame("message", text="end", id="m2")
+    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
 def test_repeated_message_with_old_seq_is_acknowledged(open_page: Open) -> None:
     """Who was cut off before the acknowledgement came would repeat it for ever."""
     bob = open_page(role="agent")
     ann = open_page()
-    ann.say("message", text="hi", id="m1", seq=1)
-    ann.say("message", text="hi", id="m1", seq=1)
-    assert [ann.hear_until("ack", id="m1")["duplicate"] for _ in range(2)] == [False, True]
+    ann.send_frame("message", text="hi", id="m1", seq=1)
+    ann.send_frame("message", text="hi", id="m1", seq=1)
+    assert [ann.receive_until("ack", id="m1")["duplicate"] for _ in range(2)] == [False, True]
     ann.socket.close()
     ann = open_page()
-    ann.say("message", text="hi", id="m1", seq=1)
-    assert ann.hear_until("ack", id="m1")["duplicate"] is True
-    ann.say("message", text="forged", id="m2", seq=1)
-    ann.say("message", text="end", id="m3", seq=2)
-    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
+    ann.send_frame("message", text="hi", id="m1", seq=1)
+    assert ann.receive_until("ack", id="m1")["duplicate"] is True
+    ann.send_frame("message", text="forged", id="m2", seq=1)
+    ann.send_frame("message", text="end", id="m3", seq=2)
+    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
 def test_old_seq_with_other_id_is_refused(open_page: Open) -> None:
     """Without an answer its client would repeat it for ever."""
     ann = open_page()
     for name, seq in (("m2", 2), ("m1", 1)):
-        ann.say("message", text="x", id=name, seq=seq)
-    assert ann.hear_until("error")["id"] == "m1"
-    ann.say("message", text="x", id="m3", seq=2)
-    error = ann.hear_until("error")
+        ann.send_frame("message", text="x", id=name, seq=seq)
+    assert ann.receive_until("error")["id"] == "m1"
+    ann.send_frame("message", text="x", id="m3", seq=2)
+    error = ann.receive_until("error")
     assert (error["id"], error["reason"]) == ("m3", "replayed")
 
 
 def test_repeated_message_in_same_batch_is_acknowledged(open_page: Open) -> None:
     """In one batch: it is there, and to call it replayed would be a lie."""
     ann = open_page()
-    ann.say("message", text="x", id="m1", seq=1)
-    ann.hear_until("ack", id="m1")
-    ann.say("message", text="y", id="m2", seq=2)
-    ann.say("message", text="x", id="m1", seq=1)
-    assert ann.hear_until("ack", id="m1")["duplicate"] is True
+    ann.send_frame("message", text="x", id="m1", seq=1)
+    ann.receive_until("ack", id="m1")
+    ann.send_frame("message", text="y", id="m2", seq=2)
+    ann.send_frame("message", text="x", id="m1", seq=1)
+    assert ann.receive_until("ack", id="m1")["duplicate"] is True
 
 
 def test_cursor_returns_missed_messages_in_order(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    bob.say("message", text="seen")
-    cursor = ann.hear_until("message")["cursor"]
+    bob.send_frame("message", text="seen")
+    cursor = ann.receive_until("message")["cursor"]
     ann.socket.close()
     for number in range(30):
-        bob.say("message", text=f"missed {number}", id=f"m{number}")
-        bob.hear_until("ack")
+        bob.send_frame("message", text=f"missed {number}", id=f"m{number}")
+        bob.receive_until("ack")
     again = open_page(cursor=cursor)
-    assert [again.hear_until("message")["text"] for _ in range(30)] == [f"missed {n}" for n in range(30)]
-    assert again.heard_so_far() == []
-    assert open_page().heard_so_far() == []
-    assert open_page(cursor="0").hear_until("message")["text"] == "seen"
+    assert [again.receive_until("message")["text"] for _ in range(30)] == [f"missed {n}" for n in range(30)]
+    assert again.received_frames() == []
+    assert open_page().received_frames() == []
+    assert open_page(cursor="0").receive_until("message")["text"] == "seen"
 
 
 def test_ping_delivers_message_lost_by_layer(open_page: Open) -> None:
     from sessions.store.inbox import Post
 
     ann = open_page()
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     inbox().put([Post("s1", "lost", "system", "nobody told of it")])
-    ann.say("ping")
-    assert ann.hear_until("message", id="lost")["text"] == "nobody told of it"
+    ann.send_frame("ping")
+    assert ann.receive_until("message", id="lost")["text"] == "nobody told of it"
 
 
 def test_event_over_websocket_is_recorded(open_page: Open) -> None:
     ann = open_page()
     event = cloud_event("e1", subject=..., data={"page": 7})
-    ann.say("event", event=event, id="x")
-    ack = ann.hear_until("ack")
+    ann.send_frame("event", event=event, id="x")
+    ack = ann.receive_until("ack")
     assert ack == {
         "type": "ack", "id": "x", "duplicate": False, "source": "/sessions/s1/user", "event_id": "e1", "touches": [],
     }  # fmt: skip
@@ -207,8 +207,8 @@ def test_event_over_websocket_is_recorded(open_page: Open) -> None:
     assert stored.data == {"page": 7, "chat_id": "c1"}
     ann.socket.close()
     ann = open_page()
-    ann.say("event", event=event, id="y")
-    assert ann.hear_until("ack", id="y")["duplicate"] is True
+    ann.send_frame("event", event=event, id="y")
+    assert ann.receive_until("ack", id="y")["duplicate"] is True
     assert Event.objects.count() == 1
 
 
@@ -227,12 +227,12 @@ def test_event_over_websocket_is_recorded(open_page: Open) -> None:
 )
 def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, field: str) -> None:
     ann = open_page()
-    ann.say("event", event=event)
-    error = ann.hear_until("error")
+    ann.send_frame("event", event=event)
+    error = ann.receive_until("error")
     assert (error["reason"], error["errors"][0]["field"]) == ("invalid", field)
     assert not Event.objects.exists()
-    ann.say("ping")
-    ann.hear_until("pong")
+    ann.send_frame("ping")
+    ann.receive_until("pong")
 
 
 @pytest.mark.parametrize(
@@ -252,18 +252,18 @@ def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, f
 )
 def test_invalid_message_names_field(open_page: Open, frame: dict[str, Any], field: str) -> None:
     ann = open_page()
-    ann.say("message", **{"id": "m1", **frame})
-    error = ann.hear_until("error")
+    ann.send_frame("message", **{"id": "m1", **frame})
+    error = ann.receive_until("error")
     assert [each["field"] for each in error["errors"]] == [field]
     assert error["id"] == frame.get("id", "m1")
-    assert ann.heard_so_far() == []
+    assert ann.received_frames() == []
 
 
 @pytest.mark.parametrize("at", [-1, 10**18, "yesterday", None])
 def test_client_time_in_message_is_ignored(open_page: Open, at: Any) -> None:
     ann = open_page()
-    ann.say("message", text="x", at=at, time=at, timestamp=at)
-    assert ann.hear_until("message")["at"] != at
+    ann.send_frame("message", text="x", at=at, time=at, timestamp=at)
+    assert ann.receive_until("message")["at"] != at
     assert abs(deadline() / 1000 - server_time() - 60) < 20
 
 
@@ -290,8 +290,8 @@ def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | b
     found = odd.close_code()
     assert found[0] == code
     assert reason in found[1]
-    bob.say("ping")
-    bob.hear_until("pong")
+    bob.send_frame("ping")
+    bob.receive_until("pong")
 
 
 @pytest.mark.parametrize(
@@ -316,8 +316,8 @@ def test_missing_token_closes_with_4401(address: str, initial_rows: None) -> Non
 def test_connection_closes_when_token_expires(open_page: Open) -> None:
     ann, bob = open_page(token=token(seconds=2)), open_page(role="agent")
     assert ann.close_code() == (4401, "token: expired")
-    bob.say("ping")
-    bob.hear_until("pong")
+    bob.send_frame("ping")
+    bob.receive_until("pong")
 
 
 def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> None:
@@ -327,7 +327,7 @@ def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> No
     open_page(role="agent")
     open_page("s2")
     opened[0].socket.close()
-    assert eventually(lambda: Page.is_let_in(opened[0].address, token(seconds=901)))
+    assert eventually(lambda: Page.is_accepted(opened[0].address, token(seconds=901)))
 
 
 def test_connections_of_token_are_limited(open_page: Open) -> None:
@@ -341,21 +341,21 @@ def test_connections_of_token_are_limited(open_page: Open) -> None:
 
 def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
     ann, eve = open_page(), open_page(user="eve", role="agent")
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
-    eve.say("message", text="forged", id="m2")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
+    eve.send_frame("message", text="forged", id="m2")
     assert eve.close_code()[0] == 4403
     assert [entry.body for entry in inbox().since("s1", "0-0") if "forged" in entry.body] == []
 
 
 def test_token_tag_does_not_replace_session_tag(open_page: Open) -> None:
     ann = open_page(tag="new")
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     assert stats.session_snapshot(sessions.live_store(), "s1").tag == "new"
     sessions.live_store().note_activity([Frame("s1", "ann", tag="vip")])
-    ann.say("message", text="hi", id="m2")
-    ann.hear_until("ack", id="m2")
+    ann.send_frame("message", text="hi", id="m2")
+    ann.receive_until("ack", id="m2")
     assert stats.session_snapshot(sessions.live_store(), "s1").tag == "vip"
 
 
@@ -369,22 +369,22 @@ def test_message_with_new_epoch_and_lower_seq_is_stored(open_page: Open) -> None
         ("old", 10, 1),
         ("three", 2, 2),
     ):
-        ann.say("message", text=text, seq=seq, epoch=epoch)
-    assert [bob.hear_until("message")["text"] for _ in range(3)] == ["one", "two", "three"]
+        ann.send_frame("message", text=text, seq=seq, epoch=epoch)
+    assert [bob.receive_until("message")["text"] for _ in range(3)] == ["one", "two", "three"]
 
 
 def test_restarted_inbox_with_slower_clock_is_read(open_page: Open) -> None:
     """After a failover to a server without the inbox, its cursors are below those that pages have."""
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="before", id="m0")
-    cursor = bob.hear_until("message")["cursor"]
+    ann.send_frame("message", text="before", id="m0")
+    cursor = bob.receive_until("message")["cursor"]
     slow_clock("s1", inbox_module.parse_cursor(cursor)[0] - 60_000, "missed")
-    bob.say("ping")
-    assert bob.hear_until("message")["id"] == "missed"
+    bob.send_frame("ping")
+    assert bob.receive_until("message")["id"] == "missed"
     late = open_page(role="agent", cursor=cursor)
-    assert late.hear_until("message")["id"] == "missed"
-    ann.say("message", text="after", id="m1")
-    assert [page.hear_until("message", id="m1")["text"] for page in (bob, late)] == ["after"] * 2
+    assert late.receive_until("message")["id"] == "missed"
+    ann.send_frame("message", text="after", id="m1")
+    assert [page.receive_until("message", id="m1")["text"] for page in (bob, late)] == ["after"] * 2
 
 
 def slow_clock(session: str, at_ms: int, name: str) -> None:
@@ -411,31 +411,31 @@ def test_unknown_websocket_path_is_refused(address: str, initial_rows: None) -> 
 @pytest.mark.parametrize("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
 def test_session_id_may_contain_any_characters(open_page: Open, session: str) -> None:
     ann, bob = open_page(session), open_page(session, "agent")
-    ann.say("message", text="hi")
-    assert bob.hear_until("message")["text"] == "hi"
+    ann.send_frame("message", text="hi")
+    assert bob.receive_until("message")["text"] == "hi"
 
 
 def test_excessive_frame_rate_closes_only_its_connection(open_page: Open) -> None:
     bob, fast = open_page(role="agent"), open_page()
     with suppress(ConnectionClosed):
         for _ in range(200):
-            fast.say("ping")
+            fast.send_frame("ping")
     assert fast.close_code()[0] == 4429
-    bob.say("ping")
-    bob.hear_until("pong")
+    bob.send_frame("ping")
+    bob.receive_until("pong")
 
 
 def test_close_frame_ends_own_side_and_notifies_other(open_page: Open) -> None:
     ann, second, bob = open_page(), open_page(), open_page(role="agent")
-    ann.say("message", text="bye", id="m1")
-    ann.hear_until("ack")
-    ann.say("close")
-    assert bob.hear_until("closed") == {"type": "closed", "by": "user"}
+    ann.send_frame("message", text="bye", id="m1")
+    ann.receive_until("ack")
+    ann.send_frame("close")
+    assert bob.receive_until("closed") == {"type": "closed", "by": "user"}
     assert ann.close_code()[0] == 1000
     assert second.close_code()[0] == 1000
     assert deadline() == 0
-    bob.say("ping")
-    bob.hear_until("pong")
+    bob.send_frame("ping")
+    bob.receive_until("pong")
 
 
 def deadline(session: str = "s1") -> int:

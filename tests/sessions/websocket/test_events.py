@@ -21,14 +21,14 @@ def order(source: str, **changes: Any) -> dict[str, Any]:
 
 
 def ack(page: Page, event: dict[str, Any]) -> dict[str, Any]:
-    page.say("event", event=event, id="x")
-    return page.hear_until("ack", id="x")
+    page.send_frame("event", event=event, id="x")
+    return page.receive_until("ack", id="x")
 
 
 def refused(page: Page, event: dict[str, Any]) -> str:
     """The field that is wrong."""
-    page.say("event", event=event, id="x")
-    error = page.hear_until("error", id="x")
+    page.send_frame("event", event=event, id="x")
+    error = page.receive_until("error", id="x")
     assert error["reason"] == "invalid"
     return str(error["errors"][0]["field"])
 

@@ -104,7 +104,7 @@ def test_token_admits_its_session_user_and_role(api: Client, address: str) -> No
     assert 50 < left.total_seconds() <= 60
     assert tokens.verify_token(answer["token"], "s1") == tokens.Admission("s1", "ann", "c1", "vip", "agent")
     with Page(address, token=answer["token"]) as page:
-        assert page.hear()["role"] == "agent"
+        assert page.receive()["role"] == "agent"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chat
     (claim,) = chats.claim()
     assert api("GET", "/sessions/s1").json()["state"] == "silent"
     chats.store.confirm([claim])
-    chats.go_out(claim)
+    chats.deliver(claim)
     found = api("GET", "/sessions/s1").json()
     assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
 
@@ -228,8 +228,8 @@ def test_activity_above_rate_renews_known_sessions(api: Client, valkey: Any) -> 
 
 def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Callable[..., Page]) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     assert api("DELETE", "/sessions/s1").status_code == 204
     assert ann.close_code()[0] == bob.close_code()[0] == 1000
     assert deadline() == 0
@@ -278,6 +278,6 @@ def test_session_requests_with_full_redis_return_503(
     ann = open_page()
     with refuse_writes(valkey, code):
         check_all_return_503(api)
-        ann.say("message", text="hi", id="m1")
-        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
+        ann.send_frame("message", text="hi", id="m1")
+        assert ann.receive_until("error", id="m1")["reason"] == "unavailable"
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200

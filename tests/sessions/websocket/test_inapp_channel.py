@@ -62,32 +62,32 @@ def chat(initial_rows: None) -> Callable[..., None]:
 
 def test_inapp_message_reaches_user_and_agent(open_page: Callable[..., Page]) -> None:
     ann, bob = open_page(), open_page(role="agent")
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     (outcome,) = send(touch := message())
     assert isinstance(outcome, Delivered)
     for page in (ann, bob):
-        heard = page.hear_until("message", **{"from": "system"})
+        heard = page.receive_until("message", **{"from": "system"})
         assert (heard["text"], heard["id"], heard["node"]) == ("还在吗？", str(touch.delivery_key), "guide")
 
 
 def test_inapp_message_is_read_after_reconnect(open_page: Callable[..., Page]) -> None:
     ann = open_page()
-    ann.say("message", text="hi", id="m1")
-    cursor = ann.hear_until("message")["cursor"]
+    ann.send_frame("message", text="hi", id="m1")
+    cursor = ann.receive_until("message")["cursor"]
     ann.socket.close()
     send(message())
-    assert open_page(cursor=cursor).hear_until("message")["text"] == "还在吗？"
+    assert open_page(cursor=cursor).receive_until("message")["text"] == "还在吗？"
 
 
 def test_inapp_retry_adds_no_second_message(open_page: Callable[..., Page]) -> None:
     ann = open_page()
-    ann.say("message", text="hi", id="m1")
-    ann.hear_until("ack")
+    ann.send_frame("message", text="hi", id="m1")
+    ann.receive_until("ack")
     touch = message()
     assert [type(outcome) for outcome in send(touch, touch) + send(touch)] == [Delivered] * 3
-    ann.hear_until("message", id=str(touch.delivery_key))
-    assert ann.heard_so_far() == []
+    ann.receive_until("message", id=str(touch.delivery_key))
+    assert ann.received_frames() == []
     assert len(texts()) == 2
 
 

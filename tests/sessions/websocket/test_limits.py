@@ -20,8 +20,8 @@ from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.frame_writer import FrameWriter
 from sessions.websocket.hub import Hub, group_of
 from sessions.websocket.protocol import Close
-from tests.scheduling.api.serving import PATIENCE
-from tests.sessions.websocket.test_catch_up import Wire, scope
+from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
 
 
 class Member:
@@ -42,7 +42,7 @@ class Member:
 
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             await scene()
         await get_channel_layer().flush()
 
@@ -70,7 +70,7 @@ def held_writer(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWr
     held_writer, file = HeldWriter(), FrameWriter.write_batch
 
     def wait(self: FrameWriter, slips: Any) -> Any:
-        assert held_writer.go_on.wait(PATIENCE)
+        assert held_writer.go_on.wait(WAIT_LIMIT)
         held_writer.noted += len(slips)
         return file(self, slips)
 
@@ -81,8 +81,8 @@ def held_writer(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWr
 
 
 @asynccontextmanager
-async def page(session: str = "s1") -> AsyncIterator[tuple[Wire, SessionConsumer]]:
-    wire, serving = Wire(), SessionConsumer()
+async def page(session: str = "s1") -> AsyncIterator[tuple[RecordedSocket, SessionConsumer]]:
+    wire, serving = RecordedSocket(), SessionConsumer()
     running = asyncio.create_task(serving(scope(session), wire.said.get, wire.heard.put))
     try:
         await until(lambda: getattr(serving, "cursor", None) is not None)
@@ -92,13 +92,13 @@ async def page(session: str = "s1") -> AsyncIterator[tuple[Wire, SessionConsumer
         await running
 
 
-async def say(wire: Wire, count: int) -> None:
+async def send_frame(wire: RecordedSocket, count: int) -> None:
     for _ in range(count):
         wire.said.put_nowait({"type": "websocket.receive", "text": '{"type":"typing"}'})
     await until(wire.said.empty)
 
 
-async def end_of(wire: Wire) -> dict[str, Any]:
+async def end_of(wire: RecordedSocket) -> dict[str, Any]:
     while (message := await wire.heard.get())["type"] != "websocket.close":
         pass
     return message
@@ -107,10 +107,10 @@ async def end_of(wire: Wire) -> dict[str, Any]:
 def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -> None:
     async def scene() -> None:
         async with page() as (wire, serving), page("s2") as (_, other):
-            await say(wire, consumer.MOST_WAITING)
+            await send_frame(wire, consumer.MOST_WAITING)
             await until(lambda: serving.waiting == consumer.MOST_WAITING)
             assert not serving.outlet.ended
-            await say(wire, 1)
+            await send_frame(wire, 1)
             end = await end_of(wire)
             assert (end["code"], end["reason"]) == (4429, "more than 100 frames wait to be noted")
             assert not other.outlet.ended
@@ -126,7 +126,7 @@ def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> No
         async with page() as (wire, serving):
             for _ in range(3):
                 held_writer.go_on.clear()
-                await say(wire, consumer.MOST_WAITING)
+                await send_frame(wire, consumer.MOST_WAITING)
                 assert serving.waiting == consumer.MOST_WAITING
                 held_writer.go_on.set()
                 await until(lambda: serving.waiting == 0)

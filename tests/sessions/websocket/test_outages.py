@@ -16,22 +16,22 @@ from config.environment import environment
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
-from tests.scheduling.api.serving import PATIENCE, Gate
+from tests.scheduling.api.serving import WAIT_LIMIT, Gate
 from tests.sessions.websocket.serving import Page, token, web
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def lazy_reader(address: str) -> Any:
+def slow_reader(address: str) -> Any:
     """It takes a few KB and then nothing."""
     host, port = address.split(":")
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.settimeout(PATIENCE)
+        raw.settimeout(WAIT_LIMIT)
         raw.connect((host, int(port)))
         raw.settimeout(None)
         url = f"ws://{address}/ws/v1/sessions/s1?token={quote(token())}"
-        return connect(url, sock=raw.dup(), open_timeout=PATIENCE, max_queue=1, compression=None)
+        return connect(url, sock=raw.dup(), open_timeout=WAIT_LIMIT, max_queue=1, compression=None)
 
 
 def push(count: int, session: str = "s1") -> None:
@@ -54,18 +54,18 @@ def push(count: int, session: str = "s1") -> None:
 
 
 def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_rows: None) -> None:
-    with lazy_reader(address) as lazy, Page(address, "s2") as eve:
+    with slow_reader(address) as lazy, Page(address, "s2") as eve:
         push(700)
         with pytest.raises(ConnectionClosed) as closed:
             read_all(lazy)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4408
-        eve.say("ping")
-        eve.hear_until("pong")
+        eve.send_frame("ping")
+        eve.receive_until("pong")
 
 
 def test_reader_that_does_not_resume_is_cut_off(address: str, initial_rows: None) -> None:
-    with lazy_reader(address) as lazy:
+    with slow_reader(address) as lazy:
         push(700)
         # It reads nothing; that it was cut shows in its own writing.
         ending = eventually_within(60, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
@@ -74,7 +74,7 @@ def test_reader_that_does_not_resume_is_cut_off(address: str, initial_rows: None
 
 def read_all(socket: Any) -> None:
     while True:
-        socket.recv(PATIENCE)
+        socket.recv(WAIT_LIMIT)
 
 
 def eventually_within(seconds: float, condition: Any) -> Any:
@@ -108,18 +108,18 @@ def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, re
     parts = urlsplit(environment().redis)
     url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
     with web(REDIS_URL=url) as address, Page(address) as ann, Page(address, role="agent") as bob:
-        ann.hear_until("welcome")
-        bob.hear_until("welcome")
-        ann.say("message", text="before", id="m0")
-        bob.hear_until("message", id="m0")
+        ann.receive_until("welcome")
+        bob.receive_until("welcome")
+        ann.send_frame("message", text="before", id="m0")
+        bob.receive_until("message", id="m0")
         redis_gate.shut()
-        ann.say("message", text="hello?", id="m1")
-        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
-        ann.say("ping")
-        ann.hear_until("pong")
+        ann.send_frame("message", text="hello?", id="m1")
+        assert ann.receive_until("error", id="m1")["reason"] == "unavailable"
+        ann.send_frame("ping")
+        ann.receive_until("pong")
         redis_gate.open()
-        eventually_within(PATIENCE, lambda: is_acknowledged(ann))
-        eventually_within(PATIENCE, lambda: is_received_by_ping(bob, "m1"))
+        eventually_within(WAIT_LIMIT, lambda: is_acknowledged(ann))
+        eventually_within(WAIT_LIMIT, lambda: is_received_by_ping(bob, "m1"))
         assert [entry.cursor for entry in inbox().since("s1", "0-0")] == sorted(
             {entry.cursor for entry in inbox().since("s1", "0-0")}
         )
@@ -127,12 +127,12 @@ def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, re
 
 
 def is_acknowledged(page: Page) -> bool:
-    page.say("message", text="hello?", id="m1")
+    page.send_frame("message", text="hello?", id="m1")
     while True:
-        frame = page.hear()
+        frame = page.receive()
         if frame.get("id") == "m1" and frame["type"] in ("ack", "error"):
             return bool(frame["type"] == "ack")
 
 
 def is_received_by_ping(page: Page, name: str) -> bool:
-    return any(frame.get("id") == name for frame in page.heard_so_far())
+    return any(frame.get("id") == name for frame in page.received_frames())
