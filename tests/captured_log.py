@@ -13,12 +13,12 @@ import structlog
 
 @pytest.fixture
 def read_log(capsys: Any) -> Iterator[Callable[[], str]]:
-    """All of it from now on, as the house writes it, of every library, at every level."""
+    """All of it from now on, as the product writes it, of every library, at every level."""
     root = logging.getLogger()
-    (house,) = [each for each in root.handlers if isinstance(each.formatter, structlog.stdlib.ProcessorFormatter)]
+    (configured,) = [each for each in root.handlers if isinstance(each.formatter, structlog.stdlib.ProcessorFormatter)]
     told = StringIO()
     handler, level = logging.StreamHandler(told), root.level
-    handler.setFormatter(house.formatter)
+    handler.setFormatter(configured.formatter)
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     yield lambda: told.getvalue() + "".join(capsys.readouterr())

@@ -111,7 +111,7 @@ def matrix(db: None, valkey: Any) -> MatrixBuilder:
 
 
 class MatrixBuilder:
-    """A small house to test in: one stage, one log channel, nodes on demand, the article's limits."""
+    """A small configuration: one stage, one log channel, nodes on demand, the article's limits."""
 
     def __init__(self) -> None:
         from scheduling.models import ChannelConfig, HarassmentRule, Stage

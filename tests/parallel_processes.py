@@ -28,7 +28,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class ByFolderOrFile(LoadScopeScheduling):
-    """A file stays in one process, and so does a folder of faults: they share a house that is dear to start."""
+    """A file stays in one process, and so does a folder of faults: they share a stack that starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]

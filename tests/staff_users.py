@@ -1,4 +1,4 @@
-"""Members of the house who log in to the back office."""
+"""Users of the back office."""
 
 from __future__ import annotations
 

@@ -134,9 +134,9 @@ def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     everything = {*composed("config", "--services").split()} - {"migrate"}
     assert wait_until(lambda: composed.running() == everything, WITHIN), composed("ps", "-a")
 
-    (composed.folder / "house.yaml").write_text(json.dumps(CONFIG))
-    composed("cp", "../house.yaml", "core:/var/lib/aftertouch/house.yaml")
-    composed.manage("apply_config", "/var/lib/aftertouch/house.yaml")
+    (composed.folder / "configuration.yaml").write_text(json.dumps(CONFIG))
+    composed("cp", "../configuration.yaml", "core:/var/lib/aftertouch/configuration.yaml")
+    composed.manage("apply_config", "/var/lib/aftertouch/configuration.yaml")
     scopes = ("--scope", "events", "--scope", "touches", "--scope", "rpa")
     composed.key = composed.manage("create_api_key", "trial", *scopes).split()[-1]
     assert wait_until(lambda: composed.call("health/ready"), WITHIN)

@@ -139,7 +139,7 @@ NOTHING = {"statements": 0, "cursors": 0, "temporary": 0, "locks": 0, "settings"
 
 def _set_up(stack: RunningStack, receiver: EffectReceiver) -> tuple[str, str]:
     """A login and an API key."""
-    file = stack.state_dir / "house.yaml"
+    file = stack.state_dir / "configuration.yaml"
     file.write_text(json.dumps(configuration(receiver)))
     *_, session, key = stack.manage("shell", "--no-imports", "-c", SET_UP.format(file=str(file))).split()
     return session, key

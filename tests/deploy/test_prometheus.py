@@ -139,7 +139,7 @@ def test_prometheus_scrapes_web_and_exporter_and_runs_queries(live_server: Any, 
 
 @dataclass
 class Shop:
-    """A customer of the house: its events come early or late."""
+    """A shop whose events are early or late."""
 
     stack: RunningStack
     key: str

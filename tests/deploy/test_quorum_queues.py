@@ -55,7 +55,7 @@ def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
             "DJANGO_SETTINGS_MODULE": "config.settings.test",
         }  # fmt: skip
         with running_stack(env, ["web", "core", "execution", "beat"]) as stack:
-            file = stack.state_dir / "house.yaml"
+            file = stack.state_dir / "configuration.yaml"
             file.write_text(json.dumps(CONFIG))
             stack.manage("apply_config", str(file))
             key = stack.manage("create_api_key", "quorum", "--scope", "events", "--scope", "rpa").split()[-1]

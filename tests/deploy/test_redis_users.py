@@ -161,7 +161,7 @@ def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis)
             login = {"REDIS_URL": acl_redis.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
             return {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir), **login}
 
-        file = stack.state_dir / "house.yaml"
+        file = stack.state_dir / "configuration.yaml"
         file.write_text(json.dumps(CONFIG))
         stack.manage("apply_config", str(file))
         stack.manage("shell", "-c", ON_DUTY)

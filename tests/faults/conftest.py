@@ -14,7 +14,7 @@ from tests.faults.fault_stack import FaultStack, Run, faults, run_fault_stack
 
 @pytest.fixture(scope="session")
 def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[FaultStack]:
-    with run_fault_stack(state_folder("house")) as made:
+    with run_fault_stack(state_folder("stack")) as made:
         yield made
 
 

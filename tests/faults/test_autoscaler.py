@@ -63,7 +63,7 @@ def test_elastic_pool_child_killed_is_replaced(
     folder = state_folder(f"elastic-{kind}")
     with ExitStack() as running:
         url = {"CELERY_BROKER_URL": running.enter_context(rabbitmq(folder)).url} if kind == "RabbitMQ" else {}
-        made = running.enter_context(run_fault_stack(folder / "house", {**BOUNDS, **url}))
+        made = running.enter_context(run_fault_stack(folder / "stack", {**BOUNDS, **url}))
         main = psutil.Process(made.stack.pids["core"])
         with under_load(made, f"pool grows and shrinks on {kind}", rate=3.0) as run:
             run.send_load(10)

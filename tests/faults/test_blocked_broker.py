@@ -31,7 +31,7 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
 ) -> None:
     """Events are accepted meanwhile, and what they planned goes out when it is over, with nothing started again."""
     folder = state_folder("blocked")
-    with rabbitmq(folder) as node, run_fault_stack(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+    with rabbitmq(folder) as node, run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": node.url}) as made:
         pids = made.stack.pids
         with under_load(made, "RabbitMQ blocked by an alarm") as run:
             run.await_random_point()

@@ -40,7 +40,7 @@ def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], un
     folder = state_folder("sentinel")
     with (
         sentinels(folder) as watched,
-        run_fault_stack(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made,
+        run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": watched.broker_url}) as made,
     ):
         before = watched.primary_port()
         assert before == watched.primary.port
@@ -63,7 +63,7 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
     folder = state_folder("nodes")
     with (
         sentinels(folder) as watched,
-        run_fault_stack(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made,
+        run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": watched.broker_url}) as made,
     ):
         before = watched.primary_port()
         with (
@@ -96,7 +96,7 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
 def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     """Events are accepted while it is away, and what they planned is delivered once it is back."""
     folder = state_folder("rabbitmq")
-    with rabbitmq(folder) as node, run_fault_stack(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+    with rabbitmq(folder) as node, run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": node.url}) as made:
         with under_load(made, "RabbitMQ killed, away, started") as run:
             run.await_random_point()
             worker = made.stack.pids["core"]

@@ -38,7 +38,7 @@ def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def worker_environment(fault_stack: FaultStack, broker: RedisServer) -> dict[str, str]:
-    """The house's database and the broker of this module, empty."""
+    """The stack's database and the broker of this module, empty."""
     with redis.Redis.from_url(broker.url) as client:
         client.flushall()
     return {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}

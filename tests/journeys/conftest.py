@@ -48,7 +48,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     """A page of somebody who is logged in, in a language and a light: of a member of `group`, who is called like it, or
-    of `ops`, who may do everything. Nothing on it may break the house's policy of what a page may do
+    of `ops`, who may do everything. Nothing on it may violate the content security policy
     (`scheduling.web.csp`)."""
     contexts = []
     violations: list[str] = []
@@ -87,7 +87,7 @@ def no_query_is_active() -> bool:
 
 
 def create_member(group: str) -> None:
-    """With the rights that a new house gives to the group, and no other."""
+    """A user with the initial rights of the group only."""
     if User.objects.filter(username=group or "ops").exists():
         return
     if not group:

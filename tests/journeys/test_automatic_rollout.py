@@ -43,7 +43,7 @@ def test_guarded_rollout_starts_pauses_and_shows_moves(ops: Callable[..., Any], 
 
 
 def _pause(rollout: Any) -> None:
-    """As a pass would, after figures that a house has after weeks."""
+    """Advance as a pass does, with the statistics of weeks."""
     from scheduling.models import RolloutMove
 
     calm = {"ended": 2140, "failed": 19, "complained": 9, "opted_out": 24}

@@ -1,4 +1,4 @@
-"""What a house does that has nothing to do: little, and without a word."""
+"""An idle stack does little work and logs nothing."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_nginx_recipe_enforces_tls_host_and_limits(nginx: NginxClient) -> None:
 
 
 def test_nginx_serves_metrics_and_probes_only_to_own_networks(nginx: NginxClient) -> None:
-    """From here we are the house, from another address we are not."""
+    """This address is internal, another one is not."""
     outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
     assert outside("GET", "/admin/login/").status == 200
     for path in ("/metrics", "/health/live", "/health/ready"):

@@ -18,7 +18,7 @@ ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 
 class Chats:
-    """A small house of chats. `pass_time` moves the clock of the store's scripts."""
+    """Chats in a store. `pass_time` moves the clock of the store's scripts."""
 
     def __init__(self, server: Server) -> None:
         self.plan = PolicySet({})

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def silence_watcher(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Watcher:
-    """One whose house has a guide message for silent sessions."""
+    """A watcher of a deployment with a guide message for silent sessions."""
     monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test's transaction lives on it
     free = {f"guard_{each}": "ignore" for each in ("dedupe", "conversation", "quiet_hours")}
     matrix.node("guide", "session.silent", delay=timedelta(0), guard_cap="count_only", **free)

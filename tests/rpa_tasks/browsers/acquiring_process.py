@@ -1,6 +1,6 @@
 """A process that borrows, to be raced and killed.
 
-    python borrower.py PROFILE WAIT
+    python holder.py PROFILE WAIT
 
 prints {"port", "pid", "warm", "waited", "slot"} or {"reason"}; then obeys `give`, `dirty` or `die` on standard input.
 With `--rounds N` it borrows and gives back N times by itself and appends a line at each change to `--log`.

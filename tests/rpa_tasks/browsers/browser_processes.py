@@ -1,4 +1,4 @@
-"""What the pool's tests do to browsers and borrowers, and how they look at them."""
+"""What the pool's tests do to browsers and processes, and how they look at them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = 
 
 
 class AcquiringProcess:
-    """See borrower.py."""
+    """See holder.py."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         script = Path(__file__).with_name("acquiring_process.py")
@@ -71,7 +71,7 @@ class AcquiringProcess:
 
     def read_reply(self) -> dict[str, Any]:
         assert self.process.stdout
-        assert select.select([self.process.stdout], [], [], WAIT_LIMIT)[0], "the borrower says nothing"
+        assert select.select([self.process.stdout], [], [], WAIT_LIMIT)[0], "the holder says nothing"
         return dict(json.loads(self.process.stdout.readline()))
 
     def request(self, word: str) -> dict[str, Any]:

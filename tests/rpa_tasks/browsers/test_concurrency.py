@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_concurrent_borrowers_share_slots_exclusively(
+def test_concurrent_runs_share_slots_exclusively(
     start_acquiring_process: Callable[..., AcquiringProcess], pool: Path
 ) -> None:
     """Never more browsers than slots, never a slot or a profile in two hands. Six shops, so that they evict."""

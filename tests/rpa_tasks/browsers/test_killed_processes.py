@@ -37,11 +37,11 @@ Acquire = Callable[..., AcquiredBrowser]
 Begin = Callable[..., AcquiringProcess]
 
 
-def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_acquiring_process: Begin) -> None:
+def test_browser_of_killed_holder_is_ended_by_next(acquire: Acquire, start_acquiring_process: Begin) -> None:
     victim = start_acquiring_process("s1", "60")
     left = victim.read_reply()
     victim.kill()
-    assert not is_gone(left["pid"])  # it outlives its borrower
+    assert not is_gone(left["pid"])  # it outlives its holder
 
     fresh = acquire("s1")
 
@@ -51,7 +51,7 @@ def test_browser_of_killed_borrower_is_ended_by_next(acquire: Acquire, start_acq
     assert read_slot_states() == {"s1": "busy"}
 
 
-def test_slot_of_killed_borrower_serves_other_shop(
+def test_slot_of_killed_holder_serves_other_shop(
     acquire: Acquire, start_acquiring_process: Begin, settings: Any
 ) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
@@ -229,7 +229,7 @@ def test_recycling_ends_unrecorded_browser(acquire: Acquire, pool: Path) -> None
     assert list_pool_processes(pool) == []
 
 
-def test_killed_borrower_during_start_leaves_usable_slot(
+def test_killed_holder_during_start_leaves_usable_slot(
     acquire: Acquire, start_acquiring_process: Begin, pool: Path
 ) -> None:
     victim = start_acquiring_process("s1", "60")

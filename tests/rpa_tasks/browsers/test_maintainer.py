@@ -89,7 +89,7 @@ def worker(pool: Path) -> Iterator[Callable[..., WorkerProcess]]:
         process.close()
 
 
-def test_maintainer_ends_browser_of_killed_borrower(
+def test_maintainer_ends_browser_of_killed_holder(
     worker: Callable[..., WorkerProcess], start_acquiring_process: Callable[..., AcquiringProcess]
 ) -> None:
     worker()

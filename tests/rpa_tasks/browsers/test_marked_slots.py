@@ -24,8 +24,8 @@ def bearers(mark: str) -> list[int]:
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(state: Path, sandbox: str) -> None:
     """The maintainer would hold the lock of the slot at each pass, and no run of any shop could use the slot."""
-    house, mark = TaskCommands(state), registry.slot_marker(2)
-    order = house.python(FORGER, f"{MARKER}={mark}", prefix=house.prefix(sandbox), grace=0.5)
+    commands, mark = TaskCommands(state), registry.slot_marker(2)
+    order = commands.python(FORGER, f"{MARKER}={mark}", prefix=commands.prefix(sandbox), grace=0.5)
     with SupervisedCommand(order) as guarded:
         wait_for_start(guarded)
         wait_for_message(guarded, "ready")

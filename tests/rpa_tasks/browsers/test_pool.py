@@ -104,7 +104,7 @@ def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Any) -> None:
     assert read_slot_states() == {"s1": "busy"}
 
 
-def test_waiting_borrower_gets_released_slot(
+def test_waiting_run_gets_released_slot(
     acquire: Acquire, start_acquiring_process: Callable[..., Any], settings: Any
 ) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_end_abandoned_ends_browser_of_killed_borrower(
+def test_end_abandoned_ends_browser_of_killed_holder(
     start_acquiring_process: Callable[..., AcquiringProcess],
 ) -> None:
     victim = start_acquiring_process("s1", "60")

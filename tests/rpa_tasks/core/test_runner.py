@@ -528,10 +528,11 @@ def test_run_ends_processes_of_earlier_run(run_script: Any, tmp_path: Path) -> N
 def test_run_is_not_held_up_by_a_live_flow_with_the_markers_of_its_shop(
     run_script: Any, tmp_path: Path, sandbox: str
 ) -> None:
-    house = TaskCommands(tmp_path)
+    commands = TaskCommands(tmp_path)
     forged = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
     words = [f"{name}={value}" for name, value in forged.items()]
-    order = house.python(FORGER, *words, env=house.env | {SHOP: "pdd/s2"}, prefix=house.prefix(sandbox), grace=0.5)
+    env, prefix = commands.env | {SHOP: "pdd/s2"}, commands.prefix(sandbox)
+    order = commands.python(FORGER, *words, env=env, prefix=prefix, grace=0.5)
     with SupervisedCommand(order) as guarded:
         wait_for_start(guarded)
         wait_for_message(guarded, "ready")

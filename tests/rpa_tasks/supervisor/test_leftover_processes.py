@@ -33,7 +33,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(task: TaskCommands) -> Iterator[Start]:
-    """Start a process with the markers of this house, changed where the test says so."""
+    """Start a process with the markers of this deployment, changed where the test says so."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str, **markers: str) -> subprocess.Popen[bytes]:

@@ -269,7 +269,7 @@ def test_time_filter_includes_start_and_excludes_end(
     matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
-    begins = datetime(2026, 3, 1, 4, tzinfo=UTC)  # noon by the house's clock
+    begins = datetime(2026, 3, 1, 4, tzinfo=UTC)  # noon in the server's time zone
     rows = [record_event(user=f"u{number}").task_ids[0] for number in range(3)]
     for task_id, at in zip(rows, (begins, begins + HOUR - timedelta(microseconds=1), begins + HOUR), strict=True):
         Touch.objects.filter(pk=task_id).update(state="delivered", settled_at=at, lease_until=None)

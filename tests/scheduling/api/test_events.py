@@ -144,7 +144,7 @@ def test_concurrent_duplicates_store_one_event(api: Client, matrix: Any) -> None
     late: list[Any] = []
 
     def send(_: int) -> Any:
-        """A house that has too much to do says so, and a sender comes again."""
+        """An overloaded server refuses events, and the sender retries."""
         while (answer := api.event(cloud_event())).status_code == 503 and len(late) < 1000:
             late.append(answer)
         return answer

@@ -1,4 +1,4 @@
-"""What a new house starts with, and that starting again changes nothing."""
+"""`manage.py bootstrap` creates the initial rows. A second run changes nothing."""
 
 from __future__ import annotations
 

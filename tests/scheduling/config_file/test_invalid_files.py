@@ -14,7 +14,7 @@ NODE = "{key: n, stage: presale, trigger: order.paid, template: guide, channel: 
 
 
 def with_node(base_config: str, rest: str) -> str:
-    """The house with another node whose remaining keys are `rest`."""
+    """The base configuration with another node whose remaining keys are `rest`."""
     return base_config.replace("nodes:\n", f"nodes:\n  - {NODE}, {rest}}}\n")
 
 

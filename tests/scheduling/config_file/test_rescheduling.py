@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def start_touch(apply: Apply, base_config: str, record_event: Callable[..., Any]) -> Callable[..., Touch]:
-    """The house is there with a delay of 2 h; call it for a touch whose event happened so long ago."""
+    """Apply a configuration with a delay of 2 h. Call it to create a touch whose event happened so long ago."""
     EventType.objects.create(key="material.downloaded")
     apply(base_config.replace("15m", "2h"))
 

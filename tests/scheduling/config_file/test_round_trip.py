@@ -1,4 +1,4 @@
-"""What is exported would change nothing; what is applied to an empty house is exported as the same."""
+"""An export applied again changes nothing. A file applied to an empty database is exported unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house does not start on figures that contradict each other: each check holds its peace until one does."""
+"""System checks refuse contradictory settings."""
 
 from __future__ import annotations
 

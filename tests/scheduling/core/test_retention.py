@@ -375,7 +375,7 @@ def _plan(statement: str, **parameters: Any) -> str:
     return "\n".join(row[0] for row in sql.rows(f"EXPLAIN {statement}", parameters))
 
 
-# --- the house --------------------------------------------------------------------------------------------------------
+# --- deployment -------------------------------------------------------------------------------------------------------
 
 
 def test_retention_covers_every_foreign_key() -> None:

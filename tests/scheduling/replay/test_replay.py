@@ -1,4 +1,4 @@
-"""A replay of what is live decides as the house really did."""
+"""A replay of the live configuration decides as delivery did."""
 
 from __future__ import annotations
 

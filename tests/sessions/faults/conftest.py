@@ -29,7 +29,7 @@ CHATS = 20
 
 @dataclass
 class Run:
-    """A crowd in a house, while something is done to the house."""
+    """Chat users on a stack during a fault."""
 
     target: ChatStack
     chat_users: ChatUsers

@@ -15,7 +15,7 @@ from tests.sessions.websocket.serving import Page, web
 
 @pytest.fixture
 def initial_rows(transactional_db: None, valkey: Any) -> None:
-    """Emptying the tables also removed the rows that migrations made. Event types are those of every house."""
+    """Emptying the tables also removed the rows that migrations made. Event types are the initial ones."""
     Configuration.objects.get_or_create(pk=1)
     SilencePolicy.objects.get_or_create(tag="default")
     EventType.objects.bulk_create(EventType(key=key, name=name, is_activity=own) for key, name, own in EVENT_TYPES)

@@ -26,7 +26,7 @@ FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate fal
 
 @contextmanager
 def process(*words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of the house on the test database, ended with the test."""
+    """A program of the product on the test database, ended with the test."""
     import os
 
     env = {**os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **environ}
