@@ -32,7 +32,7 @@ class RequestTally:
         self.count += 1
         self.ids.add(delivery_key)
 
-    def told(self) -> bytes:
+    def summary(self) -> bytes:
         twice = self.count - len(self.ids)
         body = json.dumps(
             {"count": self.count, "first_at": self.first_at, "last_at": self.last_at, "twice": twice}
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
             self.tally.reset()
             self.answer(OK)
         else:
-            self.answer(self.tally.told())
+            self.answer(self.tally.summary())
 
     def answer(self, reply: bytes) -> None:
         if not self.transport.is_closing():

@@ -28,7 +28,7 @@ class PongTally:
         self.slowest = self.last_at = 0.0
         self.keys: set[bytes] = set()
 
-    def told(self) -> str:
+    def format_line(self) -> str:
         plain = {name: value for name, value in vars(self).items() if name != "keys"}
         return json.dumps({**plain, "twice": self.messages - len(self.keys)})
 
@@ -123,9 +123,9 @@ async def main(prefix: str, count: int, port: int, ping_every: float) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(enter(number) for number in range(count)))
     pinging = loop.create_task(keep_pinging(pages, ping_every))
-    print(tally.told(), flush=True)
+    print(tally.format_line(), flush=True)
     while await loop.run_in_executor(None, sys.stdin.readline):
-        print(tally.told(), flush=True)
+        print(tally.format_line(), flush=True)
     pinging.cancel()
 
 

@@ -68,7 +68,7 @@ class SessionClient:
         self._task: asyncio.Task[None] | None = None
         self._repeating: asyncio.Task[None] | None = None
         self._in_order = False  #: no earlier message waits to be repeated
-        self._spoken = False  #: a message was acknowledged: pings carry `spoken`, in case Redis loses the session
+        self._has_written = False  #: a message was acknowledged: pings carry `spoken`, in case Redis loses the session
 
     async def __aenter__(self) -> SessionClient:
         self._task = asyncio.create_task(self._run())
@@ -196,7 +196,7 @@ class SessionClient:
         elif kind == "message":
             self.cursor = frame["cursor"]
         if kind == "ack" and frame["id"] in self._unacknowledged:
-            self._spoken = True
+            self._has_written = True
         if kind == "ack" or (kind == "error" and frame["reason"] in FINAL_ERRORS):
             self._unacknowledged.pop(frame["id"], None)
         elif kind == "error" and frame["id"] in self._unacknowledged:
@@ -226,5 +226,5 @@ class SessionClient:
     async def _ping(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Ping while connected, so that the session does not fall silent."""
         while not socket.closed:
-            await self._send({"type": "ping", **({"spoken": True} if self._spoken else {})})
+            await self._send({"type": "ping", **({"spoken": True} if self._has_written else {})})
             await asyncio.sleep(self._ping_every)

@@ -201,10 +201,10 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     return Status(204, None)
 
 
-def _build_frame(session_id: str, told: ActivityIn) -> Frame:
+def _build_frame(session_id: str, body: ActivityIn) -> Frame:
     return Frame(
-        session_id, told.user_id, told.chat_id, told.sender, told.kind, told.seq, told.tag,
-        epoch=str(told.epoch), spoken=told.spoken,
+        session_id, body.user_id, body.chat_id, body.sender, body.kind, body.seq, body.tag,
+        epoch=str(body.epoch), spoken=body.spoken,
     )  # fmt: skip
 
 

@@ -67,10 +67,10 @@ class InApp:
         left = options.time_left(deadline, self.timeout)
         if left <= timedelta(0):
             return Transient("no_time")
-        errand = InappPost(_build_post(message), message.user_id)
+        post_request = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(left.total_seconds()):
-                post, posted = await _post_batcher().submit_and_wait(errand)
+                post, posted = await _post_batcher().submit_and_wait(post_request)
         except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
         except (StoreUnavailable, TimeoutError) as error:
@@ -93,13 +93,13 @@ def _build_post(message: Message) -> Post:
     )
 
 
-def _store_posts(errands: Sequence[InappPost]) -> list[tuple[Post, Posted]]:
+def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted]]:
     """Find missing session ids, then store the posts. Runs in a thread."""
-    lost = [errand.user_id for errand in errands if not errand.post.session_id]
+    lost = [post_request.user_id for post_request in post_requests if not post_request.post.session_id]
     found = iter(sessions.live_store().sessions_of(lost) if lost else ())
     posts = [
-        errand.post if errand.post.session_id else replace(errand.post, session_id=next(found) or "")
-        for errand in errands
+        post_request.post if post_request.post.session_id else replace(post_request.post, session_id=next(found) or "")
+        for post_request in post_requests
     ]
     answers = iter(inbox.live_inbox().put([post for post in posts if post.session_id]))
     nowhere = Posted("no_session", "", inbox.START)

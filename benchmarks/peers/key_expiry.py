@@ -23,10 +23,10 @@ def key(number: int, expires_at: float) -> str:
 def listen_for_expiry(url: str) -> None:
     client = redis.Redis.from_url(url, decode_responses=True)
     database = url.rsplit("/", 1)[1]
-    ear = client.pubsub(ignore_subscribe_messages=True)
-    ear.subscribe(f"__keyevent@{database}__:expired")
+    listener = client.pubsub(ignore_subscribe_messages=True)
+    listener.subscribe(f"__keyevent@{database}__:expired")
     client.set("expired:listening", 1)
-    for message in ear.listen():
+    for message in listener.listen():
         heard_at, name = time.time(), message["data"]
         if name.startswith(PREFIX) and client.set(f"nudged:{name}", 1, nx=True, ex=WINDOW):
             client.rpush(LATENESS, heard_at - float(name.rsplit(":", 1)[1]))

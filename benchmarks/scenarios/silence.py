@@ -78,8 +78,10 @@ def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
     frames = []
     for at in range(total):
         each, kind = sessions[at % len(sessions)], next(kinds)
-        side, said = ("agent", "message") if kind == "agent" else ("user", kind)
-        frames.append(Frame(each, each[::-1], each, sender=side, kind=said, seq=(number + at) % 2**52, tag=chats.LONG))
+        side, kind_sent = ("agent", "message") if kind == "agent" else ("user", kind)
+        frames.append(
+            Frame(each, each[::-1], each, sender=side, kind=kind_sent, seq=(number + at) % 2**52, tag=chats.LONG)
+        )
     batches = [frames[at : at + chats.BATCH] for at in range(0, total, chats.BATCH)]
     began_at = time.perf_counter()
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -201,8 +203,8 @@ def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> 
         wait_until(lambda: bool(client.exists("expired:listening")), 30, "the article's listener")
         begins_at = _write_expiring_keys(client, count, total, seconds)
         before = processor_seconds([listener])
-        patience = bench.size(60, 10)
-        deadline = begins_at + seconds + patience
+        wait_limit = bench.size(60, 10)
+        deadline = begins_at + seconds + wait_limit
         while client.llen(key_expiry.LATENESS) < total and time.time() < deadline:
             time.sleep(0.2)
         late = [float(each) for each in client.lrange(key_expiry.LATENESS, 0, -1)]
@@ -215,7 +217,7 @@ def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> 
         f"{who}: not heard of",
         (total - len(late)) / total * 100,
         "%",
-        note=f"within {patience} s of the last",
+        note=f"within {wait_limit} s of the last",
     )
     for share in (50, 99):
         add("silence", f"{who}: expiry → heard: p{share}", percentile(late, share) * 1000, "ms")

@@ -41,11 +41,13 @@ def sockets(bench: Bench) -> None:
     for repetition in range(bench.repeat):
         port = select_port()
         with bench.running(*WEB, "--port", str(port)) as web:
-            with _crowd(bench, f"warm{repetition}", WARM, port):
+            with _start_load(bench, f"warm{repetition}", WARM, port):
                 pass
             before, burnt = web.memory_info().rss, sum(web.cpu_times()[:2])
-            crowds = [_crowd(bench, f"r{repetition}c{number}", count // CROWDS, port) for number in range(CROWDS)]
-            with crowds[0] as one, crowds[1] as two:
+            load_processes = [
+                _start_load(bench, f"r{repetition}c{number}", count // CROWDS, port) for number in range(CROWDS)
+            ]
+            with load_processes[0] as one, load_processes[1] as two:
                 took = sum(web.cpu_times()[:2]) - burnt
                 bench.figures.add("sockets", "processor time of an opening", took / count * 1e6, "µs")
                 _measure_pings(bench, web, [one, two], rounds)
@@ -53,43 +55,41 @@ def sockets(bench: Bench) -> None:
                 bench.figures.add(
                     "sockets", "memory of one", each, "KB", goal=GOAL_KB, note=f"{count:,} on one process, resident"
                 )
-                names = [
-                    f"r{repetition}c{crowd}-{page:05}" for crowd in range(CROWDS) for page in range(count // CROWDS)
-                ]
+                names = [f"r{repetition}c{load}-{page:05}" for load in range(CROWDS) for page in range(count // CROWDS)]
                 _measure_burst(bench, [one, two], names)
 
 
-def _measure_pings(bench: Bench, web: psutil.Process, crowds: list[Crowd], rounds: int) -> None:
+def _measure_pings(bench: Bench, web: psutil.Process, load_processes: list[LoadProcess], rounds: int) -> None:
     burnt, began_at = sum(web.cpu_times()[:2]), time.monotonic()
     time.sleep(PING_EVERY * rounds + 1)
     busy = (sum(web.cpu_times()[:2]) - burnt) / (time.monotonic() - began_at)
-    told = [crowd.report() for crowd in crowds]
+    reports = [load.report() for load in load_processes]
     add, note = bench.figures.add, f"every {PING_EVERY:g} s, {rounds} rounds"
-    unanswered = sum(each["pings"] - each["pongs"] for each in told)
-    add("sockets", "pings that were missed", sum(each["missed"] for each in told), "pings", goal=0, note=note)
+    unanswered = sum(each["pings"] - each["pongs"] for each in reports)
+    add("sockets", "pings that were missed", sum(each["missed"] for each in reports), "pings", goal=0, note=note)
     add("sockets", "pings under way", unanswered, "pings", note="at the moment of looking")
-    add("sockets", "connections that were lost", sum(each["lost"] for each in told), "connections", goal=0)
-    add("sockets", "slowest pong", max(each["slowest"] for each in told) * 1000, "ms")
+    add("sockets", "connections that were lost", sum(each["lost"] for each in reports), "connections", goal=0)
+    add("sockets", "slowest pong", max(each["slowest"] for each in reports) * 1000, "ms")
     add("sockets", "processor while they ping", busy * 100, "% of a core")
 
 
-def _measure_burst(bench: Bench, crowds: list[Crowd], sessions: list[str]) -> None:
+def _measure_burst(bench: Bench, load_processes: list[LoadProcess], sessions: list[str]) -> None:
     """Push through the channel, as a worker does. The database is not involved."""
     began_at = time.time()
     asyncio.run(_push(sessions))
-    told = time.time() - began_at
+    sent_after = time.time() - began_at
     wait_until(
-        lambda: sum(crowd.report()["messages"] for crowd in crowds) >= len(sessions),
+        lambda: sum(load.report()["messages"] for load in load_processes) >= len(sessions),
         30,
         "the pushes",
         pause=0.05,
     )
-    heard = [crowd.report() for crowd in crowds]
+    reports = [load.report() for load in load_processes]
     add, note = bench.figures.add, f"{len(sessions):,} at once, each into another chat"
-    took = max(each["last_at"] for each in heard) - began_at
+    took = max(each["last_at"] for each in reports) - began_at
     add("sockets", "a burst of pushes: the last one is there", took, "s", goal=GOAL_BURST, note=note)
-    add("sockets", "a burst of pushes: the last one is sent", told, "s")
-    add("sockets", "pushed twice", sum(each["twice"] for each in heard), "messages", goal=0)
+    add("sockets", "a burst of pushes: the last one is sent", sent_after, "s")
+    add("sockets", "pushed twice", sum(each["twice"] for each in reports), "messages", goal=0)
 
 
 async def _push(sessions: list[str]) -> None:
@@ -118,7 +118,7 @@ def _message(session: str, key: Any) -> Any:
     return Message(key, key, f"user-of-{session}", "c1", "bench", "guide", "service", "", "您好，还在吗？", "", event)
 
 
-class Crowd:
+class LoadProcess:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
@@ -134,7 +134,7 @@ class Crowd:
 
 
 @contextmanager
-def _crowd(bench: Bench, prefix: str, count: int, port: int) -> Iterator[Crowd]:
+def _start_load(bench: Bench, prefix: str, count: int, port: int) -> Iterator[LoadProcess]:
     """Open `count` connections. Yields after every welcome frame."""
     wait_until(lambda: _listens(port), 60, "the web process")
     words = [sys.executable, "-m", "benchmarks.websocket_load", prefix, str(count), str(port), str(PING_EVERY)]
@@ -142,9 +142,9 @@ def _crowd(bench: Bench, prefix: str, count: int, port: int) -> Iterator[Crowd]:
         words, cwd=ROOT, env=bench.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        crowd = Crowd(process)
-        crowd.line()
-        yield crowd
+        load = LoadProcess(process)
+        load.line()
+        yield load
     finally:
         assert process.stdin
         process.stdin.close()

@@ -66,10 +66,10 @@ class TickBacklog:
         ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
             log.warning("tick_backlog_unknown", error=str(error))
             waiting = 0
-        stood, self._is_full = self._is_full, waiting > self.MOST
-        if self._is_full and not stood:
+        was_full, self._is_full = self._is_full, waiting > self.MOST
+        if self._is_full and not was_full:
             log.warning("ticks_suspended", waiting=waiting, problem=f"no worker consumes {TICK_QUEUE}")
-        elif stood and not self._is_full:
+        elif was_full and not self._is_full:
             log.info("ticks_resumed", waiting=waiting)
 
 
@@ -133,7 +133,7 @@ class LeaderScheduler(DatabaseScheduler):
         self._asked_at = self._held_at = float("-inf")
         self._alert_thread = AlertThread()
         self._backlog = TickBacklog()
-        self._owed: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
+        self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -147,7 +147,7 @@ class LeaderScheduler(DatabaseScheduler):
             log.info("beat_leads")
             # The schedules read as a standby may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
-        self._store_owed()
+        self._store_pending_rounds()
         pause = float(super().tick(*args, **kwargs))
         metrics.record_beat_tick(settings.AFTERTOUCH_NODE)
         return pause
@@ -196,16 +196,16 @@ class LeaderScheduler(DatabaseScheduler):
                 self._do_sync()
         else:
             self._dirty.discard(entry.name)
-            self._owed.append(due)
+            self._unstored_rounds.append(due)
 
-    def _store_owed(self) -> None:
-        owed, self._owed = self._owed, []
-        for due in owed:
+    def _store_pending_rounds(self) -> None:
+        unstored, self._unstored_rounds = self._unstored_rounds, []
+        for due in unstored:
             if self._store(due):
                 self._dirty.add(due.schedule)
                 self._wake(due, None)
             else:
-                self._owed.append(due)
+                self._unstored_rounds.append(due)
 
     def _store(self, due: DueRound) -> bool:
         """Store the bulk publish. Returns False if PostgreSQL is unavailable."""

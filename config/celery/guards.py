@@ -61,13 +61,13 @@ class DeadLetterConsumer(Consumer):
         """Handle a JSON body that is not a task (not three parts, no id). Celery does not catch its errors."""
         receive = super().create_task_handler(*args, **kwargs)
 
-        def receive_or_bury(message: Any) -> Any:
+        def receive_or_dead_letter(message: Any) -> Any:
             try:
                 return receive(message)
             except (ValueError, TypeError, KeyError) as error:
                 return self.on_invalid_task(None, message, error)
 
-        return receive_or_bury
+        return receive_or_dead_letter
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         _record_failed_message("unknown_format", message.body, queue=_queue_of_message(message))

@@ -132,8 +132,8 @@ def await_ready(owner: subprocess.Popen[bytes], environment: dict[str, str], fol
     processes.wait_until(lambda: ready.exists() or owner.poll() is not None, READY_WITHIN)
     if not ready.exists():
         raise StackError("the stack does not start:\n" + (folder / "logs" / "stack.log").read_text(errors="replace"))
-    told = json.loads(ready.read_text())
-    return RunningStack(folder, told["base_url"], told["flower_url"], environment, Supervisor(folder))
+    addresses = json.loads(ready.read_text())
+    return RunningStack(folder, addresses["base_url"], addresses["flower_url"], environment, Supervisor(folder))
 
 
 def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:

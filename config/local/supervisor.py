@@ -134,10 +134,10 @@ STOPPED_STATES = ("FATAL", "EXITED")
 
 
 class StackWatch:
-    def __init__(self, state_dir: Path, start_servers: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(self, state_dir: Path, start_servers: Callable[[], None], print_line: Callable[[str], None]) -> None:
         self.state_dir = state_dir
         self.start_servers = start_servers
-        self.say = say
+        self.print_line = print_line
         self.supervisor = Supervisor(state_dir)
         self.servers = self.running_servers()
         self.pids: dict[str, int] = {}
@@ -159,11 +159,11 @@ class StackWatch:
         before = read_endpoints(self.state_dir)
         if not dead or before is None:  # without addresses the servers were stopped on purpose
             return
-        self.say(f"{' and '.join(dead)} died; started again")
+        self.print_line(f"{' and '.join(dead)} died; started again")
         try:
             self.start_servers()
         except EmbeddedServerError as error:
-            self.say(str(error))
+            self.print_line(str(error))
             return
         self.servers = self.running_servers()
         if read_endpoints(self.state_dir) != before:
@@ -176,11 +176,11 @@ class StackWatch:
         """
         for program, pid in self.pids.items():
             if now.get(program) != pid:
-                self.say(f"{program} (pid {pid}) ended")
+                self.print_line(f"{program} (pid {pid}) ended")
                 kill_process_group(pid)
         self.pids = now
 
     def restart_given_up(self, programs: list[str]) -> None:
         for program in programs:
-            self.say(f"{program} keeps ending, see {self.state_dir / 'logs' / program}.log; it is tried again")
+            self.print_line(f"{program} keeps ending, see {self.state_dir / 'logs' / program}.log; it is tried again")
             self.supervisor.start(program)

@@ -19,7 +19,7 @@ def _operation_rows(api: object) -> Iterator[list[str]]:
     for prefix, router in api._routers:  # type: ignore[attr-defined]
         for path, view in router.path_operations.items():
             for operation in view.operations:
-                doors = operation.auth_callbacks or [router.auth]
-                scopes = ", ".join(f"`{door.scope}`" for door in doors)
+                authenticators = operation.auth_callbacks or [router.auth]
+                scopes = ", ".join(f"`{each.scope}`" for each in authenticators)
                 for method in operation.methods:
                     yield [f"`{method} {ROOT}{prefix}{path.replace('{path:', '{')}`", scopes]

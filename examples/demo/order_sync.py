@@ -30,10 +30,10 @@ except NoBrowser as error:
 """
 
 
-def order_sync(demo: Any, say: Any) -> None:
-    say("\nThree shops' orders, read in Chromium; each requested twice:")
+def order_sync(demo: Any, print_line: Any) -> None:
+    print_line("\nThree shops' orders, read in Chromium; each requested twice:")
     if why := demo.stack.manage("shell", "--no-imports", "-c", CHROMIUM_TEST).strip():
-        say(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
+        print_line(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
         return
     demo.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
     with demo_shop() as site:
@@ -43,11 +43,11 @@ def order_sync(demo: Any, say: Any) -> None:
         for shop in SHOPS:
             _print_receipts(
                 demo,
-                say,
+                print_line,
                 shop,
                 [receipt for name, receipt in zip([*SHOPS, *SHOPS], receipts, strict=True) if name == shop],
             )
-    _check_orders(demo, say)
+    _check_orders(demo, print_line)
 
 
 @contextmanager
@@ -72,13 +72,15 @@ def _publish_sync(demo: Any, site: str, shop: str) -> dict[str, Any]:
     return receipt
 
 
-def _print_receipts(demo: Any, say: Any, shop: str, receipts: list[dict[str, Any]]) -> None:
+def _print_receipts(demo: Any, print_line: Any, shop: str, receipts: list[dict[str, Any]]) -> None:
     jobs = {receipt["task_id"]: None for receipt in receipts}
     merged = "the second click joined the first" if len(jobs) == 1 else "the second run came behind the first"
     for task_id in jobs:
         job = _await_job(demo, task_id)
         result = job.get("result") or {}
-        say(f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {_format_counts(result) or job['reason']}; {merged}")
+        print_line(
+            f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {_format_counts(result) or job['reason']}; {merged}"
+        )
         if job["state"] != "succeeded":
             demo.problems.append(f"{shop}: its orders should be read, the job is {job['state']} ({job['reason']})")
 
@@ -96,7 +98,7 @@ def _format_counts(result: dict[str, Any]) -> str:
     return f"{result['read']} read, {result['written']} written" if "read" in result else ""
 
 
-def _check_orders(demo: Any, say: Any) -> None:
+def _check_orders(demo: Any, print_line: Any) -> None:
     """Check that every order is stored and was written once."""
     with psycopg.connect(demo.stack.endpoints.database_url, row_factory=dict_row) as connection:
         row = connection.execute(
@@ -104,6 +106,6 @@ def _check_orders(demo: Any, say: Any) -> None:
             " FROM rpa_tasks_demoorder"
         ).fetchone()
     assert row is not None
-    say(f"  {row['orders']} orders of {row['shops']} shops are stored, each written {row['writes']} time.")
+    print_line(f"  {row['orders']} orders of {row['shops']} shops are stored, each written {row['writes']} time.")
     if row["shops"] != len(SHOPS) or row["writes"] != 1:
         demo.problems.append(f"each order of each shop should be stored once: {row}")

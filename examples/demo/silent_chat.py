@@ -10,8 +10,8 @@ POLICIES = [{"tag": "default", "threshold": "60s", "jitter": "5s"}, {"tag": "dem
 TOUCH_TIME_LIMIT = 40.0
 
 
-def silent_chat(demo: Any, say: Any) -> None:
-    say(f"\nTwo live chats; fay falls silent, gus goes on writing (guide message after {THRESHOLD} s):")
+def silent_chat(demo: Any, print_line: Any) -> None:
+    print_line(f"\nTwo live chats; fay falls silent, gus goes on writing (guide message after {THRESHOLD} s):")
     _post_message(demo, "fay")
     began_at = time.monotonic()
     touch = None
@@ -23,7 +23,7 @@ def silent_chat(demo: Any, say: Any) -> None:
     _post_message(demo, "gus")
     for who, wanted in (("fay", 1), ("gus", 0)):
         found = len(_touches_of(demo, who))
-        say(f"  {who:<6} {found} guide message{'s' * (found != 1)}")
+        print_line(f"  {who:<6} {found} guide message{'s' * (found != 1)}")
         if found != wanted:
             demo.problems.append(f"{who} should get {wanted} guide messages, not {found}")
 

@@ -94,7 +94,7 @@ def _order_row(order: MarketOrder) -> str:
 
 
 def _message_item(message: Message) -> str:
-    said = "".join(f'<p class="reply">{escape(reply)}</p>' for reply in message.replies)
+    answers_html = "".join(f'<p class="reply">{escape(reply)}</p>' for reply in message.replies)
     key = escape(message.message_id)
     form = f"""
       <form method="post" action="/messages/reply">
@@ -107,7 +107,7 @@ def _message_item(message: Message) -> str:
     <article class="card message" data-message="{key}" data-user="{escape(message.user_id)}"
              data-answered="{int(bool(message.replies))}">
       <h2>{escape(message.buyer)} <span class="quiet">{escape(message.user_id)}</span></h2>
-      <p>{escape(message.text)}</p>{said if message.replies else form}
+      <p>{escape(message.text)}</p>{answers_html if message.replies else form}
     </article>"""
 
 

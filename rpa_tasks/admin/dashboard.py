@@ -41,10 +41,10 @@ def card(request: HttpRequest) -> DashboardCard | None:
 
 def _shop_figures(link: str) -> list[Figure]:
     """Return the counts of shops and runs, and of states with a problem."""
-    told = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
+    counts = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
     return [
         Figure(each["words"], each["count"], f"{link}?state={each['state']}" if each["state"] else link, each["tone"])
-        for each in told
+        for each in counts
         if each["count"] or each["state"] in ("", "running", "login")
     ]
 
@@ -77,10 +77,10 @@ def _browser_figures() -> list[Figure]:
     if found is None:
         return [Figure(_("Execution nodes"), None, link)]
     counts = Counter(slot.get("state", "") for browsers in found for slot in browsers)
-    places = sum(len(browsers) for browsers in found)
-    told = [Figure(_("Execution nodes"), len(found), link, "" if found else "bad")]
-    told += [Figure(_("Browsers in use"), f"{counts['busy']} / {places}", link)]
-    return told + [
+    slots = sum(len(browsers) for browsers in found)
+    figures = [Figure(_("Execution nodes"), len(found), link, "" if found else "bad")]
+    figures += [Figure(_("Browsers in use"), f"{counts['busy']} / {slots}", link)]
+    return figures + [
         Figure(_("Browsers %(state)s") % {"state": STATES[state]}, counts[state], link, tone)
         for state, tone in (("idle", ""), ("quarantined", "bad"))
         if counts[state]

@@ -214,11 +214,11 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     @admin.action(description=_("Cancel the selected ones"), permissions=["cancel"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         chosen = queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE]
-        told = [self._cancel(request, pk) for pk in chosen]
-        done = len(told) - told.count("")
+        outcomes = [self._cancel(request, pk) for pk in chosen]
+        done = len(outcomes) - outcomes.count("")
         words = ngettext("%(count)s job was cancelled.", "%(count)s jobs were cancelled.", done)
         (messages.success if done else messages.info)(request, words % {"count": done})
-        if running := told.count("cancel_requested"):
+        if running := outcomes.count("cancel_requested"):
             words = ngettext("%(count)s of them is running and ends within seconds.",
                              "%(count)s of them are running and end within seconds.", running)  # fmt: skip
             messages.info(request, words % {"count": running})
@@ -230,11 +230,11 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
                 "seconds later; completed work stays.")  # fmt: skip
 
         def act() -> None:
-            told = self._cancel(request, row.pk)
+            outcome = self._cancel(request, row.pk)
             words = {"cancelled": gettext("The job was cancelled."),
                      "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
-            if told:
-                messages.success(request, words[told])
+            if outcome:
+                messages.success(request, words[outcome])
             else:
                 messages.error(request, gettext("The job has already ended."))
 

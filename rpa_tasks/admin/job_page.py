@@ -125,7 +125,7 @@ class RunStory:
         return ICONS[self.run.outcome]
 
     @property
-    def said(self) -> str:
+    def output_tail(self) -> str:
         return redact_text(self.run.detail)
 
 

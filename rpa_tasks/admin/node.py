@@ -85,16 +85,16 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         )  # fmt: skip
 
 
-def _browser_row(told: dict[str, Any]) -> dict[str, Any]:
+def _browser_row(browser: dict[str, Any]) -> dict[str, Any]:
     """Prepare a slot, as reported by its node, for the page."""
-    state = str(told.get("state", ""))
+    state = str(browser.get("state", ""))
     return {
-        **told,
+        **browser,
         "words": STATES.get(state, state),
         "tone": TONES.get(state, "default"),
-        "age": format_age(_parse_instant(told.get("started_at"))),
-        "used": format_age(_parse_instant(told.get("last_used_at"))),
-        "why": translate_reason(str(told.get("reason") or "")),
+        "age": format_age(_parse_instant(browser.get("started_at"))),
+        "used": format_age(_parse_instant(browser.get("last_used_at"))),
+        "why": translate_reason(str(browser.get("reason") or "")),
     }
 
 

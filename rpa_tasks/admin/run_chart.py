@@ -43,7 +43,7 @@ WHERE run.ended_at >= %(since)s AND run.ended_at < %(until)s AND NOT (run.outcom
 run_history = HourlyCache(count_ended_runs)
 
 
-def runs_chart(spans: list[Span], patience: PageTimeLimit, *, may_see_failed: bool) -> Chart:
+def runs_chart(spans: list[Span], time_limit: PageTimeLimit, *, may_see_failed: bool) -> Chart:
     """Build the chart. Failed runs link to their failed tasks; no list shows the others by outcome."""
 
     def links(since: datetime, until: datetime) -> dict[str, str]:
@@ -52,7 +52,7 @@ def runs_chart(spans: list[Span], patience: PageTimeLimit, *, may_see_failed: bo
         origin = {"state": "all", "origin__exact": "rpa_job"}
         return {"failed": build_span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
 
-    counts = count_by_span(run_history, spans, patience)
+    counts = count_by_span(run_history, spans, time_limit)
     buckets = [
         Bucket(span.label, found, links(span.hours[0], span.until)) for span, found in zip(spans, counts, strict=True)
     ]

@@ -77,12 +77,12 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     """Annotate each shop with `waiting`, the number of waiting jobs, and `run`, the running job or None."""
     waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, parked="").order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
-    told = JSONObject(
+    running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
     )
     return shops.select_related("platform__breaker", "lane").annotate(
         waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
-        run=Subquery(running.values(told=told)[:1]),
+        run=Subquery(running.values(running_job=running_job)[:1]),
     )
 
 

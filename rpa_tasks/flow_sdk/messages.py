@@ -24,13 +24,13 @@ class Wire:
         self._descriptor = os.dup(1)
         os.set_inheritable(self._descriptor, False)
         os.dup2(2, 1)
-        self.told_result = False
-        self.telling = False  #: during the output of the result: a stop signal waits until it is complete
+        self.result_sent = False
+        self.sending_result = False  #: during the output of the result: a stop signal waits until it is complete
         self.put_off: int = 0  #: the stop signal that arrived during this time
 
     def progress(self, fraction: float, message: str) -> None:
         inside = min(1.0, float(fraction)) if fraction > 0 else 0.0  # NaN is not greater than 0
-        self._say({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]})
+        self._send({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]})
 
     def result(self, value: dict[str, Any]) -> None:
         """Print the result. Raises `BusinessError` if it cannot be stored."""
@@ -40,13 +40,13 @@ class Wire:
             raise BusinessError(f"The result cannot be written as JSON: {error}") from error
         if len(line) > RESULT_LIMIT:
             raise BusinessError(f"The result has {len(line):,} bytes, more than the {RESULT_LIMIT:,} that are kept.")
-        self.telling = True
+        self.sending_result = True
         self._write(line)
-        self.told_result, self.telling = True, False
+        self.result_sent, self.sending_result = True, False
         if self.put_off:
             os.kill(os.getpid(), self.put_off)
 
-    def _say(self, value: dict[str, Any]) -> None:
+    def _send(self, value: dict[str, Any]) -> None:
         self._write(json.dumps(value))
 
     def _write(self, line: str) -> None:

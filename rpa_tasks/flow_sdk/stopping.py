@@ -44,7 +44,7 @@ class Stop:
         signal.setitimer(signal.ITIMER_REAL, CLEANUP_SECONDS)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._wire.telling:
+        if self._wire.sending_result:
             self._wire.put_off = number
         else:
             self._end(number)
@@ -55,7 +55,7 @@ class Stop:
         code = self._code
         if code is None:
             # The effect took place and was reported: a later signal does not change that.
-            code = 0 if self._wire.told_result else EXIT_CODES[signal.Signals(number)]
+            code = 0 if self._wire.result_sent else EXIT_CODES[signal.Signals(number)]
             os.write(2, self._last_message(number).encode())
             # At the timeout the page shows what it was waiting for, and stays open as evidence.
             if time.monotonic() < self._timeout_at - TIMEOUT_TOLERANCE:

@@ -48,7 +48,7 @@ ProgressCallback = Callable[[int, BulkPublishCounts], None]
 
 def publish_bulk(
     flow: Flow,
-    places: Mapping[int, timedelta],
+    delays: Mapping[int, timedelta],
     *,
     payload: Mapping[str, Any],
     priority: int,
@@ -60,7 +60,7 @@ def publish_bulk(
     and inserting are separate transactions. Otherwise two rounds could deadlock: one holds waiting jobs while it waits
     for the insert of the other.
     """
-    told, left = BulkPublishCounts(), iter(sorted(places.items()))
+    counts, left = BulkPublishCounts(), iter(sorted(delays.items()))
     payload = as_stored(payload)
     key = flow_key_of(flow, payload)
     if key is None:  # the flow merges nothing, but a round skips a shop where a job with its payload is waiting
@@ -70,19 +70,19 @@ def publish_bulk(
         "key": key,
     }  # fmt: skip
     while batch := dict(islice(left, BATCH)):
-        told += _publish_batch(batch, common, note)
-    return told
+        counts += _publish_batch(batch, common, note)
+    return counts
 
 
 def _publish_batch(
-    places: Mapping[int, timedelta], common: Mapping[str, Any], note: ProgressCallback | None
+    delays: Mapping[int, timedelta], common: Mapping[str, Any], note: ProgressCallback | None
 ) -> BulkPublishCounts:
     with transaction.atomic(durable=True):
         waiting = {
             row[0]
-            for row in sql.rows(_COUNT_REQUESTS, {"shops": list(places), "flow": common["flow"], "key": common["key"]})
+            for row in sql.rows(_COUNT_REQUESTS, {"shops": list(delays), "flow": common["flow"], "key": common["key"]})
         }
-    free = {shop: delay for shop, delay in places.items() if shop not in waiting}
+    free = {shop: delay for shop, delay in delays.items() if shop not in waiting}
     given = {
         "shops": list(free),
         "ids": [new_id() for _ in free],
@@ -97,7 +97,7 @@ def _publish_batch(
         made_count = sum(row[1] is not None for row in tried)
         done = BulkPublishCounts(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
         if note:
-            note(max(places), done)
+            note(max(delays), done)
     made = [row for row in tried if row[1] is not None]  # for the others a concurrent request published a job
     created = [
         WakeUp(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"

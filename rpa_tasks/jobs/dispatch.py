@@ -68,10 +68,10 @@ def rescue_expired_runs() -> int:
     Any other started run ends as `unknown` and needs a decision by an operator.
     """
     with transaction.atomic():
-        lapsed = jobs.expired_runs(limit=LIMIT)
+        expired = jobs.expired_runs(limit=LIMIT)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
-        rescued = sum(_rescue_run(claim, began, at) for claim, began in lapsed)
-    if lapsed:
+        rescued = sum(_rescue_run(claim, began, at) for claim, began in expired)
+    if expired:
         log.warning("rpa_runs_rescued", count=rescued)
     return rescued
 

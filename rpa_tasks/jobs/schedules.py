@@ -56,14 +56,14 @@ def publish_schedule(
     shops = _active_shops(order.platform)
     if order.shops is not None:
         shops = shops.filter(shop_id__in=order.shops)
-    places = {
+    delays = {
         pk: spread_delay(order.platform, shop_id, order.task_type, order.spread_seconds)
         for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
     }
-    told = publish_bulk(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
-    write = log.warning if told.refused else log.info
-    write("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
-    return told
+    counts = publish_bulk(flow, delays, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
+    write = log.warning if counts.refused else log.info
+    write("round_published", platform=order.platform, task_type=order.task_type, **asdict(counts))
+    return counts
 
 
 def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:

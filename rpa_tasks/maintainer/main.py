@@ -122,10 +122,10 @@ def _end_unsupervised_runs() -> None:
 def _run_housekeeping(queues: list[str]) -> None:
     from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
 
-    chores = Housekeeping(queues)
+    node_housekeeping = Housekeeping(queues)
     while True:
-        if chores.is_database_available():
-            run_steps(chores.steps)
+        if node_housekeeping.is_database_available():
+            run_steps(node_housekeeping.steps)
         time.sleep(PASS_INTERVAL)
 
 

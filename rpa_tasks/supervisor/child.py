@@ -46,16 +46,16 @@ def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     if order["prefix"]:
         _check_program(argv[0], env, cwd)
     guard = os.getpid()
-    told, tells = os.pipe()
+    report_end, error_end = os.pipe()
     try:
         pid = os.fork()
     except OSError as error:
         raise NotStarted("fork_failed", error.strerror) from None
     if pid == 0:
-        _exec_command([*order["prefix"], *argv], env, cwd, order["confine"], outputs, guard, tells)
-    os.close(tells)
-    failure = os.read(told, 32)
-    os.close(told)
+        _exec_command([*order["prefix"], *argv], env, cwd, order["confine"], outputs, guard, error_end)
+    os.close(error_end)
+    failure = os.read(report_end, 32)
+    os.close(report_end)
     if failure:
         os.waitpid(pid, 0)
         step, code = failure.split()
@@ -88,7 +88,7 @@ def _exec_command(
     plan: dict[str, Any],
     outputs: tuple[int, int],
     guard: int,
-    tells: int,
+    error_end: int,
 ) -> NoReturn:
     step = b"setup"
     try:
@@ -107,7 +107,7 @@ def _exec_command(
         step = b"exec"
         os.execvpe(argv[0], argv, env)  # noqa: S606  (a shell is what we avoid)
     except OSError as error:
-        os.write(tells, b"%s %d" % (step, error.errno or 0))
+        os.write(error_end, b"%s %d" % (step, error.errno or 0))
     finally:
         os._exit(127)
 

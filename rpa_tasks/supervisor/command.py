@@ -129,9 +129,11 @@ def environment_for(
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
     """Return values that no log may show: those of variables with secret names, and passwords in URLs."""
-    telling = {value for name, value in environment.items() if any(word in name.upper() for word in SECRET_NAME_PARTS)}
+    secret_values = {
+        value for name, value in environment.items() if any(word in name.upper() for word in SECRET_NAME_PARTS)
+    }
     passwords = {_url_password(value) for value in environment.values()}
-    return sorted((telling | passwords | {unquote(password) for password in passwords}) - {""})
+    return sorted((secret_values | passwords | {unquote(password) for password in passwords}) - {""})
 
 
 def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:

@@ -34,12 +34,12 @@ SANDBOX_DEPTH = 2
 RUN_MARKERS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
 
 
-class Watch:
+class SupervisorLoop:
     """One run of one command."""
 
     def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
         self.order, self.inbox, self.outbox = order, inbox, outbox
-        self.hearing = OutputReader(order, outbox)
+        self.reader = OutputReader(order, outbox)
         self.marks = {name: order["env"][name] for name in RUN_MARKERS if name in order["env"]}
         now = clock()
         self.lease_until = order.get("extend_until") or now + order["extension"]
@@ -66,7 +66,7 @@ class Watch:
         try:
             self.start()
         except child.NotStarted as failure:
-            self.hearing.finish()
+            self.reader.finish()
             reason, sentence = failure.args
             return {**self.report(), "ended": "not_started", "error": reason, "tail": sentence}
         self.outbox.send_event({"started": self.pid})
@@ -75,7 +75,7 @@ class Watch:
         self.handle_orders()  # lines that arrived together with the order wake no poll
         while not self.is_over():
             self.turn(wake)
-        self.hearing.finish()
+        self.reader.finish()
         return self.report()
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Watch:
         finally:
             os.close(out_end)
             os.close(err_end)
-        self.hearing.attach(out, err)
+        self.reader.attach(out, err)
         self.poll.register(out, select.POLLIN)
         self.poll.register(err, select.POLLIN)
 
@@ -101,7 +101,7 @@ class Watch:
     def turn(self, wake: int) -> None:
         self.poll_for_output_space()
         for descriptor, _ in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
-            if descriptor in self.hearing:
+            if descriptor in self.reader:
                 self.read_available(descriptor)
             elif descriptor == self.inbox.descriptor:
                 self.handle_orders()
@@ -130,8 +130,8 @@ class Watch:
             self.poll.unregister(self.outbox.descriptor)
 
     def read_available(self, descriptor: int) -> None:
-        self.hearing.read_available(descriptor)
-        if descriptor not in self.hearing:
+        self.reader.read_available(descriptor)
+        if descriptor not in self.reader:
             self.poll.unregister(descriptor)
 
     def handle_orders(self) -> None:
@@ -245,21 +245,21 @@ class Watch:
             "exit": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
             "ended": self.ended or "exited",
-            "error": self.hearing.error,
+            "error": self.reader.error,
             "survivors": len(self.left),
-            "tail": self.hearing.tail.text(),
-            "dropped": self.hearing.log.dropped,
+            "tail": self.reader.tail.text(),
+            "dropped": self.reader.log.dropped,
         }
 
 
-def wake_on_signals(watch: Watch) -> int:
+def wake_on_signals(loop: SupervisorLoop) -> int:
     """Wake the loop on SIGCHLD. SIGTERM means that the node stops; the runner handles interrupts."""
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
 
     def end(number: int, frame: FrameType | None) -> None:
-        watch.stop_requested = True
+        loop.stop_requested = True
 
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -274,5 +274,5 @@ def main() -> None:
     inbox, outbox = Inbox(0), Outbox(1)
     order = inbox.first()
     if order is not None:
-        outbox.send_last_event(Watch(order, inbox, outbox).run(), inbox)
+        outbox.send_last_event(SupervisorLoop(order, inbox, outbox).run(), inbox)
     os._exit(0)

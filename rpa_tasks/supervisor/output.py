@@ -58,11 +58,11 @@ class Lines:
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
-        spoken = list(_candidate_messages(whole, self._inside)) if whole else []
-        fitting = [line for line in spoken if len(line) <= LONGEST_LINE]
+        messages = list(_candidate_messages(whole, self._inside)) if whole else []
+        fitting = [line for line in messages if len(line) <= LONGEST_LINE]
         self._inside = self._inside and not whole
         shown = self._mask(whole)
-        lost = any(_starts_like_result(line) for line in spoken if len(line) > LONGEST_LINE)
+        lost = any(_starts_like_result(line) for line in messages if len(line) > LONGEST_LINE)
         if len(self._rest) > LONGEST_LINE:
             lost |= not self._inside and _starts_like_result(self._rest)
             shown += self._let_through()

@@ -27,12 +27,12 @@ class OutputReader:
         self._mask = Mask(order["mask"])
         self._outbox = outbox
         self._streams: dict[int, Lines] = {}
-        self._spoken_on = -1
-        self._told_result = False
+        self._message_stream = -1
+        self._has_result = False
 
     def attach(self, output: int, errors: int) -> None:
         """Start reading both streams. Only standard output may contain messages to the runner."""
-        self._spoken_on = output
+        self._message_stream = output
         for descriptor in (output, errors):
             os.set_blocking(descriptor, False)
             self._streams[descriptor] = Lines(self._mask)
@@ -63,14 +63,14 @@ class OutputReader:
                 self._note(descriptor, *self._streams[descriptor].finish())
         self.log.finish()
 
-    def _note(self, descriptor: int, shown: bytes, spoken: list[bytes], lost_result: bool) -> None:
+    def _note(self, descriptor: int, shown: bytes, messages: list[bytes], lost_result: bool) -> None:
         self.log.write(shown)
         self.tail.add(shown)
-        if descriptor != self._spoken_on:
+        if descriptor != self._message_stream:
             return
         if lost_result:
             self._report_error("result_too_long")
-        for line in spoken:
+        for line in messages:
             try:
                 self._forward_messages(line)
             except Exception:  # no output of a command may end the supervisor process
@@ -80,8 +80,8 @@ class OutputReader:
         value = parse_message(line, self._mask)
         if value is None or ("result" in value and not isinstance(value["result"], dict)):
             self._not_readable(line)
-        elif "result" in value and not self._told_result:
-            self._told_result, self.error = True, ""
+        elif "result" in value and not self._has_result:
+            self._has_result, self.error = True, ""
             self._outbox.send_event({"result": value["result"]})
         elif progress := progress_in(value):
             self._outbox.progress(progress)
@@ -91,5 +91,5 @@ class OutputReader:
             self._report_error("result_not_readable")
 
     def _report_error(self, error: str) -> None:
-        if not self._told_result:
+        if not self._has_result:
             self.error = error

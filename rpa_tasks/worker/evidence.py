@@ -38,7 +38,7 @@ def _capture_page(port: int) -> dict[str, bytes]:
         with TemporaryDirectory(prefix="evidence-") as folder:
             words = [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "snapshot"]
             words += ["--port", str(port), "--dir", folder]
-            said = subprocess.run(  # noqa: S603  (our own words)
+            completed = subprocess.run(  # noqa: S603  (our own words)
                 words,
                 capture_output=True,
                 timeout=SNAPSHOT_TIME_LIMIT,
@@ -46,7 +46,7 @@ def _capture_page(port: int) -> dict[str, bytes]:
                 cwd=settings.BASE_DIR,
                 env=minimal_environment(),
             )
-            files = json.loads(said.stdout.splitlines()[-1])
+            files = json.loads(completed.stdout.splitlines()[-1])
             found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
             html = (Path(folder) / files["html"]).read_bytes()
     except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:

@@ -18,7 +18,7 @@ from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
-OF_FAILED_TASKS = [name for name, deed in ROW_ACTIONS.items() if deed.over == FAILED_TASKS]
+OF_FAILED_TASKS = [name for name, row_action in ROW_ACTIONS.items() if row_action.over == FAILED_TASKS]
 #: Names of the filters as parameters of the back office's list.
 PARAMETERS = {"origin": "origin__exact"}
 

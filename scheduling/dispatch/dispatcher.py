@@ -103,14 +103,14 @@ def _rescue_expired_runs() -> int:
     idempotent channel gets the same key again. For any other channel an operator decides.
     """
     with transaction.atomic():
-        lapsed = touches.expired_runs(limit=PASS_LIMIT)
-        if not lapsed:
+        expired = touches.expired_runs(limit=PASS_LIMIT)
+        if not expired:
             return 0
         nodes = snapshot.current().nodes
         # PostgreSQL's time: with the clock of a node that is ahead, the rows would wait.
-        rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in lapsed])
+        rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in expired])
         settlements = {}
-        for claim, was_sending in lapsed:
+        for claim, was_sending in expired:
             channel = nodes[rows[claim.task_id].node_id].channel
             exhausted = rows[claim.task_id].attempt > len(channel.retry_delays)
             if was_sending and (not channel.idempotent or exhausted):
@@ -120,7 +120,7 @@ def _rescue_expired_runs() -> int:
                 settlements[claim] = Settlement("scheduled", "worker_lost", due_at=at)
         touches.settle(settlements)
         Attempt.objects.bulk_create(
-            [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
+            [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in expired if was_sending]
         )
         dead_letters.record_failed_touches(
             [claim.task_id for claim, end in settlements.items() if end.state == "unknown"]

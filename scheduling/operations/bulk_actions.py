@@ -199,18 +199,18 @@ def _lock_action(rows: QuerySet[BulkAction]) -> BulkAction | None:
 
 def _process_batch(row: BulkAction, at: datetime) -> None:
     """Process one batch. The caller saves the row in the same transaction."""
-    deed, size = ROW_ACTIONS[row.action], _batch_size(row.per_second)
+    row_action, size = ROW_ACTIONS[row.action], _batch_size(row.per_second)
     rows = _matching_rows(row)
     if row.position:
         rows = rows.filter(pk__gt=row.position)
     keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
     actor = Actor(row.actor_name, row.actor, row.reason)
     became: Counter[str] = Counter()
-    if deed.over == TOUCHES:
+    if row_action.over == TOUCHES:
         locks.lock_customers(keys)  # before the touches, as in every writer
-    for key in failed_tasks.lock_in_publish_order(keys) if deed.publishes else keys:
+    for key in failed_tasks.lock_in_publish_order(keys) if row_action.publishes else keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
-        became[_apply_to_row(row, deed, key, actor, due_at)] += 1
+        became[_apply_to_row(row, row_action, key, actor, due_at)] += 1
     row.done += became["done"]
     row.skipped += became["skipped"]
     row.failed += became["failed"]
@@ -226,11 +226,11 @@ def _batch_size(per_second: float) -> int:
     return max(1, min(BATCH, round(per_second * BATCH_SPAN)))
 
 
-def _apply_to_row(row: BulkAction, deed: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:
+def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:
     """Process one row within a savepoint, so that its failure does not undo the others."""
     try:
         with transaction.atomic():
-            deed.act(key, actor, due_at)
+            row_action.act(key, actor, due_at)
     except (Conflict, NotFound):
         return "skipped"
     except sql.UNAVAILABLE_ERRORS:

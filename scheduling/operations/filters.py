@@ -45,15 +45,15 @@ def read_filter(address: Mapping[str, Any]) -> dict[str, str]:
     return chosen
 
 
-def matching_rows(deed: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
+def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
     """Return the rows that existed at `as_of`, match the filter and allow the action.
 
     Raises:
         InvalidInput: parameters have no meaning; the error names each.
     """
-    listed = LISTS[deed.over]
+    listed = LISTS[row_action.over]
     rows = listed.model._default_manager.filter(listed.build_query(chosen, as_of), **{f"{listed.since}__lte": as_of})
-    return deed.allowed_rows(rows)
+    return row_action.allowed_rows(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,9 +241,9 @@ def _filter_latest(by: datetime | None) -> Q:
 
 
 def _filter_by_content(term: str) -> Q:
-    told = Q(reason__icontains=term) | Q(detail__icontains=term)
+    matches = Q(reason__icontains=term) | Q(detail__icontains=term)
     for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
-        told |= Q(**{f"payload__{key}": term})
+        matches |= Q(**{f"payload__{key}": term})
     with suppress(ValueError):
-        told |= Q(root_id=UUID(term))
-    return told
+        matches |= Q(root_id=UUID(term))
+    return matches

@@ -198,9 +198,9 @@ WHERE at >= %(since)s AND at < %(until)s GROUP BY 1
 guide_history = HourlyCache(count_guides_sent)
 
 
-def silences_chart(spans: list[Span], patience: PageTimeLimit) -> Chart:
-    events = count_by_span(statistics.event_cache, spans, patience)
-    guides = count_by_span(guide_history, spans, patience)
+def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
+    events = count_by_span(statistics.event_cache, spans, time_limit)
+    guides = count_by_span(guide_history, spans, time_limit)
     buckets = []
     for span, taken, sent in zip(spans, events, guides, strict=True):
         counts = None

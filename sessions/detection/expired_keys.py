@@ -116,10 +116,10 @@ class ExpiredKeyListener:
 
     def _probe(self) -> None:
         """Let a key expire and wait for its event. Used where CONFIG is not permitted, as recommended."""
-        heard = self.gateway.receives_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
-        if heard is None:
+        received = self.gateway.receives_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
+        if received is None:
             log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
-        elif not heard:
+        elif not received:
             raise KeyspaceEventsDisabled(
                 f"The server published no expiry event within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
                 f" have E and x. {HOW_TO_CONFIGURE}"
@@ -166,12 +166,12 @@ class ExpiredKeyListener:
         self.stop.wait(pause)
 
     def _listen(self) -> None:
-        with self.gateway.subscribe_to_expiry() as ear:
+        with self.gateway.subscribe_to_expiry() as listener:
             self.connected.set()
             self._note()
             while not self.stop.is_set():
-                self._receive_key(ear.key(LISTEN_SECONDS))
-                while self._received and len(self._received) < BATCH and (key := ear.key(0)):
+                self._receive_key(listener.key(LISTEN_SECONDS))
+                while self._received and len(self._received) < BATCH and (key := listener.key(0)):
                     self._receive_key(key)
                 self._note()
                 self._backoff.reset()

@@ -94,17 +94,17 @@ def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
     until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
     return [
         _parse_signal(
-            shard, decode_text(name), {decode_text(field): decode_text(value) for field, value in told.items()}
+            shard, decode_text(name), {decode_text(field): decode_text(value) for field, value in fields.items()}
         )
         for shard, entries in enumerate(found)
-        for name, told in entries
+        for name, fields in entries
         if int(decode_text(name).partition("-")[0]) <= until
     ]
 
 
-def _parse_signal(shard: int, name: str, told: dict[str, str]) -> NudgeSignal:
-    typed = int(told["f"]) if told["f"] else None
-    return NudgeSignal(shard, name, told["e"], told["k"], int(told["d"]), typed)
+def _parse_signal(shard: int, name: str, fields: dict[str, str]) -> NudgeSignal:
+    typed = int(fields["f"]) if fields["f"] else None
+    return NudgeSignal(shard, name, fields["e"], fields["k"], int(fields["d"]), typed)
 
 
 def _trim_signals(store: Store, signs_to: dict[str, str]) -> None:

@@ -54,12 +54,12 @@ class SessionPresence:
             present = find_returned_keys([each for each in stand if isinstance(each, str)])
         except StoreUnavailable:  # the other silences do not depend on the gateway's server
             return [
-                "presence_unknown" if isinstance(stands, str) else _block_reason(question, stands, now)
-                for question, stands in zip(questions, stand, strict=True)
+                "presence_unknown" if isinstance(is_current, str) else _block_reason(question, is_current, now)
+                for question, is_current in zip(questions, stand, strict=True)
             ]
         return [
-            _block_reason(question, bool(stands) and stands not in present, now)
-            for question, stands in zip(questions, stand, strict=True)
+            _block_reason(question, bool(is_current) and is_current not in present, now)
+            for question, is_current in zip(questions, stand, strict=True)
         ]
 
     def _about_others(self, questions: Sequence[PresenceQuestion]) -> list[str]:
@@ -67,13 +67,13 @@ class SessionPresence:
             return []
         heard_at = self.store.last_frames([each.user_id for each in questions])
         return [
-            "conversation" if heard and heard > question.event_at else ""
-            for question, heard in zip(questions, heard_at, strict=True)
+            "conversation" if last_frame_at and last_frame_at > question.event_at else ""
+            for question, last_frame_at in zip(questions, heard_at, strict=True)
         ]
 
 
-def _block_reason(question: PresenceQuestion, stands: bool, now: datetime) -> str:
-    return _stale_reason(question, now) if stands else "answered"
+def _block_reason(question: PresenceQuestion, is_current: bool, now: datetime) -> str:
+    return _stale_reason(question, now) if is_current else "answered"
 
 
 def _stale_reason(question: PresenceQuestion, now: datetime) -> str:

@@ -148,17 +148,17 @@ class Server:
             channel = f"__keyevent@{database}__:expired"
             try:
                 line.subscribe(channel)
-                ear = ExpirySubscription(line)
+                listener = ExpirySubscription(line)
             except NoPermissionError as error:
                 raise NotAllowed(f"SUBSCRIBE {channel}") from error
-            yield ear
+            yield listener
 
     def receives_expiry(self, key: str, within: float) -> bool | None:
         """Write `key` with a lifetime of 1 ms and return whether its expiry event arrives.
 
         `within` is in seconds. Returns None where the ACL denies the write.
         """
-        with self.subscribe_to_expiry() as ear, raise_unavailable():
+        with self.subscribe_to_expiry() as listener, raise_unavailable():
             try:
                 self.client.set(key, "1", px=1)
             except NoPermissionError:
@@ -166,7 +166,7 @@ class Server:
             ends_at = time.monotonic() + within
             while time.monotonic() < ends_at:
                 self.client.get(key)  # a read makes the server expire the key
-                if ear.key(0.05) == key:
+                if listener.key(0.05) == key:
                     return True
         return False
 

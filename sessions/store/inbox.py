@@ -47,10 +47,10 @@ class Post:
     more: Mapping[str, str] = field(default_factory=dict)  #: further members for the page
 
     def body(self) -> str:
-        said: dict[str, Any] = {"id": self.id, "from": self.sender, "text": self.text}
+        entry: dict[str, Any] = {"id": self.id, "from": self.sender, "text": self.text}
         if self.seq is not None:
-            said["seq"] = self.seq
-        return json.dumps(said | dict(self.more), ensure_ascii=False)
+            entry["seq"] = self.seq
+        return json.dumps(entry | dict(self.more), ensure_ascii=False)
 
 
 class Posted(NamedTuple):

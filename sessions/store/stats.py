@@ -61,7 +61,7 @@ def send_report(store: Store, report: WatcherReport, tags: Container[str], *, wa
     (seconds, micros), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     now_ms = seconds * 1000 + micros // 1000
     gone = [each for each, words in found.items() if now_ms - json.loads(words)["at"] >= REPORT_LIFETIME_MS]
-    said = {
+    stored = {
         "at": now_ms, "handed_in": report.handed_in, "latest_ms": report.latest_ms,
         "last_minute": report.recent.total(), "waits": waits,
     }  # fmt: skip
@@ -71,7 +71,7 @@ def send_report(store: Store, report: WatcherReport, tags: Container[str], *, wa
     store.server.ask(
         lambda pipe: [
             *([pipe.hdel(client.WATCHERS, *gone)] if gone else []),
-            pipe.hset(client.WATCHERS, name, json.dumps(said)),
+            pipe.hset(client.WATCHERS, name, json.dumps(stored)),
             pipe.pexpire(client.WATCHERS, REPORT_LIFETIME_MS),
             *(pipe.hincrby(client.SILENCES, tag, count) for tag, count in counted.items()),
         ]
@@ -90,11 +90,11 @@ def running_watchers(store: Store) -> list[WatcherState]:
     """Return the watchers that reported within the last minute."""
     (seconds, _), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     states = []
-    for name, said in found.items():
-        told: dict[str, Any] = json.loads(said)
-        at = told.pop("at")
+    for name, report in found.items():
+        report_fields: dict[str, Any] = json.loads(report)
+        at = report_fields.pop("at")
         if seconds * 1000 - at < REPORT_LIFETIME_MS:
-            states.append(WatcherState(decode_text(name), instant_of_ms(at), **told))
+            states.append(WatcherState(decode_text(name), instant_of_ms(at), **report_fields))
     return sorted(states, key=lambda state: state.name)
 
 

@@ -47,7 +47,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Replace the base class's channel and two tasks per connection; see `hub`."""
         self.scope = scope
-        self.outlet = SendQueue(send)
+        self.send_queue = SendQueue(send)
         self.allowance = FrameRateLimiter()
         self.cursor: tuple[int, int] | None = None  #: of the last message the client has; None before the welcome frame
         self.newest_cursor = inbox.START  #: newest cursor that arrived before the welcome frame
@@ -62,7 +62,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             while (message := await receive())["type"] != "websocket.disconnect":
                 if message["type"] == "websocket.connect":
                     await self.websocket_connect(send)
-                elif not self.outlet.ended:
+                elif not self.send_queue.ended:
                     self.websocket_receive(message)
         finally:
             await self.websocket_disconnect()
@@ -81,14 +81,14 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.side, self.ticket = self.admission.role, hash(token)
             await self._enter(query.get("cursor", ""))
         except tokens.BadToken as error:
-            self.outlet.end(Close.BAD_TOKEN, f"token: {error}")
+            self.send_queue.end(Close.BAD_TOKEN, f"token: {error}")
         except hub.TooManyConnections as error:
-            self.outlet.end(Close.TOO_MANY, f"the {error} has too many connections")
+            self.send_queue.end(Close.TOO_MANY, f"the {error} has too many connections")
         except ValueError:
-            self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
+            self.send_queue.end(Close.BAD_FRAME, "cursor: is not one that was given out")
         except Exception as error:
             log.warning("session_rejected", error=f"{type(error).__name__}: {error}")
-            self.outlet.end(Close.AWAY, UNAVAILABLE_TEXT)
+            self.send_queue.end(Close.AWAY, UNAVAILABLE_TEXT)
 
     async def _enter(self, cursor: str) -> None:
         """Join the hub, then read the last cursor. A message in between arrives twice and is detected by its cursor."""
@@ -108,10 +108,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self._read_up_to(max(last, self.newest_cursor, key=inbox.parse_cursor))
 
     def _expire(self) -> None:
-        self.outlet.end(Close.BAD_TOKEN, "token: expired")
+        self.send_queue.end(Close.BAD_TOKEN, "token: expired")
 
     async def websocket_disconnect(self) -> None:
-        self.outlet.drop()
+        self.send_queue.drop()
         if self.expiry:
             self.expiry.cancel()
         if self.catching_up:
@@ -128,13 +128,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 raise FrameRefused(Close.TOO_FAST, "more frames than a connection may send")
             self._handle_frame(protocol.parse_frame(message.get("text"), self.admission.role))
         except FrameRefused as error:
-            self.outlet.end(error.code, error.reason)
+            self.send_queue.end(error.code, error.reason)
         except InvalidInput as error:
             self._fail("invalid", error, protocol.message_id_of(message["text"]))
 
     def _handle_frame(self, frame: Incoming) -> None:
         if frame.kind == "ping":
-            self.outlet.put(PONG)
+            self.send_queue.put(PONG)
         elif frame.kind == EVENT:
             self._start_event(frame)
         if self.waiting >= MOST_WAITING:
@@ -175,7 +175,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._refuse(frame, "unavailable", UNAVAILABLE_TEXT)
             return
         if filed.noted.outcome == REFUSED:
-            self.outlet.end(Close.OTHER_USER, "user_id: the session belongs to another user")
+            self.send_queue.end(Close.OTHER_USER, "user_id: the session belongs to another user")
             return
         if frame.kind == "message" and filed.noted.outcome == COUNTED:
             self.spoken = self.admission.role == USER
@@ -190,8 +190,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
         elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
             role = self.admission.role
-            told = hub.closed_notification(role) if frame.kind == "close" else hub.signal_notification(role, frame.kind)
-            hub.hub().notify(self.admission.session_id, told)
+            notification = (
+                hub.closed_notification(role) if frame.kind == "close" else hub.signal_notification(role, frame.kind)
+            )
+            hub.hub().notify(self.admission.session_id, notification)
 
     # --- events go to ingest ------------------------------------------------------------------------------------
 
@@ -216,29 +218,33 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             log.exception("event_not_recorded")
             self._refuse(frame, "internal", "something went wrong here; it has been logged")
         else:
-            told = {"source": event.source, "event_id": event.event_id, "touches": [*map(str, receipt.task_ids)]}
-            self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **told})
+            notification = {
+                "source": event.source,
+                "event_id": event.event_id,
+                "touches": [*map(str, receipt.task_ids)],
+            }
+            self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **notification})
 
     # --- outgoing frames ----------------------------------------------------------------------------------------
 
-    def on_notification(self, told: dict[str, Any]) -> None:
+    def on_notification(self, notification: dict[str, Any]) -> None:
         """Handle a notification of the hub about this session."""
-        if told["what"] == hub.LOST:
+        if notification["what"] == hub.LOST:
             self._start_catch_up()
-        elif told["what"] == hub.MESSAGE:
+        elif notification["what"] == hub.MESSAGE:
             if self.cursor is None:
-                self.newest_cursor = told["cursor"]
-            elif inbox.parse_cursor(told["before"]) == self.cursor and not self.catching_up:
-                self._push_entry(inbox.Entry(told["cursor"], told["body"]))
+                self.newest_cursor = notification["cursor"]
+            elif inbox.parse_cursor(notification["before"]) == self.cursor and not self.catching_up:
+                self._push_entry(inbox.Entry(notification["cursor"], notification["body"]))
             else:
-                self._read_up_to(told["cursor"])
-        elif told["what"] == hub.CLOSED:
-            if told["side"] in (self.admission.role, hub.API):
-                self.outlet.end(Close.DONE, "the session was closed")
+                self._read_up_to(notification["cursor"])
+        elif notification["what"] == hub.CLOSED:
+            if notification["side"] in (self.admission.role, hub.API):
+                self.send_queue.end(Close.DONE, "the session was closed")
             else:
-                self._push({"type": "closed", "by": told["side"]})
-        elif told["side"] != self.admission.role:
-            self._push({"type": told["kind"], "from": told["side"]})
+                self._push({"type": "closed", "by": notification["side"]})
+        elif notification["side"] != self.admission.role:
+            self._push({"type": notification["kind"], "from": notification["side"]})
 
     def _read_up_to(self, last: str) -> None:
         """Read the messages between the connection's cursor and this one.
@@ -249,7 +255,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._start_catch_up()
 
     def _start_catch_up(self) -> None:
-        if self.cursor is None or self.outlet.ended:
+        if self.cursor is None or self.send_queue.ended:
             return
         self.more_arrived = True
         if not self.catching_up:
@@ -259,7 +265,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Read a few messages at a time, as fast as the client takes them, until no new one arrived during a read."""
         assert self.cursor is not None
         try:
-            while not self.outlet.ended:
+            while not self.send_queue.ended:
                 self.more_arrived = False  # a message that arrives from here on may be missing from the read
                 after = "{}-{}".format(*self.cursor)
                 missed = await asyncio.to_thread(inbox.live_inbox().since, self.admission.session_id, after, CATCH_UP)
@@ -267,7 +273,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                     self._push_entry(entry)
                 if not missed and not await self._inbox_restarted() and not self.more_arrived:
                     return
-                await self.outlet.emptied()
+                await self.send_queue.emptied()
         except StoreUnavailable as error:
             log.info("catch_up_failed", error=str(error))  # the next ping reads again
         finally:
@@ -290,10 +296,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         position = inbox.parse_cursor(entry.cursor)
         if self.cursor is None or position > self.cursor:
             self.cursor = position
-            self.outlet.put(entry.frame())
+            self.send_queue.put(entry.frame())
 
     def _push(self, frame: dict[str, Any]) -> None:
-        self.outlet.put(json.dumps(frame, ensure_ascii=False))
+        self.send_queue.put(json.dumps(frame, ensure_ascii=False))
 
     def _refuse(self, frame: Incoming, reason: str, detail: str) -> None:
         """Send an error for the frame. A refused ping needs none, because the next ping replaces it."""

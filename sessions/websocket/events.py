@@ -33,7 +33,7 @@ COMPLAINT = "complaint.received"
 EventTypes = Mapping[str, bool]  #: registered types; whether the customer is the actor
 
 
-async def event_from_frame(told: Mapping[str, Any], admission: Admission) -> NewEvent:
+async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> NewEvent:
     """Return the event of a frame.
 
     Raises:
@@ -42,14 +42,14 @@ async def event_from_frame(told: Mapping[str, Any], admission: Admission) -> New
     """
     types = await _type_batcher().submit_and_wait(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
-    raw = {"subject": admission.user_id, **told, "source": source, "data": _event_data(told, admission)}
+    raw = {"subject": admission.user_id, **given, "source": source, "data": _event_data(given, admission)}
     _check_event(raw, admission, types)
     return parse_event(raw, datetime.now(UTC), prefix=EVENT)
 
 
-def _event_data(told: Mapping[str, Any], admission: Admission) -> Any:
+def _event_data(given: Mapping[str, Any], admission: Admission) -> Any:
     """Return the data of the event. A missing chat is filled from the token."""
-    data = told.get("data")
+    data = given.get("data")
     if not admission.chat_id or not isinstance(data, dict | None):
         return data
     return {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}

@@ -96,7 +96,7 @@ class HubListener(Protocol):
     @property
     def ticket(self) -> int: ...  # equal for connections with the same token
 
-    def on_notification(self, told: dict[str, Any]) -> None: ...
+    def on_notification(self, notification: dict[str, Any]) -> None: ...
 
 
 class Hub:
@@ -105,13 +105,13 @@ class Hub:
     def __init__(self) -> None:
         self._layer: Any = get_channel_layer()
         self._channel = ""
-        self._ears: dict[str, set[HubListener]] = {}
-        self._telling: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
+        self._listeners: dict[str, set[HubListener]] = {}
+        self._queued: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
         self._listener: asyncio.Task[None] | None = None
-        self._teller: asyncio.Task[None] | None = None
+        self._publisher_task: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
-    async def join(self, session_id: str, ear: HubListener) -> None:
+    async def join(self, session_id: str, listener: HubListener) -> None:
         """Subscribe a connection to its session.
 
         Raises:
@@ -119,13 +119,13 @@ class Hub:
             Exception: errors of the channel layer where Redis is unavailable.
         """
         group = group_of(session_id)
-        ears = self._ears.setdefault(group, set())
+        listeners = self._listeners.setdefault(group, set())
         # Count each side separately: a customer with many tabs must not block the agent.
-        if sum(each.side == ear.side for each in ears) >= settings.AFTERTOUCH_SESSION_SOCKETS:
+        if sum(each.side == listener.side for each in listeners) >= settings.AFTERTOUCH_SESSION_SOCKETS:
             raise TooManyConnections("session")
-        if sum(each.ticket == ear.ticket for each in ears) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
+        if sum(each.ticket == listener.ticket for each in listeners) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
             raise TooManyConnections("token")
-        ears.add(ear)
+        listeners.add(listener)
         try:
             async with self._opening:
                 if not self._channel:
@@ -133,62 +133,62 @@ class Hub:
                     self._listener = asyncio.get_running_loop().create_task(self._listen())
             await self._layer.group_add(group, self._channel)
         except BaseException:
-            await self.leave(session_id, ear)
+            await self.leave(session_id, listener)
             raise
 
-    async def leave(self, session_id: str, ear: HubListener) -> None:
+    async def leave(self, session_id: str, listener: HubListener) -> None:
         group = group_of(session_id)
-        ears = self._ears.get(group, set())
-        if ear not in ears:
+        listeners = self._listeners.get(group, set())
+        if listener not in listeners:
             return
-        ears.discard(ear)
-        if ears:
+        listeners.discard(listener)
+        if listeners:
             return
-        del self._ears[group]
+        del self._listeners[group]
         try:
             # No await between the line above and the layer's lock: a page that joins now subscribes afterwards.
             await self._layer.group_discard(group, self._channel)
         except Exception as error:
             log.info("group_unsubscribe_failed", error=str(error))
 
-    def notify(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
+    def notify(self, session_id: str, notification: dict[str, Any]) -> asyncio.Future[None]:
         """Queue a notification. Notifications keep their order and are published in batches.
 
         The future resolves when the batch is published or has failed. Never raises: connections find a lost message in
         the inbox.
         """
         loop = asyncio.get_running_loop()
-        said: asyncio.Future[None] = loop.create_future()
-        if len(self._telling) >= NOTIFY_QUEUE_LIMIT:
+        published: asyncio.Future[None] = loop.create_future()
+        if len(self._queued) >= NOTIFY_QUEUE_LIMIT:
             log.warning("notification_truncated", limit=NOTIFY_QUEUE_LIMIT)
-            said.set_result(None)
-            return said
-        self._telling.append(((group_of(session_id), {"session": session_id, **told}), said))
-        if self._teller is None:
-            self._teller = loop.create_task(self._publish_queued())
-        return said
+            published.set_result(None)
+            return published
+        self._queued.append(((group_of(session_id), {"session": session_id, **notification}), published))
+        if self._publisher_task is None:
+            self._publisher_task = loop.create_task(self._publish_queued())
+        return published
 
     async def _publish_queued(self) -> None:
         try:
-            while self._telling:
-                batch = [self._telling.popleft() for _ in range(min(NOTIFY_BATCH, len(self._telling)))]
+            while self._queued:
+                batch = [self._queued.popleft() for _ in range(min(NOTIFY_BATCH, len(self._queued)))]
                 try:
                     async with asyncio.timeout(settings.TIMEOUTS.session_notify):
                         await self._layer.group_send_many([message for message, _ in batch])
                 except Exception as error:
                     log.warning("notification_failed", count=len(batch), error=f"{type(error).__name__}: {error}")
-                for _, said in batch:
-                    if not said.done():
-                        said.set_result(None)
+                for _, published in batch:
+                    if not published.done():
+                        published.set_result(None)
         finally:
-            self._teller = None
+            self._publisher_task = None
 
     async def _listen(self) -> None:
         for number in count():
             try:
-                told = await self._layer.receive(self._channel)
-                for ear in list(self._ears.get(group_of(told["session"]), ())):
-                    ear.on_notification(told)
+                notification = await self._layer.receive(self._channel)
+                for listener in list(self._listeners.get(group_of(notification["session"]), ())):
+                    listener.on_notification(notification)
                 if self._layer.overflowed(self._channel):
                     self._reread_inboxes()
             except Exception:
@@ -199,9 +199,9 @@ class Hub:
     def _reread_inboxes(self) -> None:
         """Make every connection read its inbox, because notifications were dropped."""
         log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
-        for ears in list(self._ears.values()):
-            for ear in list(ears):
-                ear.on_notification({"what": LOST})
+        for listeners in list(self._listeners.values()):
+            for listener in list(listeners):
+                listener.on_notification({"what": LOST})
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:

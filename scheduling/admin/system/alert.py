@@ -170,7 +170,7 @@ class AlertReceiverAdmin(OpsAdmin):
     inlines = (AlertInline,)
     list_display = ("name", "channel", "shown_state", "told_at", "enabled")
     list_select_related = ("channel", "community")
-    readonly_fields = ("limits_told", "told_at", "shown_problem")
+    readonly_fields = ("limits_text", "told_at", "shown_problem")
     actions_detail = ("send_test",)
     shown_as: ClassVar[Mapping[str, str]] = {"holds_for": "holds_for_text", "remind_every": "remind_every_text"}
     holds_for_text = make_readonly_display("holds_for", _("notify after"), describe_duration)
@@ -183,7 +183,7 @@ class AlertReceiverAdmin(OpsAdmin):
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         viewer = obj is not None and not self.has_change_permission(request, obj)
-        limits = ["limits_told"] if viewer else [f"limit_{key}" for key in load_conditions()]
+        limits = ["limits_text"] if viewer else [f"limit_{key}" for key in load_conditions()]
         recent = [(_("Recent alerts"), {"fields": ("told_at", "shown_problem")})] if obj else []
         return [
             (None, {"fields": ("name", "enabled", "channel", "community", "address")}),
@@ -226,7 +226,7 @@ class AlertReceiverAdmin(OpsAdmin):
         return " – ".join(part for part in (translate_reason(code), detail) if part) if code else "–"
 
     @display(description=_("notified alerts"))  # type: ignore[untyped-decorator]
-    def limits_told(self, row: AlertReceiver) -> str:
+    def limits_text(self, row: AlertReceiver) -> str:
         limits = [
             describe_condition(each, row.limits[key]) for key, each in load_conditions().items() if key in row.limits
         ]

@@ -159,7 +159,7 @@ class Simulation:
 
         The reason is an earlier event that occurred later, or a following event of the batch.
         """
-        places = {event.id: place for place, event in enumerate(events)}
+        positions = {event.id: place for place, event in enumerate(events)}
         found: dict[int, str] = {}
         for touch in fresh:
             revoking, event = self.config.nodes[touch.node_id].cancel_on, touch.event
@@ -168,7 +168,7 @@ class Simulation:
                 if latest and latest > event.occurred_at:
                     found.setdefault(touch.number, f"event:{kind}")
             # The last event of the batch is checked first, as in ingest.
-            for other in reversed(events[places[event.id] + 1 :]) if revoking else ():
+            for other in reversed(events[positions[event.id] + 1 :]) if revoking else ():
                 if other.user_id == event.user_id and other.type in revoking and other.occurred_at >= event.occurred_at:
                     found.setdefault(touch.number, f"event:{other.type}")
         return found

@@ -119,8 +119,8 @@ def compose_message(due_alerts: Sequence[DueAlert], now: datetime) -> tuple[str,
     known = load_conditions()
     order = list(known)
 
-    def group(say: DueAlert) -> tuple[int, int]:
-        return RANK.index(say[0]), order.index(say[1].condition)
+    def group(alert_of: DueAlert) -> tuple[int, int]:
+        return RANK.index(alert_of[0]), order.index(alert_of[1].condition)
 
     parts = []
     for _rank, each in groupby(sorted(due_alerts, key=group), key=group):

@@ -12,7 +12,7 @@ from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, judge
 from rpa_tasks.supervisor.child import NotStarted
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
-from rpa_tasks.supervisor.event_loop import Watch
+from rpa_tasks.supervisor.event_loop import SupervisorLoop
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands
 
@@ -39,7 +39,7 @@ def test_command_after_machine_sleep_is_not_started(task: TaskCommands, monkeypa
     told, tells = os.pipe()
     try:
         with pytest.raises(NotStarted, match="lease_lost"):
-            Watch(order, Inbox(told), Outbox(tells)).start()
+            SupervisorLoop(order, Inbox(told), Outbox(tells)).start()
     finally:
         os.close(told)
         os.close(tells)

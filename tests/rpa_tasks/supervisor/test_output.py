@@ -125,8 +125,8 @@ def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: p
     """Not even one that nobody here has thought of: the command would end with its guard, and nobody would know why."""
     readable, writable = os.pipe()
     outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))
-    hearing = OutputReader({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
-    hearing.attach(readable, os.open("/dev/null", os.O_RDONLY))
+    reader = OutputReader({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
+    reader.attach(readable, os.open("/dev/null", os.O_RDONLY))
 
     def breaks(value: Any) -> None:
         raise TypeError(value)
@@ -134,8 +134,8 @@ def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("rpa_tasks.supervisor.output_reader.progress_in", breaks)
     os.write(writable, b'{"progress": 1}\n{"result": {"n": 1}}\n')
     os.close(writable)
-    hearing.finish()
+    reader.finish()
     os.close(outbox.descriptor)
 
     assert json.loads((tmp_path / "told").read_text()) == {"result": {"n": 1}}
-    assert hearing.error == ""
+    assert reader.error == ""

@@ -109,11 +109,11 @@ def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -
         async with page() as (wire, serving), page("s2") as (_, other):
             await send_frame(wire, consumer.MOST_WAITING)
             await until(lambda: serving.waiting == consumer.MOST_WAITING)
-            assert not serving.outlet.ended
+            assert not serving.send_queue.ended
             await send_frame(wire, 1)
             end = await end_of(wire)
             assert (end["code"], end["reason"]) == (4429, "more than 100 frames wait to be noted")
-            assert not other.outlet.ended
+            assert not other.send_queue.ended
             held_writer.go_on.set()
             await until(lambda: serving.waiting == 0)
 
@@ -130,7 +130,7 @@ def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> No
                 assert serving.waiting == consumer.MOST_WAITING
                 held_writer.go_on.set()
                 await until(lambda: serving.waiting == 0)
-            assert not serving.outlet.ended
+            assert not serving.send_queue.ended
 
     run(scene)
 
