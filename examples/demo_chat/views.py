@@ -67,7 +67,7 @@ def in_demo_only(view: View) -> View:
 @in_demo_only
 def demo_page(request: HttpRequest) -> HttpResponse:
     settled = {
-        "begin": reverse("demo_chat_begin"),
+        "start": reverse("demo_chat_start"),
         "state": reverse("demo_chat_state"),
         "tags": _tag_thresholds(),
         "words": _page_texts(),

@@ -320,7 +320,7 @@ WITH RECURSIVE chain AS (
     ORDER BY chain.task_id, a.body = '', a.id
 )
 SELECT first.task_id, first.template_id, first.template_version, first.subject, first.body,
-       said.locales, said.subjects, said.bodies
+       texts.locales, texts.subjects, texts.bodies
 FROM first LEFT JOIN LATERAL (
     SELECT array_agg(stood.locale) AS locales, array_agg(stood.subject) AS subjects, array_agg(stood.body) AS bodies
     FROM (
@@ -333,5 +333,5 @@ FROM first LEFT JOIN LATERAL (
         ORDER BY h.id, h.history_date DESC, h.history_id DESC
     ) AS stood
     WHERE stood.history_type <> '-'
-) AS said ON first.body = ''
+) AS texts ON first.body = ''
 """

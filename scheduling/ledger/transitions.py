@@ -357,7 +357,7 @@ def _fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
 
 
 _REQUEUE_EXPIRED = """
-WITH lapsed AS MATERIALIZED (
+WITH expired AS MATERIALIZED (
     SELECT task_id, priority, due_at, queued_at, hints FROM {table}
     WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
       AND lease_until < statement_timestamp()
@@ -370,10 +370,10 @@ WITH lapsed AS MATERIALIZED (
         GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
         > statement_timestamp()
     ELSE queued_at >= b.since END AS waits
-    FROM lapsed LEFT JOIN backlog AS b USING (priority)
+    FROM expired LEFT JOIN backlog AS b USING (priority)
 )
 UPDATE {table} AS row
 SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
     lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
-FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM lapsed))
+FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM expired))
 """

@@ -21,16 +21,16 @@ local function grace(key, id, held)
   return true
 end
 
-local function claim(key, id, lapsed)
+local function claim(key, id, lease_expired)
   local held = redis.call('HMGET', key, 'u', 'c', 't', 'a', 'd', 'n', 'm', 'g')
   local deadline = held[1] and (held[5] or 0) + 0 or 0
   if deadline == 0 then
     redis.call('ZREM', KEYS[1], id)
     redis.call('ZREM', KEYS[2], id)
-  elseif lapsed and deadline > now then
+  elseif lease_expired and deadline > now then
     -- The session was armed again while the clock was behind. Its entry in the due set is correct.
     redis.call('ZREM', KEYS[2], id)
-  elseif lapsed or not grace(key, id, held) then
+  elseif lease_expired or not grace(key, id, held) then
     redis.call('ZREM', KEYS[1], id)
     redis.call('ZADD', KEYS[2], until_ms, id)
     redis.call('HSET', key, 'y', '1')

@@ -19,7 +19,7 @@ for number = 0, #KEYS - 5 do
     confirmed = confirmed + 1
     local nudges, tag = (held[2] or 0) + 1, held[3] or 'default'
     if nudges < policy_of(policies, tag)[4] and not held[4] then
-      local deadline = now + patience(policies, tag, nudges)
+      local deadline = now + silence_threshold(policies, tag, nudges)
       redis.call('HSET', key, 'n', nudges, 's', armed_at, 'a', next_arming(armed_at), 'd', deadline)
       redis.call('HDEL', key, 'y')
       redis.call('ZADD', KEYS[1], deadline, id)

@@ -162,7 +162,7 @@ local function note(key, what, user, chat, seq, tag)
 
   local deadline = 0
   if written and not HARD[pause] and nudges < policy_of(policies, tag)[4] then
-    deadline = math.max(now, ends) + patience(policies, tag, nudges)
+    deadline = math.max(now, ends) + silence_threshold(policies, tag, nudges)
     call('ZADD', DUE, deadline, id)
   elseif due > 0 then
     call('ZREM', DUE, id)

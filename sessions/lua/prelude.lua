@@ -30,7 +30,7 @@ local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
 local LONGEST = 46800000
 
 -- Return the threshold in ms after a number of guide messages. Of the active campaigns, the latest to start applies.
-local function patience(policies, tag, nudges)
+local function silence_threshold(policies, tag, nudges)
   local policy = policy_of(policies, tag)
   local threshold = policy[1]
   for _, campaign in ipairs(policies.campaigns) do

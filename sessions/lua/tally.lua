@@ -1,4 +1,4 @@
--- Count the sessions of a shard, and find pauses that are too old (see forget_pauses).
+-- Count the sessions of a shard, and find pauses that are too old (see delete_pauses).
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:paused    sorted set: session id by last frame, ms

@@ -175,7 +175,7 @@ def count_shards() -> list[Call]:
 
 def clear_pauses(shard: int, session_ids: Sequence[str]) -> Call:
     names = [client.PAUSED[shard], client.COUNTS[shard], *(client.SESSION[shard] + each for each in session_ids)]
-    return client.FORGET_PAUSES, names, [to_milliseconds(PAUSE_COUNTS), *session_ids]
+    return client.DELETE_PAUSES, names, [to_milliseconds(PAUSE_COUNTS), *session_ids]
 
 
 def presence_key(user_id: str) -> str:

@@ -54,7 +54,7 @@ STILL_SILENT = Script("still_silent")
 NOTE_SENDING = Script("note_sending")
 NOTE_EXPIRED = Script("note_expired")
 TALLY = Script("tally")
-FORGET_PAUSES = Script("forget_pauses")
+DELETE_PAUSES = Script("delete_pauses")
 
 
 NO_POLICIES = "NOPOLICIES"

@@ -18,11 +18,11 @@ app.conf.update(
 )
 
 
-@app.task(name="traps.out_of_memory")
+@app.task(name="bad.out_of_memory")
 def out_of_memory() -> None:
     raise MemoryError("eight exabytes")
 
 
-@app.task(name="traps.nothing")
+@app.task(name="bad.nothing")
 def nothing() -> None:
     """Held until its eta."""

@@ -12,17 +12,17 @@ from config.celery.application import app
 __all__ = ["app"]
 
 
-@shared_task(name="traps.out_of_memory")
+@shared_task(name="bad.out_of_memory")
 def out_of_memory() -> None:
     raise MemoryError("eight exabytes")
 
 
-@shared_task(name="traps.divide")
+@shared_task(name="bad.divide")
 def divide(dividend: int, divisor: int) -> None:
     dividend // divisor
 
 
-@shared_task(name="traps.wait")
+@shared_task(name="bad.wait")
 def wait(gate: str, mark: str) -> None:
     """Until there is a file of this name; then it leaves a line there."""
     while not Path(gate).exists():

@@ -35,7 +35,7 @@ def test_pool_grows_with_backlog_and_shrinks_after(
             program.await_ready()
             main = psutil.Process(program.pid)
             for mark in marks:
-                push(broker, "touch.normal", envelope("traps.wait", str(gate), mark, published_at=time.time()))
+                push(broker, "touch.normal", envelope("bad.wait", str(gate), mark, published_at=time.time()))
             fault_stack.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
             gate.touch()
             fault_stack.wait(lambda: len(gate.read_text().split()) >= len(marks), "all have run")

@@ -32,7 +32,7 @@ PREFIX = "mq:"  #: of every key that kombu uses
 @pytest.fixture(scope="module")
 def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
     """A broker of its own, so that nobody else takes what is put into its queues."""
-    with redis_server(state_folder("traps")) as server:
+    with redis_server(state_folder("misbehaving")) as server:
         yield server
 
 
@@ -86,23 +86,23 @@ POISON: dict[str, tuple[str, Callable[[str], str | bytes]]] = {
     "a JSON number in a list": ("unreadable", lambda mark: json.dumps([mark])),
     "an envelope without properties": ("unreadable", lambda mark: json.dumps({"body": mark})),
     "an unknown task": ("unknown_task", lambda mark: envelope(f"nobody.knows.{mark}")),
-    "wrong arguments": ("task_error", lambda mark: envelope("traps.divide", mark)),
-    "a task that fails": ("task_error", lambda mark: envelope("traps.divide", mark, 1)),
-    "an undecodable body": ("undecodable", lambda mark: envelope("traps.divide", body=f"{{{mark}")),
+    "wrong arguments": ("task_error", lambda mark: envelope("bad.divide", mark)),
+    "a task that fails": ("task_error", lambda mark: envelope("bad.divide", mark, 1)),
+    "an undecodable body": ("undecodable", lambda mark: envelope("bad.divide", body=f"{{{mark}")),
     "another content type": (
         "invalid_task",
-        lambda mark: envelope("traps.divide", mark).replace("application/json", "application/x-python-serialize"),
+        lambda mark: envelope("bad.divide", mark).replace("application/json", "application/x-python-serialize"),
     ),
-    "a body that is no task": ("invalid_task", lambda mark: envelope("traps.divide", body=json.dumps(mark))),
-    "an empty body": ("invalid_task", lambda mark: envelope("traps.divide", body="null", parent_id=mark)),
-    "an eta that is no time": ("invalid_task", lambda mark: envelope("traps.divide", mark, 1, eta="soon")),
-    "a message without an id": ("invalid_task", lambda mark: envelope("traps.divide", mark, 1).replace('"id"', '"di"')),
+    "a body that is no task": ("invalid_task", lambda mark: envelope("bad.divide", body=json.dumps(mark))),
+    "an empty body": ("invalid_task", lambda mark: envelope("bad.divide", body="null", parent_id=mark)),
+    "an eta that is no time": ("invalid_task", lambda mark: envelope("bad.divide", mark, 1, eta="soon")),
+    "a message without an id": ("invalid_task", lambda mark: envelope("bad.divide", mark, 1).replace('"id"', '"di"')),
     "a format from before Celery 4": ("unknown_format", lambda mark: _headless(mark)),
 }
 
 
 def _headless(mark: str) -> str:
-    message = json.loads(envelope("traps.divide"))
+    message = json.loads(envelope("bad.divide"))
     return json.dumps({**message, "headers": {}, "body": json.dumps({"what": mark})})
 
 
@@ -122,7 +122,7 @@ def test_poison_messages_become_failed_tasks(
         )  # it comes again, and was dropped before the others
         for queue in ("touch.normal", "touch.high"):
             last = f"m{uuid4().hex}"
-            push(broker, queue, envelope("traps.divide", last, 1))
+            push(broker, queue, envelope("bad.divide", last, 1))
             fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
         assert guarded.is_alive()
     found = {name: list_failed_messages(fault_stack, mark) for name, mark in marks.items()}
@@ -155,10 +155,10 @@ def test_task_out_of_memory_keeps_worker_alive(
 ) -> None:
     with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
         guarded.await_ready()
-        push(broker, "touch.normal", envelope("traps.out_of_memory"))
+        push(broker, "touch.normal", envelope("bad.out_of_memory"))
         guarded.await_log("eight exabytes")
         last = f"m{uuid4().hex}"
-        push(broker, "touch.normal", envelope("traps.divide", last, 1))
+        push(broker, "touch.normal", envelope("bad.divide", last, 1))
         fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "the next one runs")
         assert guarded.is_alive()
 
@@ -166,7 +166,7 @@ def test_task_out_of_memory_keeps_worker_alive(
 def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
-        push(broker, "ticks", envelope("traps.out_of_memory"), prefix="")
+        push(broker, "ticks", envelope("bad.out_of_memory"), prefix="")
         assert bare.await_exit() != 0
 
 
@@ -185,14 +185,14 @@ def test_worker_holding_message_survives_redis_outage(
     fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
 ) -> None:
     with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
-        hold_a_message(guarded, broker, "traps.divide", "touch.normal", PREFIX)
+        hold_a_message(guarded, broker, "bad.divide", "touch.normal", PREFIX)
         try:
             broker.kill()
             guarded.await_log("Trying again in")
         finally:
             broker.start()
         back_at, last = time.monotonic(), f"m{uuid4().hex}"
-        push(broker, "touch.normal", envelope("traps.divide", last, 1))
+        push(broker, "touch.normal", envelope("bad.divide", last, 1))
         fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "it consumes again")
         assert guarded.is_alive()
     took = time.monotonic() - back_at
@@ -201,7 +201,7 @@ def test_worker_holding_message_survives_redis_outage(
 
 def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
-        hold_a_message(bare, broker, "traps.nothing", "ticks", "")
+        hold_a_message(bare, broker, "bad.nothing", "ticks", "")
         try:
             broker.kill()
             assert bare.await_exit() != 0

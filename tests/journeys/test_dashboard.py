@@ -173,14 +173,14 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
 
     # Where the server does not answer, it says so, and what it knew stays.
     page.route("**/admin/", lambda route: route.abort())
-    advance_clock_until(page, "#dashboard-said:has-text('The last refresh failed')")
+    advance_clock_until(page, "#dashboard-status:has-text('The last refresh failed')")
     assert page.locator("#chart-ended").count() == 1
     page.unroute("**/admin/")
-    advance_clock_until(page, "#dashboard-said:not(:has-text('failed'))")
+    advance_clock_until(page, "#dashboard-status:not(:has-text('failed'))")
 
     # It can be told to stand still, and `r` looks all the same, also where a look is under way that read before it.
     page.click("#dashboard-hold")
-    page.wait_for_selector("#dashboard-said:has-text('Refresh stopped')")
+    page.wait_for_selector("#dashboard-status:has-text('Refresh stopped')")
 
     under_way: list[Any] = []
     page.route("**/admin/", lambda route: under_way.append((route, route.fetch(timeout=90_000))), times=1)

@@ -86,7 +86,7 @@ def test_forms_require_csrf_token(root: User) -> None:
     for model in admin.site._registry:
         url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
         assert client.post(url, {"action": "delete_selected"}).status_code == 403, url
-    for name in ("admin:login", "admin:logout", "set_language", "demo_chat_begin"):
+    for name in ("admin:login", "admin:logout", "set_language", "demo_chat_start"):
         assert client.post(reverse(name)).status_code == 403, name
     exempt = {name for _, name, view in routes() if getattr(view, "csrf_exempt", False) and not name.startswith("api")}
     assert exempt <= WITHOUT_CSRF, exempt

@@ -1,23 +1,23 @@
-// Keeps the overview up to date: every ten seconds, not in a hidden tab, and it says when a look failed.
+// Keeps the overview up to date: every ten seconds, not in a hidden tab, and shows when a refresh failed.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
     const EVERY = 10_000;
-    const PATIENCE = 20_000;
+    const REQUEST_TIMEOUT = 20_000;
     const board = document.getElementById("dashboard");
-    const said = document.getElementById("dashboard-said");
+    const statusLine = document.getElementById("dashboard-status");
     const hold = document.getElementById("dashboard-hold");
-    if (!board || !said) return;
+    if (!board || !statusLine) return;
     let timer = null;
     let asking = false;
     let again = false; // asked for while a look was under way, which may have read before that
 
     const held = () => hold.getAttribute("aria-pressed") === "true";
 
-    const tell = (how) => {
-        said.firstChild.textContent = `${said.dataset[how]} `;
-        said.querySelector("time").textContent = board.dataset.readAt;
-        said.classList.toggle("at-bad", how === "failed");
+    const showStatus = (how) => {
+        statusLine.firstChild.textContent = `${statusLine.dataset[how]} `;
+        statusLine.querySelector("time").textContent = board.dataset.readAt;
+        statusLine.classList.toggle("at-bad", how === "failed");
     };
 
     const replace = (fresh) => {
@@ -39,15 +39,15 @@ document.addEventListener("DOMContentLoaded", () => {
         again = false;
         try {
             const answer = await fetch(location.href, {
-                credentials: "same-origin", headers: { "X-Live": "1" }, signal: AbortSignal.timeout(PATIENCE),
+                credentials: "same-origin", headers: { "X-Live": "1" }, signal: AbortSignal.timeout(REQUEST_TIMEOUT),
             });
             if (!answer.ok || answer.redirected) throw new Error(answer.status); // logged out, or a server that restarts
             const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("dashboard");
             if (!fresh) throw new Error("no figures");
             replace(fresh);
-            tell(held() ? "paused" : "read");
+            showStatus(held() ? "paused" : "read");
         } catch {
-            tell("failed");
+            showStatus("failed");
         } finally {
             asking = false;
             if (again) look();
@@ -63,7 +63,7 @@ document.addEventListener("DOMContentLoaded", () => {
     hold.hidden = false;
     hold.addEventListener("click", () => {
         hold.setAttribute("aria-pressed", String(!held()));
-        tell(held() ? "paused" : "read");
+        showStatus(held() ? "paused" : "read");
         if (held()) clearTimeout(timer);
         else look();
     });

@@ -20,7 +20,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const next = all[Math.min(Math.max(at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step, 0), all.length - 1)];
         here()?.classList.remove(HERE);
         next.classList.add(HERE);
-        linkOf(next)?.focus({ preventScroll: true }); // Enter opens it, and a screen reader says it
+        linkOf(next)?.focus({ preventScroll: true }); // Enter opens it, and a screen reader reads it
         next.scrollIntoView({ block: "nearest" });
     };
 

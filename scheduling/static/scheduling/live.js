@@ -13,10 +13,10 @@ document.addEventListener("DOMContentLoaded", () => {
     const live = () => [...document.querySelectorAll("[data-live][data-live-again]")];
 
     // A form's token looks different in each answer and is the same: a button that is just being pressed stays.
-    const said = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
+    const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
 
     const replace = (old, fresh) => {
-        if (said(old) === said(fresh)) return;
+        if (contentOf(old) === contentOf(fresh)) return;
         const open = new Set([...old.querySelectorAll("details[open][id]")].map((each) => each.id));
         const before = new Map([...old.querySelectorAll("[data-keep]")].map((each) => [each.dataset.keep, each]));
         old.replaceChildren(...fresh.childNodes);

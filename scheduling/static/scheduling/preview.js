@@ -1,4 +1,4 @@
-// The preview under a template's form: what each text would say to the chosen customer, a moment after the last key.
+// The preview under a template's form: each text as rendered for the chosen customer, shortly after the last key.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -38,22 +38,22 @@ document.addEventListener("DOMContentLoaded", () => {
         return answer.ok ? { locale: text.locale, ...(await answer.json()) } : null; // refused: nothing to show
     };
 
-    const bubble = (said) => {
+    const bubble = (rendered) => {
         const item = document.createElement("div");
         const tag = document.createElement("span");
         tag.className = "at-tag";
-        tag.textContent = said.locale;
+        tag.textContent = rendered.locale;
         const body = document.createElement("div");
-        body.className = said.problem ? "at-note bad" : "at-bubble";
-        body.textContent = said.problem || [said.subject, said.body].filter(Boolean).join("\n");
+        body.className = rendered.problem ? "at-note bad" : "at-bubble";
+        body.textContent = rendered.problem || [rendered.subject, rendered.body].filter(Boolean).join("\n");
         item.append(tag, body);
         return item;
     };
 
     const show = async () => {
         const mine = ++latest;
-        const said = await Promise.all(texts().map(ask));
-        if (mine === latest) output.replaceChildren(...said.filter(Boolean).map(bubble));
+        const rendered = await Promise.all(texts().map(ask));
+        if (mine === latest) output.replaceChildren(...rendered.filter(Boolean).map(bubble));
     };
 
     const soon = () => {

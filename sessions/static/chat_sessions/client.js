@@ -18,7 +18,7 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
 const AT_ONCE = 30; // messages repeated at once after a reconnect: the server permits 60, and 20 a second
 const PACE = 100; // ms between further ones
-const PATIENCE = 10000; // ms until a frame must arrive after a ping
+const FRAME_TIMEOUT = 10000; // ms until a frame must arrive after a ping
 
 export class SessionClient extends EventTarget {
     constructor({ sessionId, token, server = location.origin, cursor = "", pingEvery = 15000 }) {
@@ -41,7 +41,7 @@ export class SessionClient extends EventTarget {
         this.#open();
     }
 
-    /** Go away without ending the session. */
+    /** Disconnect without ending the session. */
     leave() {
         removeEventListener("online", this.online);
         this.attempt += 1;
@@ -110,7 +110,7 @@ export class SessionClient extends EventTarget {
         this.dispatchEvent(new CustomEvent(frame.type, { detail: frame }));
     }
 
-    /** What waits, in its order, with what is said meanwhile. */
+    /** Unacknowledged frames in order, with those added during the send. */
     #repeat() {
         const mine = this.attempt;
         const sent = new Set();
@@ -129,7 +129,7 @@ export class SessionClient extends EventTarget {
         if (this.present) this.ping();
         this.pinging = setInterval(() => {
             if (!this.present) return;
-            if (Date.now() - this.heardAt > this.pingEvery + PATIENCE) this.socket.close();
+            if (Date.now() - this.heardAt > this.pingEvery + FRAME_TIMEOUT) this.socket.close();
             else this.ping();
         }, this.pingEvery);
     }
@@ -143,7 +143,7 @@ export class SessionClient extends EventTarget {
         }
     }
 
-    /** The pause grows, with some chance in it, so that not everybody comes back at once. */
+    /** The pause grows with random jitter, so that clients do not reconnect at the same time. */
     #again(code = 0, reason = "") {
         const pause = Math.min(FIRST_PAUSE * 2 ** this.failures, LONGEST_PAUSE) * (0.5 + Math.random() / 2);
         this.failures += 1;

@@ -21,7 +21,7 @@ from scheduling.models import Customer
 from sessions.models import SilencePolicy
 from sessions.websocket import tokens
 
-PAGE, BEGIN, STATE = "/demo/chat/", "/demo/chat/begin", "/demo/chat/state"
+PAGE, START, STATE = "/demo/chat/", "/demo/chat/start", "/demo/chat/state"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_demo_chat_outside_demo_returns_404() -> None:
     root.force_login(User.objects.create_superuser("root"))
     for visitor in (stranger, staff, root):
         assert visitor.get(PAGE).status_code == 404
-        assert visitor.post(BEGIN, {"tag": "default"}).status_code == 404
+        assert visitor.post(START, {"tag": "default"}).status_code == 404
         assert visitor.get(STATE, {"session": "demo-abcdef"}).status_code == 404
     assert not SilencePolicy.objects.filter(tag="demo").exists()
     assert not Customer.objects.exists()
@@ -50,7 +50,7 @@ def test_demo_chat_is_absent_in_production_settings() -> None:
     script = (
         "import django; django.setup()\n"
         "from django.urls import Resolver404, resolve\n"
-        f"for path in {(PAGE, BEGIN, STATE)!r}:\n"
+        f"for path in {(PAGE, START, STATE)!r}:\n"
         "    try: print('served', resolve(path).view_name)\n"
         "    except Resolver404: print('absent')\n"
         "print(resolve('/admin/').view_name)\n"
@@ -74,10 +74,10 @@ def test_demo_chat_refuses_other_sessions() -> None:
     visitor = Client()
     visitor.get(PAGE)
     for session in ("s1", "demo-", "demo-a/b-c-d", "x-demo-abcdef"):
-        assert visitor.post(BEGIN, {"tag": "demo", "session": session}).status_code == 422
+        assert visitor.post(START, {"tag": "demo", "session": session}).status_code == 422
         assert visitor.get(STATE, {"session": session}).status_code == 422
-    told = visitor.post(BEGIN, {"tag": "demo"}).json()
-    again = visitor.post(BEGIN, {"tag": "demo", "session": told["session"]}).json()
+    told = visitor.post(START, {"tag": "demo"}).json()
+    again = visitor.post(START, {"tag": "demo", "session": told["session"]}).json()
     assert (again["session"], again["user"]) == (told["session"], told["user"])
     admission = tokens.verify_token(again["tokens"]["agent"], told["session"])
     assert (admission.user_id, admission.role, admission.tag) == (told["user"], "agent", "demo")

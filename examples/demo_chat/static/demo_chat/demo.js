@@ -4,7 +4,7 @@ import { SessionClient } from "../chat_sessions/client.js";
 const settled = JSON.parse(document.getElementById("settled").textContent);
 const words = settled.words;
 const $ = (id) => document.getElementById(id);
-const say = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+const format = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const clock = (at) => new Date(at).toLocaleTimeString(settled.language, { hour12: false });
 document.querySelector("[name=language]").addEventListener("change", ({ target }) => target.form.submit());
 const element = (tag, name, text) => Object.assign(document.createElement(tag), { className: name, textContent: text ?? "" });
@@ -30,7 +30,7 @@ class Side {
         this.chat.addEventListener("message", ({ detail }) => this.hear(detail));
         this.chat.addEventListener("ack", ({ detail }) => this.bubble(detail.id)?.classList.remove("unsent"));
         this.chat.addEventListener("typing", () => this.passing(words.typing));
-        this.chat.addEventListener("closed", ({ detail }) => this.note(say(words.left, { side: words[detail.by] ?? detail.by })));
+        this.chat.addEventListener("closed", ({ detail }) => this.note(format(words.left, { side: words[detail.by] ?? detail.by })));
         this.chat.connect();
     }
 
@@ -95,14 +95,14 @@ class Story {
         this.armings = new Map();
     }
 
-    begin(session) {
+    start(session) {
         this.session = session;
         this.armings.clear();
         $("timeline").replaceChildren();
         this.look();
     }
 
-    /** After something was said it is looked at again at once, not at the next second. */
+    /** Refresh at once after a message, not at the next second. */
     soon() { clearTimeout(this.timer); this.timer = setTimeout(() => this.look(), 120); }
 
     async look() {
@@ -111,8 +111,8 @@ class Story {
         try {
             const answer = await fetch(`${settled.state}?session=${encodeURIComponent(session)}`);
             if (!answer.ok) throw new Error(answer.status);
-            const told = await answer.json();
-            if (session === this.session) this.tell(told);
+            const snapshot = await answer.json();
+            if (session === this.session) this.update(snapshot);
         } catch {
             this.stand("away", words.away);
         }
@@ -120,16 +120,16 @@ class Story {
         this.timer = setTimeout(() => this.look(), document.hidden ? 5000 : 500);
     }
 
-    tell(told) {
-        const left = told.deadline && Math.max(0, new Date(told.deadline) - new Date(told.now)) / 1000;
-        const silenced = told.silences.some((each) => each.id === `${this.session}:${told.armed_at}`);
-        if (told.closed) this.stand("closed", words.closed);
-        else if (told.pause && !told.deadline) this.stand("paused", say(words.paused, { why: told.pause }));
-        else if (told.deadline) this.stand("armed", say(words.armed, { seconds: left.toFixed(1) }));
-        else if (told.armed_at) this.stand("silent", words.silent);
+    update(snapshot) {
+        const left = snapshot.deadline && Math.max(0, new Date(snapshot.deadline) - new Date(snapshot.now)) / 1000;
+        const silenced = snapshot.silences.some((each) => each.id === `${this.session}:${snapshot.armed_at}`);
+        if (snapshot.closed) this.stand("closed", words.closed);
+        else if (snapshot.pause && !snapshot.deadline) this.stand("paused", format(words.paused, { why: snapshot.pause }));
+        else if (snapshot.deadline) this.stand("armed", format(words.armed, { seconds: left.toFixed(1) }));
+        else if (snapshot.armed_at) this.stand("silent", words.silent);
         else this.stand("unknown", words.unknown);
-        if (told.deadline && !silenced) this.armings.set(told.armed_at, told);
-        this.draw(told);
+        if (snapshot.deadline && !silenced) this.armings.set(snapshot.armed_at, snapshot);
+        this.draw(snapshot);
     }
 
     stand(kind, text) {
@@ -137,14 +137,14 @@ class Story {
         $("standing").textContent = text;
     }
 
-    /** Only the last arming before a silence is part of the story: pings arm anew every few seconds. */
-    draw(told) {
-        const entries = told.silences.flatMap((silence) => [...this.outcomes(silence).reverse(), this.silence(silence)]);
+    /** Show only the last start of the timer before a silence: pings restart it every few seconds. */
+    draw(snapshot) {
+        const entries = snapshot.silences.flatMap((silence) => [...this.outcomes(silence).reverse(), this.silence(silence)]);
         const latest = [...this.armings.values()].at(-1);
         this.armings = new Map(latest ? [[latest.armed_at, latest]] : []);
-        if (latest && told.deadline && latest.armed_at === told.armed_at) {
-            const until = say(words.entry_armed_until, { time: clock(told.deadline) });
-            entries.unshift({ kind: "armed", at: told.armed_at / 1000, head: words.entry_armed, text: until, key: "armed" });
+        if (latest && snapshot.deadline && latest.armed_at === snapshot.armed_at) {
+            const until = format(words.entry_armed_until, { time: clock(snapshot.deadline) });
+            entries.unshift({ kind: "armed", at: snapshot.armed_at / 1000, head: words.entry_armed, text: until, key: "armed" });
         }
         const list = $("timeline");
         const html = entries.map((entry) => this.entry(entry));
@@ -152,15 +152,15 @@ class Story {
     }
 
     silence(silence) {
-        const text = say(words.entry_silent_number, { number: silence.nudge });
+        const text = format(words.entry_silent_number, { number: silence.nudge });
         return { kind: "silent", at: silence.at, head: words.entry_silent, text };
     }
 
     outcomes(silence) {
         if (!silence.touches.length) return [{ kind: "none", at: silence.at, head: "–", text: words.no_touch }];
         return silence.touches.map((touch) => {
-            const parts = [touch.reason, touch.state === "delivered" && touch.late !== null ? say(words.late, { ms: touch.late }) : "",
-                say(words.by, touch)];
+            const parts = [touch.reason, touch.state === "delivered" && touch.late !== null ? format(words.late, { ms: touch.late }) : "",
+                format(words.by, touch)];
             return { kind: touch.state, at: touch.at ?? silence.at, head: touch.words, text: parts.filter(Boolean).join(" · ") };
         });
     }
@@ -176,8 +176,8 @@ const story = new Story();
 const sides = { user: new Side("user"), agent: new Side("agent") };
 let chosen = null;
 
-async function begin(session, tag) {
-    const answer = await fetch(settled.begin, {
+async function start(session, tag) {
+    const answer = await fetch(settled.start, {
         method: "POST", body: new URLSearchParams({ session, tag }),
         headers: { "X-CSRFToken": document.querySelector("[name=csrfmiddlewaretoken]").value },
     });
@@ -186,25 +186,25 @@ async function begin(session, tag) {
 }
 
 async function open(session, tag) {
-    const told = await begin(session, tag);
-    chosen = settled.tags.find((each) => each.tag === told.tag);
-    $("tag").value = told.tag;
-    const query = new URLSearchParams({ session: told.session, tag: told.tag });
+    const snapshot = await start(session, tag);
+    chosen = settled.tags.find((each) => each.tag === snapshot.tag);
+    $("tag").value = snapshot.tag;
+    const query = new URLSearchParams({ session: snapshot.session, tag: snapshot.tag });
     history.replaceState(null, "", `?${query}`);
     $("second").href = `?${query}`;
-    $("session").textContent = told.session;
+    $("session").textContent = snapshot.session;
     const pingEvery = Math.min(15000, chosen.seconds * 1000 / 3);
-    let fresh = told.tokens; // the first connection of each side uses these tokens without a second request
+    let fresh = snapshot.tokens; // the first connection of each side uses these tokens without a second request
     for (const [role, side] of Object.entries(sides)) {
         let first = fresh[role];
-        side.enter(told.session, async () => {
-            const token = first ?? (await begin(told.session, told.tag)).tokens[role];
+        side.enter(snapshot.session, async () => {
+            const token = first ?? (await start(snapshot.session, snapshot.tag)).tokens[role];
             first = null;
             return token;
         }, pingEvery);
     }
     presence(true);
-    story.begin(told.session);
+    story.start(snapshot.session);
 }
 
 function presence(present) {
@@ -213,7 +213,7 @@ function presence(present) {
     if (present) sides.user.chat.ping();
     $("silence").textContent = present ? words.go_silent : words.come_back;
     $("silence").setAttribute("aria-pressed", String(!present));
-    $("presence").textContent = present ? say(words.present, { seconds }) : words.gone;
+    $("presence").textContent = present ? format(words.present, { seconds }) : words.gone;
 }
 
 $("silence").addEventListener("click", () => presence(!sides.user.chat.present));

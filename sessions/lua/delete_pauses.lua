@@ -6,13 +6,13 @@
 -- ARGV[2]  how long a pause counts after its last frame, ms: less than sessions are kept
 -- ARGV[3…] one a session: its id
 -- Returns how many were removed.
-local forgotten = 0
+local deleted = 0
 for number = 1, #KEYS - 2 do
   local key, id = KEYS[2 + number], ARGV[2 + number]
   local last = redis.call('ZSCORE', KEYS[1], id)
   if last and last + 0 <= now - ARGV[2] then
     redis.call('ZREM', KEYS[1], id)
-    forgotten = forgotten + 1
+    deleted = deleted + 1
     local was = redis.call('HGET', key, 'w')
     if was and was:sub(1, 2) == 'p:' then
       recount(KEYS[2], was, false)
@@ -20,4 +20,4 @@ for number = 1, #KEYS - 2 do
     end
   end
 end
-return forgotten
+return deleted
