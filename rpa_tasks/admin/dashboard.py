@@ -61,7 +61,7 @@ def _waiting_figures() -> list[Figure]:
         Figure(
             _("Jobs due, %(tier)s priority") % {"tier": tier.label},
             format_capped_count(count_within(lambda tier=tier: count(tier), settings.TIMEOUTS.dashboard), COUNT_LIMIT),  # type: ignore[misc]
-            f"{link}?stands=due&priority__exact={tier.value}",
+            f"{link}?status=due&priority__exact={tier.value}",
         )
         for tier in Priority
     ]

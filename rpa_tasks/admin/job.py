@@ -39,7 +39,7 @@ class DueFilter(DropdownFilter):  # type: ignore[misc]
     """Filter of jobs that could start if a slot were free."""
 
     title = _("current status")
-    parameter_name = "stands"
+    parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("due", _("due"))]

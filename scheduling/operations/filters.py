@@ -190,6 +190,6 @@ LISTS: dict[str, FilteredList] = {
         },
         ("due_at", "settled_at"),
         {},
-        {"stands": _read_effective_state},
+        {"status": _read_effective_state},
     ),
 }  # fmt: skip

@@ -266,5 +266,5 @@ def _page_link(request: HttpRequest) -> str:
 def _guides_link() -> str:
     """Return the list of waiting touches, filtered by node if a single node answers silences."""
     nodes = current().triggered.get(SILENT, ())
-    link = f"{reverse('admin:scheduling_touch_changelist')}?stands=waiting"
+    link = f"{reverse('admin:scheduling_touch_changelist')}?status=waiting"
     return f"{link}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else link

@@ -503,7 +503,7 @@ PAGES: dict[str, Page] = {
     "scheduling_failedtask_export": Page(OPERATOR, notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
     # Touches.
-    "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="stands=waiting", data=PACE),
+    "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="status=waiting", data=PACE),
     "scheduling_touch_save_filter": Page(
         NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=failed"},
     ),

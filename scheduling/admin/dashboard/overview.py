@@ -81,11 +81,11 @@ def _build_backlog_figures(time_limit: PageTimeLimit) -> list[Figure]:
     soon = time_limit(lambda: statistics.count_due_within(timedelta(hours=1)))
     late = time_limit(statistics.count_overdue)
     hint = _("the oldest for %(span)s") % {"span": describe_duration(late.oldest)} if late and late.oldest else ""
-    within = build_span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), stands="waiting")
+    within = build_span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), status="waiting")
     count = format_capped_count(late.count if late else None, MOST)
     return [
         Figure(_("Due within the hour"), format_capped_count(soon, MOST), within),
-        Figure(_("Overdue"), count, f"{reverse(TOUCHES)}?stands=overdue", "bad" if late and late.count else "", hint),
+        Figure(_("Overdue"), count, f"{reverse(TOUCHES)}?status=overdue", "bad" if late and late.count else "", hint),
     ]
 
 
@@ -104,7 +104,7 @@ def _build_result_figures(past: EndedTouches, days: int) -> list[Figure]:
 
     def figure(words: str, *states: str, tone: str = "") -> Figure:
         count = None if counts is None else sum(counts[state] for state in states)
-        link = past.link(state__exact=states[0]) if len(states) == 1 else past.link(stands="bad")
+        link = past.link(state__exact=states[0]) if len(states) == 1 else past.link(status="bad")
         return Figure(words, count, link, tone if count else "")
 
     return [

@@ -87,7 +87,7 @@ def chart_suppression_reasons(ended: EndedTouches) -> Chart:
 
 def chart_failure_reasons(ended: EndedTouches) -> Chart:
     """Chart the most frequent reasons of failed and unknown touches."""
-    return _chart_reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"stands": "bad"})
+    return _chart_reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"status": "bad"})
 
 
 def _chart_reasons(

@@ -52,7 +52,7 @@ class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
     """Combine states into filters that operators need."""
 
     title = _("current status")
-    parameter_name = "stands"
+    parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [
@@ -72,7 +72,7 @@ def choose_index_order(asked: Mapping[str, str]) -> tuple[str, ...]:
 
     Waiting touches are sorted by due time, ended ones by their end.
     """
-    if asked.get("stands") in ("waiting", "overdue"):
+    if asked.get("status") in ("waiting", "overdue"):
         return ("due_at",)
     if asked.get("settled_at_from_0") or asked.get("settled_at_to_0"):
         return ("-settled_at",)

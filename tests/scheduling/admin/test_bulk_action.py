@@ -195,7 +195,7 @@ OF_FAILED_TASKS = {
     "failed_at_to_0=2020-01-01": 0, "failed_at_to_1=10:00": 3, "state=all&reason=not_json&o=1&p=0": 1,
 }  # fmt: skip
 OF_TOUCHES = {
-    "": 4, "stands=waiting": 3, "stands=overdue": 0, "stands=paused": 1, "state__exact=queued": 0,
+    "": 4, "status=waiting": 3, "status=overdue": 0, "status=paused": 1, "state__exact=queued": 0,
     "state__exact=": 4, "reason=x": 1, "state__in=scheduled,queued": 4, "state__in=": 0,
     "node__id__exact={node}": 2, "node__id__exact=": 4, "node__channel__id__exact={channel}": 4,
     "priority__exact=0": 2, "priority__exact=": 4, "q=ann": 2, "q=c1": 2, "q=e1": 2, "q=x y": 0, "@due_at_from":

@@ -163,16 +163,16 @@ def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event:
     assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
 
 
-@pytest.mark.parametrize("stands", ["overdue", "paused"])
-def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callable[..., Any], stands: str) -> None:
+@pytest.mark.parametrize("status", ["overdue", "paused"])
+def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callable[..., Any], status: str) -> None:
     """Nobody saw it among what was to be called off, and that cannot be undone."""
     matrix.node(delay=timedelta(hours=1))
     seen, later = sorted(record_event(user=user).task_ids[0] for user in ("ann", "bob"))
-    parked = "all" if stands == "paused" else ""
+    parked = "all" if status == "paused" else ""
     at = datetime.now(UTC)
     Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
     Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
-    row = bulk_actions.start_bulk_action("cancel", {"stands": stands}, ANN)
+    row = bulk_actions.start_bulk_action("cancel", {"status": status}, ANN)
     Touch.objects.filter(pk=later).update(parked=parked)
     pass_time(minutes=2)
 
@@ -343,7 +343,7 @@ def _begun(chosen: dict[str, str]) -> bool:
         ("ignore", {"q": "a\0b"}, "q"),
         ("cancel", {"fingerprint": "x"}, "fingerprint"),
         ("cancel", {"node__id__exact": "one"}, "node__id__exact"),
-        ("cancel", {"stands": "upside down"}, "stands"),
+        ("cancel", {"status": "upside down"}, "status"),
         ("explode", {}, "action"),
     ],
 )
