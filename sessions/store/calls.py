@@ -80,10 +80,17 @@ def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[C
     made: list[Call] = []
     for shard, numbers in by_shard(users).items():
         group = [users[number] for number in numbers]
-        writers = [each for each in group if each in wrote]
-        names = [client.PRESENCE[shard] + each for each in group] + [client.WROTE[shard] + each for each in writers]
-        made.append((client.NOTE_PRESENCE, names, [window, *(sessions[each] for each in group), *[""] * len(writers)]))
+        words = [word for each in group for word in (sessions[each], int(each in wrote))]
+        made.append((client.NOTE_PRESENCE, [client.PRESENCE[shard] + each for each in group], [window, *words]))
     return made
+
+
+def last_messages(users: Sequence[str], groups: Mapping[int, Sequence[int]]) -> list[Call]:
+    window = to_milliseconds(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+    return [
+        (client.LAST_MESSAGES, [client.PRESENCE[shard] + users[at] for at in group], [window])
+        for shard, group in groups.items()
+    ]
 
 
 def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
@@ -180,10 +187,6 @@ def clear_pauses(shard: int, session_ids: Sequence[str]) -> Call:
 
 def presence_key(user_id: str) -> str:
     return client.PRESENCE[client.shard_of(user_id)] + user_id
-
-
-def wrote_key(user_id: str) -> str:
-    return client.WROTE[client.shard_of(user_id)] + user_id
 
 
 def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:

@@ -46,6 +46,7 @@ class Script:
 
 NOTE_ACTIVITY = Script("note_activity")
 NOTE_PRESENCE = Script("note_presence")
+LAST_MESSAGES = Script("last_messages")
 PEEK_SILENT = Script("peek_silent")
 CLAIM_SILENT = Script("claim_silent")
 CONFIRM = Script("confirm")
@@ -238,8 +239,8 @@ def shard_of(text: str) -> int:
     return crc32(text.encode()) % SHARDS
 
 
-def _shard_keys(suffix: str, kind: str = "s", colon: str = ":") -> tuple[str, ...]:
-    return tuple(f"{{at:{kind}{shard:02}}}{colon}{suffix}" for shard in range(SHARDS))
+def _shard_keys(suffix: str, kind: str = "s") -> tuple[str, ...]:
+    return tuple(f"{{at:{kind}{shard:02}}}:{suffix}" for shard in range(SHARDS))
 
 
 DUE = _shard_keys("due")
@@ -250,7 +251,7 @@ PAUSED = _shard_keys("paused")
 COUNTS = _shard_keys("counts")
 SIGNS = _shard_keys("signs")
 SESSION = _shard_keys("s:")  #: followed by the session id
-PRESENCE = _shard_keys("", "u")  #: followed by the user id: the session of the user's last frame
-WROTE = _shard_keys("", "u", "w:")  #: followed by the user id: time of the user's last message, ms
+#: Followed by the user id: time of the user's last message, ms, as 6 bytes, then the session of the last frame.
+PRESENCE = _shard_keys("", "u")
 WATCHERS = "{at:watch}"  #: hash: the state of each watcher
 SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by tag

@@ -189,25 +189,17 @@ class Store:
 
         Pings and typing do not count, because a page that stays open sends them too.
         """
-        return [
-            None if each is None else instant_of_ms(int(each)) for each in self._of_users(user_ids, calls.wrote_key)
-        ]
+        groups = calls.by_shard(user_ids)
+        heard: list[datetime | None] = [None] * len(user_ids)
+        for group, answers in zip(groups.values(), self._run(calls.last_messages(user_ids, groups)), strict=True):
+            for at, ms in zip(group, answers, strict=True):
+                heard[at] = instant_of_ms(ms) if ms else None
+        return heard
 
     def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
-        """Return the session of each user's last frame, pings included."""
-        return self._of_users(user_ids, calls.presence_key)
-
-    def _of_users(self, user_ids: Sequence[str], key_of: Callable[[str], str]) -> list[str | None]:
-        """Read values with one MGET per shard, because most users have no such key."""
-        values: list[str | None] = [None] * len(user_ids)
-        groups = calls.by_shard(user_ids)
-        found = self.server.ask(
-            lambda pipe: [pipe.mget([key_of(user_ids[at]) for at in group]) for group in groups.values()]
-        )
-        for group, answers in zip(groups.values(), found, strict=True):
-            for at, each in zip(group, answers, strict=True):
-                values[at] = None if each is None else decode_text(each)
-        return values
+        """Return the session of each user's last frame, pings included. Most users have none."""
+        values = self.server.ask(lambda pipe: [pipe.get(calls.presence_key(each)) for each in user_ids])
+        return [value and decode_text(value[6:]) for value in values]
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
         """Return whether each session still has state in the store."""

@@ -808,6 +808,23 @@ def test_last_frames_counts_only_messages(chats: Chats, kind: str) -> None:
     assert chats.store.last_frames(["ann"]) == [wrote_at.replace(microsecond=wrote_at.microsecond // 1000 * 1000)]
 
 
+def test_last_frames_ends_with_window_though_pings_continue(chats: Chats) -> None:
+    window = settings.AFTERTOUCH_CONVERSATION_WINDOW.total_seconds()
+    chats.user()
+    chats.pass_time(window - 1)
+    chats.user(kind="ping")
+    assert chats.store.last_frames(["ann"]) != [None]
+    chats.pass_time(2)
+    assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
+
+
+def test_presence_value_stays_below_44_bytes(chats: Chats) -> None:
+    """The server stores longer texts apart, 40 bytes more for each user."""
+    chats.user(session="0" * 36)
+    (value,) = chats.store.server.client.mget([keys.PRESENCE[keys.shard_of("ann")] + "ann"])
+    assert len(value) <= 44
+
+
 def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
     def waiting() -> list[str]:
         return [user for users in chats.store.active_users(100).values() for user in users]
