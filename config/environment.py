@@ -72,7 +72,7 @@ class Environment(BaseSettings):
     rpa_chromium_path: str = ""
     aftertouch_rpa_isolation: str = Field("auto", pattern=r"^(auto|uid|bubblewrap|none)$")
     aftertouch_rpa_uids: str = "700000-799999"
-    aftertouch_rpa_ports: str = "1-32767"
+    aftertouch_rpa_ports: str = "1-1023,1080,3128,3306,5432,8000-8999"
     aftertouch_rpa_paths: Annotated[list[str], NoDecode] = []
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
     aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))

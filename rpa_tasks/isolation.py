@@ -269,7 +269,7 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 # --- TCP ports ----------------------------------------------------------------------------------------------------
 
 _rulesets: dict[int | None, int] = {}
-MOST_RULESETS = 2  #: kept by a process: one ruleset has a rule for each of about 30,000 ports
+MOST_RULESETS = 2  #: kept by a process: one ruleset has a rule for each port
 
 
 @contextmanager
