@@ -34,6 +34,9 @@ SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
 CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
 
 
+QUIET_SPREAD = timedelta(minutes=2)  #: over which touches continue when quiet hours end
+
+
 @dataclass(frozen=True, slots=True)
 class CapSlot:
     """An earlier touch that took a slot at `at` and is perhaps not settled yet."""
@@ -177,8 +180,21 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
             until = quiet_until(rule, zone, now)
             if until is not None:
                 span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
-                return GuardVerdict(HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, until)
+                resumes_at = _spread_end(touch, rule, zone, until)
+                return GuardVerdict(
+                    HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, resumes_at
+                )
     return None
+
+
+def _spread_end(touch: Candidate, rule: RuleSpec, zone: ZoneInfo, until: datetime) -> datetime:
+    """Return an instant up to `QUIET_SPREAD` after the end of quiet hours, always the same one for a touch.
+
+    Otherwise all touches of a night are due at one moment. The instant is not quiet and not later than the touch
+    expires.
+    """
+    later = until + QUIET_SPREAD * (touch.task_id.int % 1_000 / 1_000)
+    return until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
 
 
 def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:

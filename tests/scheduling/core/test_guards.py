@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from itertools import combinations
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from scheduling.experiments.conversion import DRAWN_RULES
 from scheduling.policy import guards
-from scheduling.policy.guards import HOLD, SEND, SUPPRESS, CapSlot, GuardVerdict, judge_touch
+from scheduling.policy.guards import HOLD, QUIET_SPREAD, SEND, SUPPRESS, CapSlot, GuardVerdict, judge_touch
 from scheduling.policy.specs import RuleSpec
 from tests.scheduling.core.sample_data import (
     CAP,
@@ -125,11 +126,30 @@ def test_guard_quiet_hours_use_customer_time_zone() -> None:
 
     verdict = judge_touch(candidate(), rules, evening)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (HOLD, "quiet_hours", NIGHT.version)
-    assert verdict.next_eligible_at == NOON + 12 * HOUR  # 08:00 in Shanghai
+    assert verdict.next_eligible_at is not None
+    assert timedelta(0) <= verdict.next_eligible_at - (NOON + 12 * HOUR) < QUIET_SPREAD  # 08:00 in Shanghai
     assert (verdict.observed, verdict.limit) == ("23:00", "22:00–08:00 Asia/Shanghai")
 
     assert judge_touch(candidate(customer=ann(timezone="Europe/Berlin")), rules, evening).decision == SEND
     assert judge_touch(candidate(node=node(guard_quiet_hours="ignore")), rules, evening).decision == SEND
+
+
+def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
+    """All touches of a night would be due at one moment."""
+    evening, morning = NOON + 3 * HOUR, NOON + 12 * HOUR
+
+    def ends(rule: RuleSpec, **values: Any) -> list[datetime]:
+        rules = around(rules=(rule,))
+        verdicts = [judge_touch(candidate(task_id=uuid4(), **values), rules, evening) for _ in range(500)]
+        return [each.next_eligible_at for each in verdicts if each.next_eligible_at]
+
+    spread = ends(NIGHT)
+    assert len(spread) == 500
+    assert all(morning <= each < morning + QUIET_SPREAD for each in spread)
+    assert len({each.replace(second=each.second // 10 * 10, microsecond=0) for each in spread}) == 12
+    assert set(ends(NIGHT, expires_at=morning + SECOND / 1_000)) == {morning}
+    short_day = replace(NIGHT, quiet_from=time(8, 1), quiet_to=time(8))
+    assert max(ends(short_day)) < morning + timedelta(minutes=1)
 
 
 # --- the same content ------------------------------------------------------------------------------------------------
