@@ -46,7 +46,7 @@ def dispatch_due() -> None:
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
     if any(dispatcher.rescue_lost_work()):
-        dispatcher.dispatch_due_touches()  # touches with a lost wake-up have waited long enough
+        dispatcher.dispatch_waiting_touches()  # touches with a lost wake-up have waited long enough
 
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)

@@ -5,6 +5,7 @@ Any number of passes may run at once on any node. Each pass is idempotent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -26,25 +27,45 @@ from scheduling.models import Attempt, Touch
 log = structlog.get_logger(__name__)
 
 PASS_LIMIT = 1000
+DISPATCH_LIMIT = 5_000  #: touches per statement
+POLL = 0.1  #: seconds between two looks at a backlog; the window holds more than workers take in this time
 RESUME_SPREAD = timedelta(minutes=2)
 LONGEST_PASS = timedelta(seconds=4)  #: below the interval of the tick, so that passes do not accumulate
+LONGEST_DISPATCH = 4.8  #: seconds; the next pass begins soon after, so that a backlog does not pause
 
 
 def dispatch_due_touches() -> int:
     """Dispatch the touches that fall due within the horizon. Return their number.
 
-    While the broker accepts no messages, touches stay in the table. There they do not count as lost wake-ups.
+    What is dispatched is bounded (see `BoundedDispatch`). While touches are held back and fall due before the next
+    pass, the pass continues, and dispatches as many as workers have claimed. While the broker accepts no messages,
+    touches stay in the table. There they do not count as lost wake-ups.
     """
-    if broker_alarm.is_on():
-        return 0
-    handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
-    while datetime.now(UTC) < ends_at:
-        wakeups = touches.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
+    ends_at = time.monotonic() + LONGEST_DISPATCH
+    dispatched = _dispatch_within(settings.AFTERTOUCH_HORIZON, ends_at)
+    while True:
+        wait = touches.seconds_until_due(timedelta(seconds=LONGEST_DISPATCH))
+        pause = max(wait or 0, POLL)
+        if wait is None or broker_alarm.is_on() or time.monotonic() + pause > ends_at:
+            return dispatched
+        time.sleep(pause)
+        dispatched += _dispatch_within(timedelta(0), ends_at)
+
+
+def dispatch_waiting_touches() -> int:
+    """Dispatch touches that are due, at most one window per priority. Return their number."""
+    return _dispatch_within(timedelta(0), time.monotonic() + LONGEST_DISPATCH)
+
+
+def _dispatch_within(horizon: timedelta, ends_at: float) -> int:
+    dispatched = 0
+    while not broker_alarm.is_on() and time.monotonic() < ends_at:
+        wakeups = touches.dispatch_due(horizon=horizon, limit=DISPATCH_LIMIT)
         publish_wakeups(wakeups)
-        handed_over += len(wakeups)
-        if len(wakeups) < PASS_LIMIT:
+        dispatched += len(wakeups)
+        if len(wakeups) < DISPATCH_LIMIT:
             break
-    return handed_over
+    return dispatched
 
 
 def publish_wakeups(wakeups: list[WakeUp]) -> None:

@@ -10,7 +10,8 @@ from uuid import UUID
 from django.db import transaction
 
 from scheduling import sql, tracing
-from scheduling.ledger.transitions import Claim, Ledger, Settlement, WakeUp
+from scheduling.ledger.bounded_dispatch import BoundedDispatch
+from scheduling.ledger.transitions import Claim, Settlement, WakeUp
 from scheduling.models import Touch
 from scheduling.policy.specs import EventSpec
 
@@ -58,7 +59,7 @@ class Reconfigured(Exception):
     """The configuration changed after a batch had read it. The batch must be judged again."""
 
 
-class TouchLedger(Ledger):
+class TouchLedger(BoundedDispatch):
     def lock_due(
         self, task_ids: Sequence[UUID], *, most_bytes: int = 2**62
     ) -> tuple[list[Due], list[WakeUp], datetime | None]:

@@ -23,6 +23,7 @@ from uuid import UUID
 
 from scheduling import sql
 from scheduling.models import LedgerRow
+from scheduling.models.ledger import Priority
 
 MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
 RECENTLY_DUE = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
@@ -94,7 +95,7 @@ class Ledger:
 
         Safe to run concurrently on any node: only one caller gets a row.
         """
-        return _fetch_wakeups(
+        return fetch_wakeups(
             f"""
             WITH due AS MATERIALIZED (
                 SELECT task_id FROM {self.table}
@@ -122,28 +123,24 @@ class Ledger:
         return bool(sql.rows(statement, {}))
 
     def requeue_expired(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
-        """Return rows whose wake-up message was lost to `scheduled`.
+        """Return rows whose wake-up message was lost to `scheduled`. Return their number.
 
-        A wake-up younger than the oldest message of its queue still waits its turn. Its lease is extended instead, so
-        that the backlog does not grow.
+        A wake-up that was published after the oldest message of its queue may still wait there. Such rows stay
+        unchanged: their leases count from the publication of that message, not from now. A backlog costs no writes.
 
         Args:
             trusted_since: by priority, publication time of the oldest message in that queue. `AGE_UNKNOWN`: messages of
                 unknown age wait; a wake-up is then trusted for `AGE_UNKNOWN_LEASE`.
-            limit: rows per statement.
-
-        Returns:
-            Number of rows changed, extended leases included.
+            limit: rows per priority and statement.
         """
-        priorities = list(trusted_since)
+        since = [trusted_since.get(priority) for priority in Priority.values]
         return sql.execute(
             _REQUEUE_EXPIRED.format(table=self.table),
             {
                 "limit": limit,
-                "priorities": priorities,
-                "since": [trusted_since[priority] for priority in priorities],
-                "lease": WAKEUP_LEASE,
-                "unseen": AGE_UNKNOWN,
+                "priorities": Priority.values,
+                "since": [None if each == AGE_UNKNOWN else each for each in since],
+                "unseen": [each == AGE_UNKNOWN for each in since],
                 "unseen_lease": AGE_UNKNOWN_LEASE,
             },
         )
@@ -182,7 +179,7 @@ class Ledger:
         Rows that fell due since the claim are included: otherwise they would wait until their lease expires. A row that
         another worker has just claimed may be included; its second message then has no effect.
         """
-        return _fetch_wakeups(
+        return fetch_wakeups(
             f"""
             SELECT task_id, %(here)b::timestamptz + GREATEST(due_at - statement_timestamp(), %(moment)s), priority,
                    {self.route}
@@ -352,28 +349,26 @@ class Ledger:
         return [row[0] for row in rows]
 
 
-def _fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
+def fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
+    """Run a statement that returns id, due time, priority and route of rows."""
     return [WakeUp(*row) for row in sql.rows(statement, parameters)]
 
 
 _REQUEUE_EXPIRED = """
-WITH expired AS MATERIALIZED (
-    SELECT task_id, priority, due_at, queued_at, hints FROM {table}
-    WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
-      AND lease_until < statement_timestamp()
-    ORDER BY lease_until LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
-), backlog AS (
-    SELECT * FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[]) AS b(priority, since)
-), judged AS (
-    SELECT task_id, CASE WHEN b.since = %(unseen)b::timestamptz THEN
-        GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
-        > statement_timestamp()
-    ELSE queued_at >= b.since END AS waits
-    FROM expired LEFT JOIN backlog AS b USING (priority)
+WITH lost AS MATERIALIZED (
+    SELECT row.task_id
+    FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[], %(unseen)b::bool[]) AS queue(priority, since, unseen)
+    CROSS JOIN LATERAL (
+        SELECT task_id FROM {table} AS row
+        WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued' AND row.priority = queue.priority
+          AND lease_until < LEAST(statement_timestamp(), queue.since)
+          AND (NOT queue.unseen
+               OR GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
+                  <= statement_timestamp())
+        ORDER BY lease_until LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ) AS row
 )
-UPDATE {table} AS row
-SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
-    lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
-FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM expired))
+UPDATE {table} AS row SET state = 'scheduled', lease_until = NULL
+WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM lost))
 """

@@ -6,7 +6,7 @@ changes of state; a claim increments `lease_no`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from django.db import models
 from django.db.models import Q
@@ -64,11 +64,13 @@ class LedgerRow(models.Model):
         abstract = True
 
     @staticmethod
-    def indexes_for(table: str) -> list[models.Index]:
-        """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal."""
+    def indexes_for(table: str, due: Sequence[str] = ("due_at",)) -> list[models.Index]:
+        """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal.
+
+        `due` names the columns by which the dispatch finds rows.
+        """
         return [
-            # Read by `dispatch_due`.
-            models.Index(fields=["due_at"], name=f"{table}_due", condition=Q(state="scheduled", parked="")),
+            models.Index(fields=due, name=f"{table}_due", condition=Q(state="scheduled", parked="")),
             # Read by both rescues.
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
             # Read by the end of a pause.

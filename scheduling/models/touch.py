@@ -74,7 +74,7 @@ class Touch(LedgerRow):
         verbose_name = _("touch")
         verbose_name_plural = _("touches")
         indexes = [
-            *LedgerRow.indexes_for("touch"),
+            *LedgerRow.indexes_for("touch", due=("priority", "due_at")),
             # Read by the guard (a customer's history) and by the page of a customer.
             models.Index(
                 fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)

@@ -158,19 +158,22 @@ FROM scheduling_pause GROUP BY 1
 _WAITING = """
 SELECT
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp()
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+            AND due_at <= statement_timestamp()
         LIMIT %(most)s) AS overdue),
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp()
-            AND due_at <= statement_timestamp() + interval '1 hour'
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+            AND due_at > statement_timestamp() AND due_at <= statement_timestamp() + interval '1 hour'
         LIMIT %(most)s) AS hour),
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = ''
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
             AND due_at > statement_timestamp() + interval '1 hour'
         LIMIT %(most)s) AS later),
     (SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE parked <> '' LIMIT %(most)s) AS parked),
-    (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(due_at)), 0))::float8
-     FROM scheduling_touch WHERE state = 'scheduled' AND parked = '')
+    (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(first.due_at)), 0))::float8
+     FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
+         SELECT due_at FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority = level
+         ORDER BY due_at LIMIT 1) AS first)
 """
 
 _LEASED = """

@@ -127,15 +127,19 @@ def count_overdue() -> Overdue:
 _DUE_WITHIN = """
 SELECT count(*) FROM (
     SELECT FROM scheduling_touch
-    WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() + %(span)s LIMIT %(most)s
+    WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+      AND due_at <= statement_timestamp() + %(span)s
+    LIMIT %(most)s
 ) AS due
 """
 
 _OVERDUE = """
 SELECT count(*), statement_timestamp() - min(due_at) FROM (
-    (SELECT due_at FROM scheduling_touch
-     WHERE state = 'scheduled' AND parked = '' AND due_at < statement_timestamp() - %(late)s
-     ORDER BY due_at LIMIT %(most)s)
+    (SELECT touch.due_at FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
+         SELECT due_at FROM scheduling_touch
+         WHERE state = 'scheduled' AND parked = '' AND priority = level
+           AND due_at < statement_timestamp() - %(late)s
+         ORDER BY due_at LIMIT %(most)s) AS touch)
     UNION ALL
     (SELECT due_at FROM scheduling_touch
      WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at < statement_timestamp() - %(late)s

@@ -213,9 +213,12 @@ SELECT origin, count(*) FROM (
 # Touches deferred because a receiver did not answer, by channel.
 _UNANSWERED = """
 SELECT channel.key, count(*) FROM (
-    SELECT node_id, reason FROM scheduling_touch
-    WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() + %(soon)s
-    ORDER BY due_at LIMIT %(most)s
+    SELECT touch.node_id, touch.reason FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
+        SELECT node_id, reason FROM scheduling_touch
+        WHERE state = 'scheduled' AND parked = '' AND priority = level
+          AND due_at <= statement_timestamp() + %(soon)s
+        ORDER BY due_at LIMIT %(most)s
+    ) AS touch
 ) AS soon
 JOIN scheduling_node AS node ON node.id = soon.node_id
 JOIN scheduling_channelconfig AS channel ON channel.id = node.channel_id

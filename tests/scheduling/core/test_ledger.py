@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +16,9 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from scheduling import sql
+from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
-from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement
+from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement, WakeUp
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import held_by_second_connection, sendings
 
@@ -156,12 +158,16 @@ def test_wakeup_behind_backlog_is_not_repeated(waiting: Any) -> None:
     touches.dispatch_due(horizon=timedelta(seconds=30))
     expire_lease(task_id)
 
-    touches.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)})
+    before = row_version(task_id)
 
-    row = Touch.objects.get()
-    assert row.state == "queued"
-    assert row.lease_until is not None
-    assert row.lease_until > now()
+    assert touches.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)}) == 0
+    assert row_version(task_id) == before, "a backlog costs no writes"
+    assert touches.requeue_expired(trusted_since={0: now() - timedelta(minutes=5)}) == 1, "its own queue is empty"
+    assert Touch.objects.get().state == "scheduled"
+
+
+def row_version(task_id: UUID) -> Any:
+    return sql.rows("SELECT xmin::text, ctid::text FROM scheduling_touch WHERE task_id = %(id)s", {"id": task_id})
 
 
 def pass_time_for_touch(seconds: int) -> None:
@@ -179,7 +185,7 @@ def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Any) -> None:
     touches.dispatch_due(horizon=timedelta(seconds=30))
     for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
         pass_time_for_touch(seconds)
-        assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == 1
+        assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == int(state == "scheduled")
         assert Touch.objects.get().state == state
 
 
@@ -264,3 +270,82 @@ def test_lease_constraint_requires_a_lease(waiting: Any) -> None:
     waiting(1)
     with pytest.raises(IntegrityError, match="touch_leased_iff_lease"):
         Touch.objects.update(state="running")
+
+
+# --- bounded dispatch -------------------------------------------------------------------------------------------------
+
+
+def test_dispatch_holds_back_due_touches_beyond_window(waiting: Any) -> None:
+    task_ids = waiting(12)
+    Touch.objects.filter(pk__in=task_ids[:3]).update(priority=0)
+
+    first = touches.dispatch_due(window=5)
+    assert sorted(wakeup.priority for wakeup in first) == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert touches.dispatch_due(window=5) == []
+
+    claimed = [wakeup.task_id for wakeup in first if wakeup.priority == 1][:2]
+    assert len(touches.claim(claimed, lease=LEASE)) == 2
+    assert len(touches.dispatch_due(window=5)) == 2
+    assert touches.seconds_until_due(timedelta(0)) is not None, "two are held back"
+
+
+def test_dispatch_takes_important_and_early_touches_first(waiting: Any) -> None:
+    task_ids = waiting(6, seconds=-60)
+    Touch.objects.filter(pk__in=task_ids[4:]).update(priority=0)
+    Touch.objects.filter(pk=task_ids[3]).update(due_at=now() - timedelta(minutes=5))
+
+    order = [touches.dispatch_due(limit=1)[0].task_id for _ in range(3)]
+    assert set(order[:2]) == set(task_ids[4:])
+    assert order[2] == task_ids[3]
+
+
+def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Any) -> None:
+    """A worker holds what is dispatched ahead in its memory until it is due."""
+    herd, later = waiting(10, seconds=20), waiting(3, seconds=22)
+    Touch.objects.filter(pk__in=herd).update(due_at=now() + timedelta(seconds=20))
+
+    for expected in (4, 0):
+        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30), slot_window=4)}
+        assert len(found & set(herd)) == expected
+        assert found >= set(later if expected else ())
+
+
+def test_old_wakeups_do_not_fill_the_window(waiting: Any) -> None:
+    """A flushed broker loses a whole window. The rest need not wait until its leases expire."""
+    waiting(8)
+    assert len(touches.dispatch_due(window=4)) == 4
+    ago = now() - timedelta(seconds=11)
+    Touch.objects.filter(state="queued").update(queued_at=ago, due_at=ago)
+    assert len(touches.dispatch_due(window=4)) == 4
+
+
+def test_concurrent_dispatches_share_the_rows(waiting: Any) -> None:
+    waiting(30)
+    start = threading.Barrier(4)
+
+    def dispatch() -> list[UUID]:
+        start.wait()
+        try:
+            return [wakeup.task_id for _ in range(4) for wakeup in touches.dispatch_due(window=10, limit=3)]
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [each for part in [pool.submit(dispatch) for _ in range(4)] for each in part.result()]
+    assert len(found) == len(set(found)) == Touch.objects.filter(state="queued").count()
+    assert len(found) >= 10
+
+
+def test_dispatch_pass_continues_while_workers_claim(waiting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next pass begins seconds later. A window of touches would be all that is delivered until then."""
+    waiting(12)
+    monkeypatch.setattr(touches, "dispatch_due", partial(touches.dispatch_due, window=3))
+    published: list[UUID] = []
+
+    def claim(wakeups: list[WakeUp]) -> None:
+        published.extend(wakeup.task_id for wakeup in wakeups)
+        touches.claim([wakeup.task_id for wakeup in wakeups], lease=LEASE)
+
+    monkeypatch.setattr(dispatcher, "publish_wakeups", claim)
+    assert dispatcher.dispatch_due_touches() == 12
+    assert len(set(published)) == 12

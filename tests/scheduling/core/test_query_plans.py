@@ -70,7 +70,10 @@ def by_own_index(ledger: Ledger, table: str) -> dict[str, tuple[Callable[[], Any
     """Statements of both ledgers that look for rows, with the index that finds them."""
     key = {KEY, JOB_KEY}
     return {
-        "dispatch_due": (lambda: ledger.dispatch_due(horizon=timedelta(seconds=30)), {f"{table}_due"} | key),
+        "dispatch_due": (
+            lambda: ledger.dispatch_due(horizon=timedelta(seconds=30)),
+            {f"{table}_due", "touch_leased"} | key,
+        ),
         "has_expired_wakeups": (ledger.has_expired_wakeups, {f"{table}_leased"}),
         "requeue_expired": (lambda: ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN}), {f"{table}_leased"} | key),
         "expired_runs": (ledger.expired_runs, {f"{table}_leased"}),
