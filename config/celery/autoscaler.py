@@ -76,7 +76,7 @@ class ScalingWorker(worker.Worker):  # type: ignore[misc]
         queues = kwargs.get("queues") or ()
         asked = set(queues.split(",") if isinstance(queues, str) else queues)
         most = settings.AFTERTOUCH_WORKER_MAX
-        if most and asked and asked <= set(CORE_QUEUES) and not kwargs.get("autoscale"):
+        if most and asked <= set(CORE_QUEUES) and asked - {"ticks"} and not kwargs.get("autoscale"):
             if not issubclass(get_implementation(self.pool_cls), TaskPool):
                 sys.exit(f"AFTERTOUCH_WORKER_MAX needs the pool prefork, and this worker has {self.pool_cls}")
             kwargs["autoscale"] = [most, settings.AFTERTOUCH_WORKER_MIN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
-CORE_QUEUES = ("ticks", "touch.high", "touch.normal", "touch.low")
+CORE_QUEUES = ("touch.high", "touch.normal", "touch.low", "ticks")
 RPA_QUEUES = ("high", "normal", "low")
 #: On RabbitMQ the RPA queues share one topic exchange. On Redis a topic exchange loses messages of publishers that
 #: did not declare it, so these queues are direct there.

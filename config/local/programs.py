@@ -38,8 +38,14 @@ PROGRAMS = (
     ),
     Program(
         "core",
-        "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -c {worker_concurrency}"
+        "-m celery -A config worker -Q touch.high,touch.normal,touch.low -c {worker_concurrency}"
         " -n core@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    # Periodic passes have a worker of their own: a backlog of touches does not delay them.
+    Program(
+        "ticks",
+        "-m celery -A config worker -Q ticks -c 2 -n ticks@%h --without-gossip --without-mingle",
         stop_within=30,
     ),
     Program(

@@ -189,7 +189,7 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
     """With the alerts' patience shortened to a second. A worker is killed: nobody consumes, a queue grows, touches are
     overdue; what the next worker then delivers is late."""
     with ExitStack() as running:
-        stack = running.enter_context(running_stack(programs=["web", "core", "beat"]))
+        stack = running.enter_context(running_stack(programs=["web", "core", "ticks", "beat"]))
         metrics_dir = {"AFTERTOUCH_METRICS_DIR": str(stack.state_dir / "metrics")}
         exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
         web = stack.base_url.removeprefix("http://")
@@ -205,8 +205,9 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
         scraper.await_query('sum(aftertouch_delivery_lateness_seconds_count{kind="log"}) > 0')
         assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled|QueueGrowing|TouchesOverdue"}')
 
-        stack.kill("core")
-        assert wait_until(lambda: try_stop(stack, "core"), 30)  # or it would be started again
+        for program in ("core", "ticks"):
+            stack.kill(program)
+            assert wait_until(lambda program=program: try_stop(stack, program), 30)  # or it would be started again
         for _ in range(2):
             customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
         customers.tell(100, timedelta(minutes=-3))
@@ -219,6 +220,7 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
         assert not scraper.query(firing_alert("LatenessHigh"))
 
         stack.start("core")
+        stack.start("ticks")
         for alert in ("LatenessHigh", "LatenessVeryHigh"):
             scraper.await_query(firing_alert(alert))
         for alert in ("NoCoreWorker", "QueueGrowing", "TouchesOverdue"):

@@ -54,7 +54,7 @@ def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
             "CELERY_BROKER_URL": broker.url, "AFTERTOUCH_RABBITMQ_QUORUM": "true", "AFTERTOUCH_RPA_SLOTS": "1",
             "DJANGO_SETTINGS_MODULE": "config.settings.test",
         }  # fmt: skip
-        with running_stack(env, ["web", "core", "execution", "beat"]) as stack:
+        with running_stack(env, ["web", "core", "ticks", "execution", "beat"]) as stack:
             file = stack.state_dir / "configuration.yaml"
             file.write_text(json.dumps(CONFIG))
             stack.manage("apply_config", str(file))

@@ -115,7 +115,7 @@ def test_units_consume_all_queues() -> None:
         assert found
         return tuple(found[1].split(","))
 
-    assert queues("aftertouch-core.service") == CORE_QUEUES
+    assert queues("aftertouch-core.service") + queues("aftertouch-ticks.service") == CORE_QUEUES
     assert queues("aftertouch-execution.service") == RPA_QUEUES
 
 

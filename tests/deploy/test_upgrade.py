@@ -218,7 +218,7 @@ def upgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> tuple[float
         both.new.programs["beat"].await_log("beat_leads")
         both.await_work_of_both()
         run.inject_fault()
-        both.old.stop("web", "core", "execution")
+        both.old.stop("web", "core", "ticks", "execution")
         earlier.switch(earlier.today)
         both.old.start("web")
     return figures

@@ -62,7 +62,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     except NoBrowser as error:
         pytest.skip(f"missing service: {error}")
     words = {"AFTERTOUCH_RPA_FLOWS": str(tmp_path / "my-flows")}
-    with demo_shop() as site, running_stack(words, programs=["web", "core", "execution", "beat"]) as stack:
+    with demo_shop() as site, running_stack(words, programs=["web", "core", "ticks", "execution", "beat"]) as stack:
         stack.await_worker("execution")
         yield Reader(tmp_path, stack, site)
 

@@ -29,7 +29,7 @@ SETTLED_WITHIN = 120.0
 LATE = 1.0  #: seconds past due from which a touch counts as held up by the fault
 RATE = 12.0  #: events a second, each of four touches that nothing bundles
 ENDS = ("delivered", "suppressed", "cancelled", "failed", "unknown")
-PROGRAMS = ("web", "core", "beat")
+PROGRAMS = ("web", "core", "ticks", "beat")
 
 
 def configuration(receiver: EffectReceiver) -> dict[str, Any]:

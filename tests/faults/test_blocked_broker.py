@@ -40,7 +40,7 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
             node.control("set_vm_memory_high_watermark", "0.000001")
             made.wait(lambda: broker(made) == "blocked", "the probe tells it")
             assert is_blocked(made)
-            for program in ("web", "beat", "core"):
+            for program in ("web", "beat", "ticks"):
                 made.wait(lambda program=program: "broker_blocked" in made.stack.log(program), f"{program} knows")  # type: ignore[misc]
             before, sent = len(run.load.accepted), made.stack.log("beat").count(SENDS)
             run.send_load(20)

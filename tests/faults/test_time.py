@@ -113,5 +113,5 @@ def _restart_everything(target: FaultStack) -> None:
         lambda: all(stack.server_pids.get(server, pid) != pid for server, pid in before.items()), "the servers are back"
     )
     servers.start_servers(stack.state_dir)  # proves that they answer
-    for program in ("core", "beat", "web"):
+    for program in ("core", "ticks", "beat", "web"):
         stack.restart(program)

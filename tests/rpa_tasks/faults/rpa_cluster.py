@@ -244,7 +244,7 @@ class Market:
 
 @contextmanager
 def run_rpa_cluster(
-    folder: Path, programs: Sequence[str] = ("core", "beat"), env: Mapping[str, str] | None = None
+    folder: Path, programs: Sequence[str] = ("core", "ticks", "beat"), env: Mapping[str, str] | None = None
 ) -> Iterator[RpaCluster]:
     ours = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_WORKER_CONCURRENCY": "1"}
     with running_stack({**ours, **(env or {})}, programs=programs, state_dir=folder / "stack") as stack:

@@ -180,7 +180,7 @@ def run_chat_stack(folder: Path, env: Mapping[str, str] | None = None) -> Iterat
         "AFTERTOUCH_WORKER_CONCURRENCY": "2",
         **(env or {}),
     }
-    with running_stack(environment, programs=["core", "beat", "watcher"], state_dir=folder) as stack:
+    with running_stack(environment, programs=["core", "ticks", "beat", "watcher"], state_dir=folder) as stack:
         made = ChatStack(stack)
         made.send_by("log")
         yield made
