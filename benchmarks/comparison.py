@@ -41,7 +41,7 @@ def measure_aftertouch(
     The idle time between both is excluded.
     """
     cells = workload.create_matrix(nodes=nodes)
-    with bench.core() as worker:
+    with bench.core() as (worker, ticks):
         warm_up(cells[0])
         workload.delete_all()
         workload.create_customers(customers)
@@ -60,10 +60,10 @@ def measure_aftertouch(
         workload.plan_touches(plans, analyze=analyze)
         if time.time() > begins_at - horizon - 0.5:
             raise TimeoutError("planning took so long that the first calls are in the horizon already")
-        involved = {"worker": worker, **bench.servers}
+        involved = {"worker": worker, "ticks": ticks, **bench.servers}
         _sleep_until(begins_at - horizon - 0.5)
         before = _seconds_by_program(involved)
-        wait_until(lambda: workload.all_dispatched(due_at[-1]), horizon - 2, "the dispatch")
+        wait_until(lambda: workload.is_dispatched_ahead(due_at), horizon - 2, "the dispatch")
         time.sleep(LEAD)  # rows are committed before their messages are published
         dispatch = _seconds_since(before, involved)
         worker_mb, broker_mb = resident_mb([worker]), resident_mb([bench.servers["Valkey"]])

@@ -25,8 +25,12 @@ from config.local.endpoints import Endpoints
 from config.local.processes import MARK, select_port
 
 WORKER = (
-    "celery", "-A", "config", "worker", "-Q", "ticks,touch.high,touch.normal,touch.low", "-c", "2",
+    "celery", "-A", "config", "worker", "-Q", "touch.high,touch.normal,touch.low", "-c", "2",
     "-n", "core@%h", "--without-gossip", "--without-mingle",
+)  # fmt: skip
+TICKS = (
+    "celery", "-A", "config", "worker", "-Q", "ticks", "-c", "2", "-n", "ticks@%h", "--without-gossip",
+    "--without-mingle",
 )  # fmt: skip
 BEAT = ("celery", "-A", "config", "beat")
 STOP_WITHIN = 40.0
@@ -75,11 +79,11 @@ class Bench:
             stop_program(program)
 
     @contextmanager
-    def core(self, *extra: str) -> Iterator[psutil.Process]:
-        """Run one core node and a beat. Yields the worker once it accepts work."""
-        with self.running(*WORKER, *extra) as worker, self.running(*BEAT):
-            wait_until(lambda: len(worker.children()) >= 2, 60, "the worker")
-            yield worker
+    def core(self) -> Iterator[tuple[psutil.Process, psutil.Process]]:
+        """Run a core worker, a ticks worker and a beat. Yields both workers once they accept work."""
+        with self.running(*WORKER) as worker, self.running(*TICKS) as ticks, self.running(*BEAT):
+            wait_until(lambda: all(len(each.children()) >= 2 for each in (worker, ticks)), 60, "the workers")
+            yield worker, ticks
 
 
 Scenario = Callable[[Bench], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.environment import Scenario
 from benchmarks.scenarios.burst import burst
+from benchmarks.scenarios.herd import herd
 from benchmarks.scenarios.idle import idle
 from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
@@ -18,6 +19,7 @@ from benchmarks.scenarios.webhook import webhook
 SCENARIOS: dict[str, Scenario] = {
     "lateness": lateness,
     "burst": burst,
+    "herd": herd,
     "webhook": webhook,
     "nodes": nodes,
     "intake": intake,

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from benchmarks import comparison, workload
-from benchmarks.environment import BEAT, WORKER, Bench, wait_until
+from benchmarks.environment import BEAT, TICKS, WORKER, Bench, wait_until
 from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts, request_receiver
 from config.local.processes import select_port
 
@@ -42,6 +42,7 @@ def _measure_received(bench: Bench, url: str, count: int, number: int) -> float:
             own = {"AFTERTOUCH_STATE_DIR": str(bench.state_dir / f"node-{nth}"), "AFTERTOUCH_NODE": f"node-{nth}"}
             worker = running.enter_context(bench.running(*WORKER, "-c", "2", "-n", f"node-{nth}@%h", env=own))
             wait_until(lambda worker=worker: bool(worker.children()), 60, "the worker")  # type: ignore[misc]
+        running.enter_context(bench.running(*TICKS))
         running.enter_context(bench.running(*BEAT))
         comparison.warm_up(cells[0])
         request_receiver(url, "DELETE")

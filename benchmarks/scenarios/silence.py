@@ -115,14 +115,14 @@ def _measure_silences(bench: Bench, count: int, seconds: float, others: int) -> 
     chats.fill_others(store.server.client, others)
     live = chats.make_ids(count, bench.random)
     chats.fill_sessions(store, live)
-    with bench.core() as worker, bench.running(*WATCHER) as watcher:
+    with bench.core() as (worker, ticks), bench.running(*WATCHER) as watcher:
         _await_watcher(bench)
         with chats.Traffic(bench.endpoints.redis_url, [], rate=400, seconds=2) as warm_up:
             pass
         _await_end(warm_up.fell_silent)
         workload.delete_all()
         _create_silent_customers(RATE * int(seconds) + 1_000)
-        involved = [worker, watcher, *bench.servers.values()]
+        involved = [worker, ticks, watcher, *bench.servers.values()]
         before = processor_seconds(involved)
         with chats.Traffic(bench.endpoints.redis_url, live, rate=RATE, seconds=seconds) as traffic:
             pass
