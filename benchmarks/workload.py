@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 
 from scheduling.ids import new_id
-from scheduling.ledger.bounded_dispatch import SLOT_WINDOW
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage, Template, TemplateText
 
 BODY = "您好 {{ user.name }}，{{ event.data.item }} 的使用指南已经准备好了。"
@@ -133,7 +133,7 @@ def _analyze(cursor: Any) -> None:
 
 def is_dispatched_ahead(due_at: Sequence[datetime]) -> bool:
     """Return whether as many touches as may be are dispatched before they are due: all, or a window of one moment."""
-    expected = sum(min(count, SLOT_WINDOW) for count in Counter(due_at).values())
+    expected = sum(min(count, settings.AFTERTOUCH_DISPATCH_WINDOW // 2) for count in Counter(due_at).values())
     return count_rows("state = 'queued'") >= expected
 
 

@@ -51,6 +51,7 @@ class Environment(BaseSettings):
     aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
     aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
     aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
+    aftertouch_dispatch_window: int = Field(5_000, ge=100, le=1_000_000)
     aftertouch_slot_hold: timedelta = Field(timedelta(seconds=60), ge=timedelta(0), le=timedelta(hours=1))
     aftertouch_inactive_after: timedelta = Field(timedelta(days=30), ge=timedelta(hours=1))
     aftertouch_api_rate_per_minute: int = Field(60_000, ge=1)

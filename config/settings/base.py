@@ -151,6 +151,7 @@ AFTERTOUCH_METRICS_PORT = ENV.aftertouch_metrics_port
 AFTERTOUCH_METRICS_CLUSTER = ENV.aftertouch_metrics_cluster
 AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
+AFTERTOUCH_DISPATCH_WINDOW = ENV.aftertouch_dispatch_window
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
 AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute

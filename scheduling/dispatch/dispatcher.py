@@ -60,7 +60,9 @@ def dispatch_waiting_touches() -> int:
 def _dispatch_within(horizon: timedelta, ends_at: float) -> int:
     dispatched = 0
     while not broker_alarm.is_on() and time.monotonic() < ends_at:
-        wakeups = touches.dispatch_due(horizon=horizon, limit=DISPATCH_LIMIT)
+        wakeups = touches.dispatch_due(
+            horizon=horizon, limit=DISPATCH_LIMIT, window=settings.AFTERTOUCH_DISPATCH_WINDOW
+        )
         publish_wakeups(wakeups)
         dispatched += len(wakeups)
         if len(wakeups) < DISPATCH_LIMIT:

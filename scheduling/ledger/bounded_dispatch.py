@@ -12,27 +12,21 @@ from scheduling import sql
 from scheduling.ledger.transitions import WAKEUP_LEASE, Ledger, WakeUp, fetch_wakeups
 from scheduling.models.ledger import Priority
 
-WINDOW = 5_000  #: touches of one priority that are due, dispatched and not claimed
 SLOT = timedelta(milliseconds=250)
-SLOT_WINDOW = 2_500  #: touches of one priority that are dispatched ahead for one slot: workers hold them in memory
 
 
 class BoundedDispatch(Ledger):
     """The dispatch of touches. Jobs need no bound, because a shop runs one at a time."""
 
     def dispatch_due(
-        self,
-        *,
-        horizon: timedelta = timedelta(0),
-        limit: int = 1000,
-        window: int = WINDOW,
-        slot_window: int = SLOT_WINDOW,
+        self, *, horizon: timedelta = timedelta(0), limit: int = 1000, window: int = 5_000
     ) -> list[WakeUp]:
         """Mark up to `limit` touches due within `horizon` as dispatched, by priority and due time. Return them.
 
-        What is dispatched and not claimed is bounded for each priority: `window` touches that are due, and
-        `slot_window` in each `SLOT` of the future. Other touches wait in the table, where a backlog of one priority
-        delays no other. Wake-ups that fell due more than `WAKEUP_LEASE` ago are not counted: they may be lost.
+        What is dispatched and not claimed is bounded for each priority: `window` touches that are due, and half as many
+        in each `SLOT` of the future, which workers hold in memory. Other touches wait in the table, where a backlog of
+        one priority delays no other. Wake-ups that fell due more than `WAKEUP_LEASE` ago may be lost: they are not
+        counted.
 
         Safe to run concurrently on any node: only one caller gets a row. Callers at the same moment may exceed a bound
         by one window each.
@@ -45,7 +39,7 @@ class BoundedDispatch(Ledger):
                 "limit": limit,
                 "priorities": Priority.values,
                 "window": window,
-                "slot_window": slot_window,
+                "slot_window": window // 2,
                 "lease": WAKEUP_LEASE,
             },
         )

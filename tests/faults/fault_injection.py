@@ -38,6 +38,14 @@ def living_children(main: psutil.Process) -> list[psutil.Process]:
     return [each for each in main.children() if is_alive(each)]
 
 
+def kill_ticks(run: Run) -> None:
+    family = run.target.family("ticks")
+    run.inject_fault()
+    family[0].kill()
+    run.target.await_running("ticks", instead_of=family[0].pid)
+    run.target.await_gone(family)
+
+
 def kill_beat(run: Run) -> None:
     run.inject_fault()
     killed = run.target.stack.kill("beat")
@@ -74,6 +82,7 @@ def _kill_server(run: Run, server: str) -> None:
 FAULTS: dict[str, Callable[[Run], None]] = {
     "kill -9 worker": kill_worker,
     "kill -9 pool child": kill_pool_child,
+    "kill -9 ticks": kill_ticks,
     "kill -9 beat": kill_beat,
     "kill -9 web": kill_web,
     "FLUSHALL": flush,

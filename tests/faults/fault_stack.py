@@ -21,7 +21,7 @@ import psycopg
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, wait_until
 from scheduling.delivery.outgoing import LEASE
-from tests.faults.load import SLOW_RECEIVERS, Load
+from tests.faults.load import SLOW_RECEIVERS, ApiConnection, Load
 from tests.faults.receiver import SECRET, Call, EffectReceiver
 
 WAIT_LIMIT = 60.0
@@ -111,6 +111,23 @@ class FaultStack:
             )
         )
 
+    def make_herd(self, prefix: str, count: int) -> None:
+        """Plan touches of `count` customers, and make all of them due in three seconds."""
+        api_connection = ApiConnection(self.stack.base_url, self.api_key)
+        for number in range(count):
+            name = f"{prefix}herd-{number}"
+            event = {"specversion": "1.0", "id": name, "source": "faults", "type": "load.week", "subject": name}
+            status, body = api_connection.post(event)
+            assert status == 202, body
+        api_connection.close()
+        moved = self.sql(
+            "UPDATE scheduling_touch AS t SET due_at = clock_timestamp() + interval '3 s',"
+            " planned_at = clock_timestamp() + interval '3 s' FROM scheduling_event AS e"
+            " WHERE e.id = t.event_id AND e.event_id LIKE %s",
+            [f"{prefix}herd-%"],
+        )
+        assert moved == count
+
     def logs(self, lines: int = 25) -> str:
         ends = []
         for path in sorted((self.stack.state_dir / "logs").glob("*.log")):
@@ -125,6 +142,7 @@ def run_fault_stack(folder: Path, env: Mapping[str, str] | None = None) -> Itera
         ours = {
             "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
             "AFTERTOUCH_WORKER_CONCURRENCY": "2",
+            "AFTERTOUCH_DISPATCH_WINDOW": "100",
             "DJANGO_SETTINGS_MODULE": "config.settings.test",
         }
         with running_stack({**ours, **(env or {})}, programs=PROGRAMS, state_dir=folder) as stack:
@@ -180,6 +198,9 @@ class Run:
             "planned_at", "settled_at", "late", "failed_tasks",
         )  # fmt: skip
         return [dict(zip(names, row, strict=True)) for row in self.target.sql(_TOUCHES, [self.load.prefix + "%"])]
+
+    def delivered(self, event_type: str) -> int:
+        return sum(row["type"] == event_type and row["state"] == "delivered" for row in self.touches())
 
     def unsettled(self) -> int:
         return int(self.target.sql(_UNSETTLED, [self.load.prefix + "%"])[0][0])

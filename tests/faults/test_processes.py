@@ -12,21 +12,32 @@ import psutil
 import pytest
 
 from tests.faults.fault_injection import FAULTS
-from tests.faults.fault_stack import FaultStack, Run
+from tests.faults.fault_stack import SETTLED_WITHIN, FaultStack, Run
 from tests.faults.workers import worker
 
 pytestmark = pytest.mark.faults
 
 UnderLoad = Callable[..., AbstractContextManager[Run]]
+HERD = 600  #: touches; six windows
 CORE = "ticks,touch.high,touch.normal,touch.low"
 
 
-@pytest.mark.parametrize("program", ["worker", "pool child", "beat", "web"])
+@pytest.mark.parametrize("program", ["worker", "pool child", "ticks", "beat", "web"])
 def test_killed_program_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, program: str) -> None:
     with under_load(fault_stack, f"kill -9 {program}") as run:
         run.await_random_point()
         FAULTS[f"kill -9 {program}"](run)
         run.send_load(20)
+
+
+def test_killed_programs_during_herd_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+    """Far more touches than the window are due at one moment. The dispatch and a pool child are killed in between."""
+    with under_load(fault_stack, "kill -9 during a herd") as run:
+        fault_stack.make_herd(run.load.prefix, HERD)
+        fault_stack.wait(lambda: run.delivered("load.week") > 0, "the herd is due")
+        FAULTS["kill -9 ticks"](run)
+        FAULTS["kill -9 pool child"](run)
+        fault_stack.wait(lambda: run.delivered("load.week") == HERD, "the herd is delivered", SETTLED_WITHIN)
 
 
 def test_worker_stopped_past_lease_writes_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -305,7 +304,7 @@ def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Any) -> None:
     Touch.objects.filter(pk__in=herd).update(due_at=now() + timedelta(seconds=20))
 
     for expected in (4, 0):
-        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30), slot_window=4)}
+        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30), window=8)}
         assert len(found & set(herd)) == expected
         assert found >= set(later if expected else ())
 
@@ -336,10 +335,12 @@ def test_concurrent_dispatches_share_the_rows(waiting: Any) -> None:
     assert len(found) >= 10
 
 
-def test_dispatch_pass_continues_while_workers_claim(waiting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_pass_continues_while_workers_claim(
+    waiting: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
     """The next pass begins seconds later. A window of touches would be all that is delivered until then."""
     waiting(12)
-    monkeypatch.setattr(touches, "dispatch_due", partial(touches.dispatch_due, window=3))
+    settings.AFTERTOUCH_DISPATCH_WINDOW = 3
     published: list[UUID] = []
 
     def claim(wakeups: list[WakeUp]) -> None:
