@@ -116,7 +116,8 @@ def leftover_run_processes(uids: Container[int]) -> list[Process]:
 
     They belong to runs, whatever their session and environment. A browser whose record was lost counts as well.
     """
-    found = [(each, uid) for each in all_processes() if (uid := real_uid(each.pid)) in uids]
+    concerned = all_processes(lambda pid: real_uid(pid) in uids)
+    found = [(each, uid) for each in concerned if (uid := real_uid(each.pid)) in uids]
     if not found:
         return []
     names = directories_by_uid()

@@ -7,7 +7,6 @@ orphaned descendants, so it is an ancestor of the whole run as long as it lives.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from rpa_tasks.supervisor.processes import (
     Process,
@@ -15,6 +14,7 @@ from rpa_tasks.supervisor.processes import (
     carries_marks,
     descends,
     is_nested,
+    read_file,
     read_process,
     real_uid,
 )
@@ -90,10 +90,7 @@ def is_supervisor(pid: int) -> bool:
 
 
 def _markers_of_supervisor(pid: int) -> dict[str, str] | None:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
+    words = read_file(f"/proc/{pid}/cmdline").split(b"\0")
     is_one = len(words) > 3 and tuple(words[1:3]) == SUPERVISOR[:2] and words[3].endswith(SUPERVISOR[2])
     # An isolated flow can start such a program, but only with another uid or in a pid namespace below this one.
     if not is_one or real_uid(pid) != os.getuid() or is_nested(pid):

@@ -34,9 +34,13 @@ def state_dir() -> str:
 def marked_processes() -> Iterator[tuple[processes.Process, dict[str, str]]]:
     """Yield every process of a run on this node with its values of `MARKERS`."""
     known: Known = {}
-    for process in processes.all_processes():
+    for process in processes.all_processes(_claims_markers):
         if marks := _markers_of(process, known):
             yield process, marks
+
+
+def _claims_markers(pid: int) -> bool:
+    return bool(processes.read_environment(pid, having=TASK_ID))
 
 
 def _markers_of(process: processes.Process, known: Known) -> dict[str, str] | None:

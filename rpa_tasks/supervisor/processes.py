@@ -49,7 +49,7 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    stat = _read_file(f"/proc/{pid}/stat")
+    stat = read_file(f"/proc/{pid}/stat")
     return Process(pid, stat) if stat else None
 
 
@@ -59,11 +59,15 @@ def is_alive(pid: int, ticks: int) -> bool:
     return process is not None and not process.gone and process.started == ticks
 
 
-def all_processes() -> Iterator[Process]:
-    """Yield all running processes except this one."""
+def all_processes(concerns: Callable[[int], bool] | None = None) -> Iterator[Process]:
+    """Yield all running processes except this one; only those whose pid `concerns`, if given.
+
+    `concerns` is asked before the process is read, because /proc/PID/stat is slow. The pid may have been reused since,
+    so the caller asks again.
+    """
     me = os.getpid()
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != me:
+        if name.isdigit() and int(name) != me and (concerns is None or concerns(int(name))):
             process = read_process(int(name))
             if process is not None and not process.gone:
                 yield process
@@ -74,7 +78,7 @@ def read_environment(pid: int, having: str = "") -> dict[str, str]:
 
     The check of `having` costs a tenth of parsing.
     """
-    found = _read_file(f"/proc/{pid}/environ")
+    found = read_file(f"/proc/{pid}/environ")
     if having.encode() not in found:
         return {}
     return dict(os.fsdecode(word).split("=", 1) for word in found.split(b"\0") if b"=" in word)
@@ -104,7 +108,7 @@ def mount_namespace(pid: int) -> str | None:
 def carries_marks(process: Process, marks: dict[str, str]) -> bool:
     """Return whether the environment has all marks; False for no marks."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
-    return bool(wanted) and wanted <= set(_read_file(f"/proc/{process.pid}/environ").split(b"\0"))
+    return bool(wanted) and wanted <= set(read_file(f"/proc/{process.pid}/environ").split(b"\0"))
 
 
 def terminate(processes: list[Process]) -> None:
@@ -156,11 +160,12 @@ def descends(process: Process, ancestor: int, living: dict[int, Process]) -> boo
 
 def _status(pid: int, name: bytes) -> list[bytes]:
     """Return the words of a line of /proc/PID/status, which all users can read; empty after the end of the process."""
-    lines = (line.split() for line in _read_file(f"/proc/{pid}/status").splitlines())
-    return next((words[1:] for words in lines if words and words[0] == name), [])
+    _, _, rest = read_file(f"/proc/{pid}/status").partition(b"\n" + name)
+    return rest.partition(b"\n")[0].split()
 
 
-def _read_file(path: str) -> bytes:
+def read_file(path: str) -> bytes:
+    """Return the content of a file in /proc; empty without permission or after the end of the process."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
