@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from redis import Redis
+
+from config.local.processes import select_port
+from scheduling.channels.base import Quota
+from scheduling.channels.quota import NEAR_SLOT, UNAVAILABLE_DELAY, QuotaGate, SlotRequest
+
+ZERO = timedelta(0)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+TWENTY = (Quota(20, MINUTE),)
+KEY = "wecom:robot"
+HIGH, NORMAL, LOW = 0, 1, 2
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Redis]:
+    with Redis.from_url(valkey_url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def gate(server: Redis, valkey_url: str) -> Iterator[QuotaGate]:
+    made = QuotaGate.connect(valkey_url, margin=ZERO)
+    yield made
+    made.close()
+
+
+def reserve(
+    gate: QuotaGate, count: int, *, priority: int = NORMAL, longest: timedelta = 10 * HOUR, slot_came: bool = False,
+    quotas: Sequence[Quota] = TWENTY,
+) -> list[timedelta | None]:  # fmt: skip
+    requests = [SlotRequest(longest, slot_came)] * count
+    return gate.reserve(quotas, {(KEY, priority): requests})[KEY, priority]
+
+
+def minutes(waits: Sequence[timedelta | None]) -> list[int]:
+    """The windows in which the slots lie."""
+    return [-1 if wait is None else round(wait / MINUTE) for wait in waits]
+
+
+def age_lists(server: Redis, span: timedelta) -> None:
+    """Let time pass for all grants and plans."""
+    for name in server.scan_iter("at:quota:*"):
+        if server.type(name) == "list":
+            earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
+            server.delete(name)
+            server.rpush(name, *earlier)
+
+
+def test_reserve_full_window_continues_in_the_next(gate: QuotaGate) -> None:
+    assert minutes(reserve(gate, 50)) == [0] * 20 + [1] * 20 + [2] * 10
+    assert minutes(reserve(gate, 15)) == [2] * 10 + [3] * 5
+
+
+def test_reserve_racing_gates_give_distinct_slots(server: Redis, valkey_url: str) -> None:
+    gates = [QuotaGate.connect(valkey_url, margin=ZERO) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(lambda gate: [wait for _ in range(5) for wait in reserve(gate, 5)], gates)
+    waits = sorted(minute for each in found for minute in minutes(each))
+    for gate in gates:
+        gate.close()
+
+    assert waits == [window for window in range(10) for _ in range(20)]
+
+
+def test_reserve_several_quotas_keeps_each_limit(gate: QuotaGate, server: Redis) -> None:
+    quotas = (Quota(5, timedelta(seconds=1)), Quota(12, timedelta(seconds=10)))
+    waits = [wait for _ in range(8) for wait in reserve(gate, 5, quotas=quotas)]
+    (name,) = server.keys()
+    instants = [int(each) for each in server.lrange(name, 0, -1)]
+
+    assert None not in waits
+    assert len(instants) == 12, "no more than the largest limit are kept"
+    for limit, window in ((5, 1_000_000), (12, 10_000_000)):
+        assert all(later - earlier >= window for earlier, later in zip(instants, instants[limit:], strict=False))
+    assert all(earlier <= later for earlier, later in pairwise(instants))
+
+
+def test_reserve_counts_grants_once(gate: QuotaGate) -> None:
+    """Ten were planned for now and sent. Ten more may be sent now."""
+    reserve(gate, 10)
+    gate.acquire(TWENTY, {KEY: 10})
+
+    assert minutes(reserve(gate, 12)) == [0] * 10 + [1] * 2
+
+
+def test_reserve_counts_planned_before_they_are_sent(gate: QuotaGate) -> None:
+    reserve(gate, 20)
+    gate.acquire(TWENTY, {KEY: 10})
+
+    assert minutes(reserve(gate, 1)) == [1]
+
+
+def test_reserve_counts_late_grants(gate: QuotaGate, server: Redis) -> None:
+    """What was planned two minutes ago is sent only now, after an outage."""
+    reserve(gate, 20)
+    age_lists(server, 2 * MINUTE)
+    gate.acquire(TWENTY, {KEY: 20})
+
+    assert minutes(reserve(gate, 1)) == [1]
+
+
+def test_reserve_past_plan_is_forgotten(gate: QuotaGate, server: Redis) -> None:
+    reserve(gate, 100)
+    age_lists(server, HOUR)
+
+    assert minutes(reserve(gate, 21)) == [0] * 20 + [1]
+
+
+def test_reserve_mute_comes_first(gate: QuotaGate) -> None:
+    gate.throttle(KEY, 10 * MINUTE)
+
+    assert minutes(reserve(gate, 21)) == [10] * 20 + [11]
+
+
+def test_reserve_high_priority_passes_the_plan(gate: QuotaGate) -> None:
+    """Thousands of normal ones are planned. High ones count only the grants and each other; low ones come last."""
+    reserve(gate, 100)
+    gate.acquire(TWENTY, {KEY: 15})
+
+    assert minutes(reserve(gate, 10, priority=HIGH)) == [0] * 5 + [1] * 5
+    assert minutes(reserve(gate, 1)) == [5]
+    assert minutes(reserve(gate, 1, priority=LOW)) == [5]
+    assert minutes(reserve(gate, 100, priority=HIGH))[-1] == 6
+    assert minutes(reserve(gate, 1)) == [6]
+
+
+def test_reserve_slot_after_expiry_is_not_taken(gate: QuotaGate) -> None:
+    short, long = SlotRequest(MINUTE / 2), SlotRequest(HOUR)
+
+    found = gate.reserve(TWENTY, {(KEY, NORMAL): [long] * 20 + [short] * 500 + [long]})[KEY, NORMAL]
+
+    assert minutes(found) == [0] * 20 + [-1] * 500 + [1]
+
+
+def test_reserve_touch_whose_slot_came_goes(gate: QuotaGate, server: Redis) -> None:
+    """The plan has no room for hours, but the target has: the touch waited for its slot."""
+    reserve(gate, 1000)
+    gate.acquire(TWENTY, {KEY: 15})
+
+    assert minutes(reserve(gate, 7, slot_came=True)) == [0] * 5 + [50] * 2
+
+
+def test_reserve_waits_for_a_near_grant(gate: QuotaGate, server: Redis) -> None:
+    gate.acquire(TWENTY, {KEY: 20})
+    age_lists(server, MINUTE - NEAR_SLOT / 2)
+
+    assert reserve(gate, 20, slot_came=True) == [ZERO] * 20
+
+
+def test_reserve_muted_target_replans_touch_whose_slot_came(gate: QuotaGate) -> None:
+    gate.throttle(KEY, 10 * MINUTE)
+
+    assert minutes(reserve(gate, 2, slot_came=True)) == [10, 10]
+
+
+def test_reserve_keys_expire_after_the_plan(gate: QuotaGate, server: Redis) -> None:
+    reserve(gate, 45)
+    (name,) = server.keys()
+
+    assert 2 * 60_000 < server.pttl(name) <= 3 * 60_000 + 1_000
+
+
+def test_reserve_without_redis_waits_and_asks_once() -> None:
+    gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
+
+    waits = reserve(gate, 100)
+    started_at = time.monotonic()
+    again = [reserve(gate, 1) for _ in range(1000)]
+
+    assert all(wait and UNAVAILABLE_DELAY <= wait <= 2 * UNAVAILABLE_DELAY for wait in waits)
+    assert len(set(waits)) > 50, "they all return at one instant"
+    assert all(wait and wait >= UNAVAILABLE_DELAY for (wait,) in again)
+    assert time.monotonic() - started_at < UNAVAILABLE_DELAY.total_seconds()
+    gate.close()
+
+
+def test_reserve_counts_touches_that_go_now(gate: QuotaGate, server: Redis) -> None:
+    """The plan is lost or past: those that go now are in no list yet."""
+    came, new = SlotRequest(HOUR, slot_came=True), SlotRequest(HOUR)
+
+    found = gate.reserve(TWENTY, {(KEY, NORMAL): [came] * 15 + [new] * 10})[KEY, NORMAL]
+
+    assert minutes(found) == [0] * 20 + [1] * 5
+
+
+def test_reserve_counts_touches_in_transit(gate: QuotaGate) -> None:
+    """They were let go and wait for a grant in the sender. More of them would wait there in vain."""
+    requests = [SlotRequest(HOUR, slot_came=True)] * 10
+
+    found = gate.reserve(TWENTY, {(KEY, NORMAL): requests}, {KEY: 15})[KEY, NORMAL]
+
+    assert minutes(found) == [0] * 5 + [1] * 5
