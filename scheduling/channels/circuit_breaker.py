@@ -1,6 +1,6 @@
 """Stop calling a dead endpoint: after several failures in a row its touches wait instead of timing out.
 
-Waiting touches are judged again after each rest, and each judgement stores a verdict. Rests therefore grow while trials
+Waiting touches are deferred again at each rest, and each deferral writes their row. Rests therefore grow while trials
 fail: 30 s, 1 min, 2 min … 10 min. A recovered receiver is noticed after at most that time.
 """
 
@@ -57,6 +57,16 @@ class Breaker:
         row.shut_until = now + self._rest
         row.on_trial = True
         return 0.0
+
+    def remaining_rest(self, target_key: str, now: float, *, trials: int) -> float:
+        """Return 0 if an attempt could start now, else the seconds to wait. Changes nothing.
+
+        After a rest only one attempt can start: none if the caller already has `trials`.
+        """
+        row = self._rows.get(target_key)
+        if row is None or row.failures < self._limit:
+            return 0.0
+        return max(row.shut_until - now, self._rest if trials else 0.0)
 
     def record(self, target_key: str, outcome: Outcome, now: float) -> None:
         """Count a failure, or reset the target's failures after any answer."""

@@ -54,6 +54,12 @@ class Snapshot:
         kinds = channel_kinds()
         return frozenset(node.id for node in self.nodes.values() if is_immediate(kinds.get(node.channel.kind)))
 
+    @cached_property
+    def counting_quotas(self) -> frozenset[int]:
+        """Return the ids of the nodes whose receivers have quotas."""
+        kinds = channel_kinds()
+        return frozenset(node.id for node in self.nodes.values() if getattr(kinds.get(node.channel.kind), "quotas", ()))
+
     @property
     def counts_communities(self) -> bool:
         """Return whether a community cap is active."""

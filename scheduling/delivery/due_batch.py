@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
-from scheduling.delivery.routing import find_disabled_targets, load_community_targets
+from scheduling.delivery.routing import Route, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import Due, touches
 from scheduling.ledger.transitions import WakeUp
@@ -95,6 +95,11 @@ class DueBatch:
     history: CustomerHistory
     communities: Mapping[str, Mapping[str, Any]]
     disabled: set[Target]
+    routes: Mapping[UUID, Route] = field(default_factory=dict)  #: of touches that admission has routed
+
+    def instant(self, monotonic: float) -> datetime:
+        """Convert a monotonic time to PostgreSQL's time."""
+        return self.locked_at + timedelta(seconds=monotonic - self.clock)
 
     def candidate(self, row: Due) -> Candidate:
         node = self.config.nodes[row.node_id]

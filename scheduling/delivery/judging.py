@@ -9,7 +9,7 @@ from scheduling.channels.base import Message, is_immediate
 from scheduling.delivery import settlement
 from scheduling.delivery.due_batch import DueBatch
 from scheduling.delivery.outgoing import LEASE, Delivery
-from scheduling.delivery.routing import NoTarget, channel_of, target_for
+from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
 from scheduling.ledger.touches import Due
 from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
@@ -84,8 +84,11 @@ def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement
 
 def _build_delivery(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery:
     spec, event = candidate.node.channel, row.event
-    channel = channel_of(spec)
-    target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)
+    route = batch.routes.get(row.claim.task_id)
+    if route is None:
+        channel = channel_of(spec)
+        target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)
+        route = Route(channel, target)
     subject, body, locale = _render(batch, row, candidate)
     message = Message(
         task_id=row.claim.task_id,
@@ -100,12 +103,14 @@ def _build_delivery(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery
         locale=locale,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
         repeatable=spec.idempotent,
-        target=target,
+        target=route.target,
         trace_id=event.trace_id,
     )
     return Delivery(
-        row.claim, message, channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
+        row.claim, message, route.channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
         node_id=row.node_id,
+        priority=row.priority,
+        receiver=route.receiver,
         event_at=event.occurred_at if row.node_id in batch.config.asking_presence else None,
         question=batch.presence.questions.get(row.claim.task_id),
         with_unknown_outcome=row.claim.task_id in batch.history.with_unknown_outcome,

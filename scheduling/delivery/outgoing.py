@@ -29,10 +29,13 @@ class Delivery:
     expires_at: datetime
     clock: float  #: monotonic clock of this process at `claimed_at`
     node_id: int
+    priority: int
     event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
     question: presence.PresenceQuestion | None = None  #: the presence question right before sending
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
     late: float = 0.0  #: seconds past due at `claimed_at`
+    receiver: str = ""  #: key of its lane; empty: not known before it is submitted
+    started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
     sent_at: float = 0.0
     ended_at: float = 0.0
 
@@ -44,13 +47,12 @@ class Delivery:
     def sending(self) -> Sending:
         return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
 
-    @property
-    def target(self) -> str:
-        return f"{self.spec.id}:{self.channel.target_key(self.message)}"
-
     def instant(self, monotonic: float) -> datetime:
         """Convert a monotonic time to PostgreSQL's time. The node's wall clock has no effect."""
         return self.claimed_at + timedelta(seconds=monotonic - self.clock)
+
+    def expires_in(self, monotonic: float) -> timedelta:
+        return self.expires_at - self.instant(monotonic)
 
     def left(self, monotonic: float) -> float:
         """Return the seconds until the batch deadline."""

@@ -1,4 +1,4 @@
-"""Deliver a batch of touches: ask presence → lock → judge → settle → commit → send.
+"""Deliver a batch of touches: ask presence, reserve slots → lock → admit → judge → settle → commit → send.
 
 One transaction locks, judges and writes, each row once. It makes no external call. The sender settles the results of
 its calls by `settlement.settle_results`.
@@ -20,7 +20,7 @@ from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Channel, Delivered, Message
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery import due_batch, presence, settlement
+from scheduling.delivery import admission, due_batch, presence, settlement
 from scheduling.delivery.due_batch import DueBatch, PresenceAnswers
 from scheduling.delivery.judging import Judged, judge_batch
 from scheduling.delivery.outgoing import LEASE, DeliveryResult
@@ -91,12 +91,17 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
 
 
 def _deliver_batch(task_ids: Sequence[UUID]) -> None:
+    slots = None
     for tries_left in reversed(range(MAX_JUDGEMENTS)):
         config = snapshot.current()
         answers = due_batch.ask_presence(task_ids, config)
+        slots = admission.reserve_slots(task_ids, config) if slots is None else slots
         try:
             with transaction.atomic():
                 batch = due_batch.lock(task_ids, config, answers)
+                batch, deferred = admission.admit_batch(batch, slots) if batch else (None, {})
+                if deferred:
+                    touches.defer(deferred)
                 judged, unjudged = judge_batch(batch) if batch else ([], [])
                 if batch and judged:
                     _settle(batch, judged)
@@ -105,7 +110,7 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
             if not tries_left:
                 raise
     rest = [*(batch.rest if batch else ()), *unjudged]
-    if len(judged) + len(rest) < len(task_ids):
+    if len(judged) + len(rest) + len(deferred) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.
         _publish(touches.premature_wakeups(task_ids), config)
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
@@ -113,6 +118,8 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
     presence.note_sending(_list_local_notes(judged, answers))
     _send_now(judged)
     _log_unsent(judged, config)
+    for reason, count in Counter(reason for reason, _ in deferred.values()).items():
+        log.info("touches_deferred", reason=reason, count=count)
     _measure(judged)
 
 

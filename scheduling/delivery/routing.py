@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+from uuid import UUID
 
-from scheduling.channels.base import Channel
+from scheduling.channels.base import Channel, Message
 from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.quota import receiver_key
 from scheduling.models import Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from scheduling.planning.disabled_targets import Target, channels_with_disabled, digest_address, find_disabled
@@ -22,6 +24,16 @@ class NoTarget(Exception):
         self.reason = reason
 
 
+class Route(NamedTuple):
+    """The channel and the target of a touch."""
+
+    channel: Channel
+    target: Mapping[str, Any]
+    receiver: str = ""  #: key of the receiver's lane; empty: not known yet
+    vendor_key: str = ""  #: key by which the quotas of the channel count
+
+
+_NONE = UUID(int=0)
 _channels: dict[int, tuple[ChannelSpec, Channel]] = {}
 
 
@@ -77,6 +89,29 @@ def target_for(
     if disabled and (spec.id, target_digest(spec, target)) in disabled:
         raise NoTarget("target_disabled", "the receiver responded 410 (gone)")
     return target
+
+
+def find_route(
+    spec: ChannelSpec,
+    customer: CustomerSpec,
+    chat_id: str,
+    communities: Mapping[str, Mapping[str, Any]],
+    disabled: Container[Target],
+) -> Route | None:
+    """Return the route of a touch before its message exists. None: judging or the sender will report why not."""
+    try:
+        channel = channel_of(spec)
+        target = target_for(spec, channel, customer, chat_id, communities, disabled)
+        blank = Message(_NONE, _NONE, customer.user_id, chat_id, "", "", "", "", "", "", {}, target=target)
+        vendor_key = receiver_key(channel, blank) if channel.quotas else ""
+        return Route(channel, target, lane_key(spec, channel, blank), vendor_key)
+    except Exception:
+        return None
+
+
+def lane_key(spec: ChannelSpec, channel: Channel, message: Message) -> str:
+    """Return the key of the lane to a receiver: each channel row has a lane of its own."""
+    return f"{spec.id}:{channel.target_key(message)}"
 
 
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Call channels concurrently from one thread per worker process, so that a dead endpoint blocks no worker.
 
 A delivery passes: lane (calls in flight per receiver) → quota → Presence → `mark_sending` → channel → settling.
-`mark_sending` is one fenced write per chunk; it checks consent, pauses and the node again. Presence counts only what it
-permits. Results are settled together every 100 ms.
+Admission asks for room before a touch is claimed, so `submit` never waits. `mark_sending` is one fenced write per
+chunk; it checks consent, pauses and the node again. Presence counts only what it permits. Results are settled together
+every 100 ms.
 """
 
 from __future__ import annotations
@@ -23,31 +24,30 @@ from django.conf import settings
 from django.db import close_old_connections, connections
 
 from scheduling.channels.base import Outcome, Permanent, Transient, Unknown
-from scheduling.channels.circuit_breaker import Breaker
-from scheduling.channels.quota import QuotaGate, receiver_key
+from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence
-from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE, Deferred, Delivery, DeliveryResult, SendRefused
+from scheduling.delivery.lanes import ReceiverLanes
+from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendRefused
+from scheduling.delivery.routing import lane_key
 from scheduling.delivery.settlement import settle_results
 from scheduling.ledger.touches import Stop, touches
 from scheduling.policy.guards import HOLD, SUPPRESS, GuardVerdict, verdict_for_presence_block
 
 log = structlog.get_logger(__name__)
 
-IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
-IN_FLIGHT = 4_000  #: deliveries that a process holds before `submit` waits
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
 NOTE_WAIT = 0.5  #: seconds that marked deliveries wait for Presence to count them; the margin of the lease covers it
+SHORTEST_QUOTA_WAIT = timedelta(milliseconds=10)
 THROTTLE_THREADS = 2  #: threads that store a vendor's throttling in Redis for all workers
-STUCK_AFTER = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
 
 
 Answer = TypeVar("Answer")
 
 #: The row was locked or the claim is no longer valid. Settling determines which.
 UNMARKED = Deferred("mark_failed", timedelta(seconds=2))
-#: By task id: None permits to send the touch.
-Permits = dict[object, Deferred | SendRefused | None]
+#: By task id: None permits to send the touch. A time span asks again after it.
+Permits = dict[object, Deferred | SendRefused | timedelta | None]
 
 
 @dataclass(slots=True)
@@ -57,16 +57,6 @@ class MarkingQueue:
     thread: ThreadPoolExecutor
     ready: deque[Delivery] = field(default_factory=deque)
     active: bool = False
-
-
-@dataclass(slots=True)
-class ReceiverLane:
-    """The deliveries of this process to one receiver."""
-
-    limit: int  #: most calls in flight
-    waiting: deque[Delivery] = field(default_factory=deque)
-    in_flight: int = 0
-    moved_at: float = field(default_factory=time.monotonic)  #: monotonic time at which a delivery last left the lane
 
 
 @cache
@@ -90,12 +80,11 @@ class Sender:
     """
 
     def __init__(self, quotas: QuotaGate) -> None:
-        self._quotas = quotas
+        self.quotas = quotas
+        self.lanes = ReceiverLanes()
         self._plain = MarkingQueue(ThreadPoolExecutor(1, "marker"))
         self._asking = MarkingQueue(ThreadPoolExecutor(1, "asking-marker"))
         self._throttle_threads = ThreadPoolExecutor(THROTTLE_THREADS, "muter")
-        self._breaker = Breaker()
-        self._lanes: dict[str, ReceiverLane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._results: list[DeliveryResult] = []
         self._pending = 0
@@ -106,22 +95,25 @@ class Sender:
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """Take over these deliveries.
-
-        Wait, at most until the batch deadline, while the process holds `IN_FLIGHT` or more. Waiting slows the queue,
-        not the receivers. Lanes without progress release their waiting deliveries.
-        """
+        """Take over these deliveries. Never waits: `admission` bounds what this process holds."""
         if not deliveries:
             return
         loop = self._running_loop()
-        ends_at = time.monotonic() + BATCH_DEADLINE.total_seconds()
         with self._changed:
-            while not self._changed.wait_for(lambda: self._pending < IN_FLIGHT, timeout=STUCK_AFTER):
-                loop.call_soon_threadsafe(self._clear_stuck_lanes)
-                if time.monotonic() >= ends_at:
-                    break
             self._pending += len(deliveries)
-        loop.call_soon_threadsafe(self._accept, deliveries)
+        accepted = []
+        for delivery in deliveries:
+            try:
+                receiver = delivery.receiver or lane_key(delivery.spec, delivery.channel, delivery.message)
+            except Exception as error:
+                log.exception("channel_broke", channel=delivery.spec.key)
+                delivery.sent_at = delivery.ended_at = time.monotonic()
+                self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
+                continue
+            delivery.receiver = receiver
+            self.lanes.hold(receiver, delivery.channel)
+            accepted.append(delivery)
+        loop.call_soon_threadsafe(self._accept, accepted)
 
     def drain(self, timeout: float) -> bool:
         """Wait until all deliveries are settled.
@@ -152,49 +144,41 @@ class Sender:
     # --- in the sending thread ------------------------------------------------------------------------------------
 
     def _accept(self, deliveries: list[Delivery]) -> None:
-        touched = set()
         for delivery in deliveries:
-            try:
-                target = delivery.target
-            except Exception as error:
-                log.exception("channel_call_failed", channel=delivery.spec.key)
-                delivery.sent_at = delivery.ended_at = time.monotonic()
-                self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
-                continue
-            lane = self._lanes.get(target)
-            if lane is None:
-                lane = self._lanes[target] = ReceiverLane(getattr(delivery.channel, "at_once", IN_FLIGHT_PER_TARGET))
-            lane.waiting.append(delivery)
-            touched.add(target)
-        for target in touched:
-            self._start_next(target)
+            self.lanes[delivery.receiver].waiting.append(delivery)
+        for receiver in {delivery.receiver for delivery in deliveries}:
+            self._start_next(receiver)
 
-    def _start_next(self, target: str) -> None:
+    def _start_next(self, receiver: str) -> None:
         """Move deliveries from a lane with capacity to the next chunk to mark."""
-        lane = self._lanes[target]
-        while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
-            self._report(lane.waiting.popleft(), Deferred("target_busy", timedelta(seconds=2)))
+        lane, now = self.lanes[receiver], time.monotonic()
+        while lane.waiting and lane.waiting[0].left(now) <= 0:
+            self._defer(lane.waiting.popleft(), "target_busy", now)
         while lane.waiting and lane.in_flight < lane.limit:
-            if wait := self._breaker.admit(target, time.monotonic()):
-                resting = Deferred("target_down", timedelta(seconds=wait))
+            if rest := self.lanes.admit_call(receiver, now):
                 while lane.waiting:
-                    self._report(lane.waiting.popleft(), resting)
+                    self._defer(lane.waiting.popleft(), "target_down", now + rest)
                 break
             lane.in_flight += 1
             delivery = lane.waiting.popleft()
+            delivery.started_at = now
             (self._asking if delivery.asks_redis else self._plain).ready.append(delivery)
-        if not lane.waiting and not lane.in_flight:
-            del self._lanes[target]
         for marking in (self._plain, self._asking):
-            if marking.ready and not marking.active:
-                marking.active = True
-                self._spawn(self._mark(marking))
+            self._start_marking(marking)
 
-    def _clear_stuck_lanes(self) -> None:
-        now = time.monotonic()
-        for lane in self._lanes.values():
-            while lane.waiting and now - lane.moved_at > STUCK_AFTER:
-                self._report(lane.waiting.popleft(), Deferred("target_busy", timedelta(seconds=2)))
+    def _defer(self, delivery: Delivery, reason: str, earliest: float) -> None:
+        """Return a delivery untried to an instant of its own, at the receiver's pace."""
+        at = self.lanes.reserve_instant(delivery.receiver, earliest, delivery.priority)
+        self._report(delivery, Deferred(reason, timedelta(seconds=at - time.monotonic())))
+
+    def _start_marking(self, marking: MarkingQueue) -> None:
+        if marking.ready and not marking.active:
+            marking.active = True
+            self._spawn(self._mark(marking))
+
+    def _mark_again(self, delivery: Delivery) -> None:
+        self._asking.ready.append(delivery)
+        self._start_marking(self._asking)
 
     async def _mark(self, marking: MarkingQueue) -> None:
         """Process one chunk at a time: quota and Presence, the fenced write, then the calls.
@@ -215,6 +199,8 @@ class Sender:
                     refusal = permits.get(delivery.claim.task_id, UNMARKED)
                     if refusal is None:
                         self._spawn(self._send(delivery))
+                    elif isinstance(refusal, timedelta):
+                        asyncio.get_running_loop().call_later(refusal.total_seconds(), self._mark_again, delivery)
                     else:
                         self._release(delivery, refusal)
         finally:
@@ -227,7 +213,7 @@ class Sender:
         separates what it reads from the calls.
         """
         close_old_connections()
-        permits: Permits = dict(self._over_quota(chunk))
+        permits: Permits = self._over_quota(chunk)
         permits |= _find_presence_blocks([delivery for delivery in chunk if delivery.claim.task_id not in permits])
         rest = [delivery for delivery in chunk if delivery.claim.task_id not in permits]
         if rest:
@@ -240,19 +226,39 @@ class Sender:
             }
         return permits, _list_sending_notes(chunk, permits)
 
-    def _over_quota(self, chunk: list[Delivery]) -> dict[object, Deferred]:
+    def _over_quota(self, chunk: list[Delivery]) -> Permits:
         by_receiver: dict[str, list[Delivery]] = {}
         for delivery in chunk:
             if delivery.channel.quotas:
                 by_receiver.setdefault(receiver_key(delivery.channel, delivery.message), []).append(delivery)
-        if not by_receiver:
-            return {}
-        held: dict[object, Deferred] = {}
+        held: Permits = {}
         for quotas in {deliveries[0].channel.quotas for deliveries in by_receiver.values()}:
             wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
-            for receiver, grant in self._quotas.acquire(quotas, wanted).items():
-                for delivery in by_receiver[receiver][grant.granted :]:
-                    held[delivery.claim.task_id] = Deferred("quota", grant.next_in)
+            for receiver, grant in self.quotas.acquire(quotas, wanted).items():
+                held |= self._plan_denied(receiver, by_receiver[receiver][grant.granted :], grant)
+        return held
+
+    def _plan_denied(self, receiver: str, denied: list[Delivery], grant: Grant) -> Permits:
+        """Let deliveries wait here for a slot that is near. Reserve a slot of its own for each of the others.
+
+        Slots that were reserved apart may come together after an outage.
+        """
+        now = time.monotonic()
+        if grant.next_in <= NEAR_SLOT:
+            wait = max(grant.next_in, SHORTEST_QUOTA_WAIT)
+            held: Permits = {each.claim.task_id: wait for each in denied if each.left(now) > NEAR_SLOT.total_seconds()}
+            denied = [each for each in denied if each.claim.task_id not in held]
+        else:
+            held = {}
+        wanted: dict[tuple[str, int], list[Delivery]] = {}
+        for each in denied:
+            wanted.setdefault((receiver, each.priority), []).append(each)
+        if wanted:
+            quotas = denied[0].channel.quotas
+            requests = {key: [SlotRequest(each.expires_in(now)) for each in group] for key, group in wanted.items()}
+            for key, waits in self.quotas.reserve(quotas, requests).items():
+                for each, slot in zip(wanted[key], waits, strict=True):
+                    held[each.claim.task_id] = Deferred("quota", each.expires_in(now) if slot is None else slot)
         return held
 
     async def _send(self, delivery: Delivery) -> None:
@@ -269,21 +275,18 @@ class Sender:
             log.exception("channel_call_failed", channel=delivery.spec.key)
             outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
         delivery.ended_at = time.monotonic()
-        self._breaker.record(delivery.target, outcome, delivery.ended_at)
+        self.lanes.end_call(delivery.receiver, outcome, delivery.ended_at, delivery.started_at)
         if delivery.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot. The other touches of the robot need not fail one by one.
             receiver = receiver_key(delivery.channel, delivery.message)
-            await self._run_in(self._throttle_threads, self._quotas.throttle, receiver, outcome.retry_after)
+            await self._run_in(self._throttle_threads, self.quotas.throttle, receiver, outcome.retry_after)
         self._release(delivery, outcome)
 
     def _release(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         """Release a delivery from its lane and report its result."""
-        target = delivery.target
-        lane = self._lanes[target]
-        lane.in_flight -= 1
-        lane.moved_at = time.monotonic()
-        self._start_next(target)
+        self.lanes[delivery.receiver].in_flight -= 1
         self._report(delivery, result)
+        self._start_next(delivery.receiver)
 
     def _run_in(
         self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any
@@ -300,6 +303,8 @@ class Sender:
     # --- settling -------------------------------------------------------------------------------------------------
 
     def _report(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
+        if delivery.receiver:
+            self.lanes.release(delivery.receiver)
         with self._changed:
             self._results.append((delivery, result))
             self._changed.notify_all()

@@ -131,7 +131,7 @@ def _settlement_by_result(delivery: Delivery, result: Outcome | Deferred | SendR
     if isinstance(result, Delivered):
         return Settlement("delivered")
     if isinstance(result, Deferred):
-        due_at = delivery.instant(time.monotonic()) + result.delay
+        due_at = min(delivery.instant(time.monotonic()) + result.delay, delivery.expires_at)
         return Settlement("scheduled", result.reason, due_at=due_at, releases_cap_slot=True)
     if isinstance(result, Transient) or (isinstance(result, Unknown) and delivery.spec.idempotent):
         return _retry_settlement(delivery, result)

@@ -121,6 +121,20 @@ class TouchLedger(BoundedDispatch):
         if written < len(task_ids) and version:
             raise Reconfigured
 
+    def defer(self, deferred: Mapping[UUID, tuple[str, datetime]]) -> None:
+        """Give locked touches a reason and a new due time, one write per row. They are not claimed.
+
+        Call it in the transaction whose `lock_due` locked them.
+        """
+        sql.execute(
+            _DEFER,
+            {
+                "ids": list(deferred),
+                "reasons": [reason for reason, _ in deferred.values()],
+                "due": [due_at for _, due_at in deferred.values()],
+            },
+        )
+
     def mark_sending(self, sendings: Sequence[Sending], *, margin: timedelta = timedelta(0)) -> dict[UUID, Stop | None]:
         """Mark touches as sending. Only those mapped to None in the result may be sent.
 
@@ -242,6 +256,13 @@ WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(id
       SELECT FROM scheduling_configuration
       WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
   ))
+"""
+
+_DEFER = """
+UPDATE scheduling_touch AS row
+SET state = 'scheduled', reason = v.reason, due_at = v.due_at, hints = 0, lease_until = NULL
+FROM unnest(%(ids)b::uuid[], %(reasons)b::text[], %(due)b::timestamptz[]) AS v(task_id, reason, due_at)
+WHERE row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
 """
 
 _CANCELLABLE = """

@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
-from scheduling.delivery import pipeline, presence, sender
+from scheduling.delivery import lanes, pipeline, presence, sender
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, FailedTask, Node, Touch
@@ -66,7 +66,7 @@ def start_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
     def start_queue(**changes: Any) -> Queue:
-        monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
+        monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
         template = matrix.template("guide", category=changes.pop("category", "marketing"))
         matrix.node(channel=create_fake_channel(), template=template, **changes)
         found = Queue(record_event(user="first").task_ids[0], record_event(user="second").task_ids[0], fake_channel)
@@ -360,7 +360,7 @@ def silent_session(
     monkeypatch: pytest.MonkeyPatch,
     settings: Settings,
 ) -> Iterator[Silence]:
-    monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     channel = create_fake_channel()
     matrix.node("blocker", channel=channel)
     matrix.node(
@@ -603,7 +603,7 @@ def test_slow_receiver_gets_nothing_stopped_before(
     settings: Settings, count: int, delay: float, lane: int,
 ) -> None:  # fmt: skip
     """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
-    monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", lane)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", lane)
     settings.AFTERTOUCH_SILENCE_STALE = timedelta(hours=1)  # a slow machine plans for minutes
     receiver.delay = delay
     hook.timeout = timedelta(seconds=20)

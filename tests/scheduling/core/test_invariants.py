@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import pipeline, presence, sender
+from scheduling.delivery import outgoing, pipeline, presence
 from scheduling.dispatch import dispatcher, publisher
 from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import ChannelConfig, Touch
@@ -53,9 +53,9 @@ def test_pure_module_does_not_read_the_clock(module: str) -> None:
 def test_lease_outlasts_batch_and_timeout() -> None:
     """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
     longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
-    assert sender.BATCH_DEADLINE.total_seconds() + longest + 1 < sender.LEASE.total_seconds()
-    assert sender.BATCH_DEADLINE.total_seconds() == 20
-    assert sender.LEASE.total_seconds() == 45
+    assert outgoing.BATCH_DEADLINE.total_seconds() + longest + 1 < outgoing.LEASE.total_seconds()
+    assert outgoing.BATCH_DEADLINE.total_seconds() == 20
+    assert outgoing.LEASE.total_seconds() == 45
     assert WAKEUP_LEASE.total_seconds() == 10
 
 
@@ -146,6 +146,7 @@ def test_no_outside_call_in_a_transaction(
     ]:
         monkeypatch.setattr(module, name, witness.record(name, getattr(module, name)))
     monkeypatch.setattr(QuotaGate, "acquire", witness.record("quota", QuotaGate.acquire))
+    monkeypatch.setattr(QuotaGate, "reserve", witness.record("slots", QuotaGate.reserve))
     monkeypatch.setattr(Log, "send_now", witness.record("send_now", Log.send_now))
     monkeypatch.setattr(SilentProvider, "presence_blocks", witness.record("presence", SilentProvider.presence_blocks))
     monkeypatch.setattr(SilentProvider, "note_sending", witness.record("note_sending", SilentProvider.note_sending))
@@ -170,6 +171,7 @@ def test_no_outside_call_in_a_transaction(
         "publish_touches",
         "oldest_message_at",
         "quota",
+        "slots",
         "send_now",
         "presence",
         "note_sending",

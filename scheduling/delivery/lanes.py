@@ -1,0 +1,134 @@
+"""Know the receivers of this process: who has room, and when each of the others takes its next touch."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+
+from scheduling.channels.base import Channel, Outcome
+from scheduling.channels.circuit_breaker import Breaker
+from scheduling.delivery.outgoing import Delivery
+
+IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
+IN_FLIGHT = 4_000  #: deliveries that a process holds; beyond it a receiver gets only `SMALL_SHARE`, up to twice as many
+SMALL_SHARE = 20
+WORK_AHEAD = 3.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more
+FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered yet; too short costs a second deferral
+SHORTEST_DURATION = 0.01
+SMOOTHING = 0.1  #: weight of the latest call
+LONGEST_WAIT = 600.0  #: seconds; the estimate may be wrong for longer waits
+REMEMBERED = 10_000  #: receivers
+
+
+@dataclass(slots=True)
+class ReceiverLane:
+    """The deliveries of this process to one receiver, and how fast it takes them. Times are monotonic seconds."""
+
+    limit: int  #: most calls in flight
+    waiting: deque[Delivery] = field(default_factory=deque)
+    in_flight: int = 0
+    held: int = 0  #: submitted and not ended
+    duration: float = 0.0  #: smoothed seconds in flight; 0: no call has ended
+    next_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  #: last instant given, by priority
+
+    @property
+    def rate(self) -> float:
+        """Return how many touches per second the receiver takes from this process."""
+        return self.limit / max(self.duration or FIRST_DURATION, SHORTEST_DURATION)
+
+    def room(self, priority: int) -> int:
+        """Return how many more deliveries the lane takes. The highest priority has room of its own."""
+        most = max(2 * self.limit, int(self.rate * WORK_AHEAD)) if self.duration else 3 * self.limit
+        return most + (0 if priority else self.limit) - self.held
+
+    def note_duration(self, seconds: float) -> None:
+        self.duration += (seconds - self.duration) * (SMOOTHING if self.duration else 1)
+
+    def reserve_instant(self, earliest: float, priority: int) -> float:
+        """Return an instant of its own for a touch, at the receiver's pace.
+
+        It follows those of touches of the same and of more important priorities. Beyond `LONGEST_WAIT` the touches
+        spread over the second half of that time.
+        """
+        free_at = max(earliest, *self.next_at[: priority + 1]) + 1 / self.rate
+        latest = earliest + LONGEST_WAIT
+        if free_at > latest:
+            return latest - random.random() * LONGEST_WAIT / 2  # noqa: S311
+        self.next_at[priority] = free_at
+        return free_at
+
+
+class ReceiverLanes:
+    """The lanes of a process by receiver, with their circuit breakers. Thread-safe, except for `waiting` of a lane."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, ReceiverLane] = {}
+        self._breaker = Breaker()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def find_wait(
+        self, receiver: str, channel: Channel, priority: int, *, own: int, total: int
+    ) -> tuple[str, float] | None:
+        """Return why a touch must wait and until when, in monotonic time; None if the receiver has room.
+
+        `own` and `total` count the touches that the caller's batch submits to this receiver, and to all.
+        """
+        now = time.monotonic()
+        with self._lock:
+            lane = self._open_lane(receiver, channel)
+            rest = self._breaker.remaining_rest(receiver, now, trials=own)
+            if rest:
+                return "target_down", lane.reserve_instant(now + rest, priority)
+            held, share = self._held + total, lane.held + own
+            if lane.room(priority) > own and (held < IN_FLIGHT or (share < SMALL_SHARE and held < 2 * IN_FLIGHT)):
+                return None
+            return "target_busy", lane.reserve_instant(now, priority)
+
+    def count_held(self, receiver: str) -> int:
+        lane = self._lanes.get(receiver)
+        return lane.held if lane else 0
+
+    def hold(self, receiver: str, channel: Channel) -> None:
+        """Count a submitted delivery."""
+        with self._lock:
+            self._open_lane(receiver, channel).held += 1
+            self._held += 1
+
+    def release(self, receiver: str) -> None:
+        """Count the end of a submitted delivery."""
+        with self._lock:
+            self._lanes[receiver].held -= 1
+            self._held -= 1
+
+    def __getitem__(self, receiver: str) -> ReceiverLane:
+        """Return the lane of a delivery that is held."""
+        return self._lanes[receiver]
+
+    def reserve_instant(self, receiver: str, earliest: float, priority: int) -> float:
+        with self._lock:
+            return self._lanes[receiver].reserve_instant(earliest, priority)
+
+    def admit_call(self, receiver: str, now: float) -> float:
+        """Return 0 if a call may start now, or the seconds that the receiver's circuit breaker still rests."""
+        with self._lock:
+            return self._breaker.admit(receiver, now)
+
+    def end_call(self, receiver: str, outcome: Outcome, now: float, started_at: float) -> None:
+        """Record the outcome and the duration of a call."""
+        with self._lock:
+            self._lanes[receiver].note_duration(now - started_at)
+            self._breaker.record(receiver, outcome, now)
+
+    def _open_lane(self, receiver: str, channel: Channel) -> ReceiverLane:
+        lane = self._lanes.get(receiver)
+        if lane is None:
+            if len(self._lanes) >= REMEMBERED:
+                for key in [key for key, each in islice(self._lanes.items(), 100) if not each.held]:
+                    del self._lanes[key]
+            lane = self._lanes[receiver] = ReceiverLane(getattr(channel, "at_once", IN_FLIGHT_PER_TARGET))
+        return lane
