@@ -90,7 +90,7 @@ class Environment(BaseSettings):
     aftertouch_sentinel_master: str = "aftertouch"
     aftertouch_rabbitmq_quorum: bool = False
     aftertouch_worker_min: int = Field(1, ge=1, le=256)
-    aftertouch_worker_max: int = Field(0, ge=0, le=256)
+    aftertouch_worker_max: int | None = Field(None, ge=0, le=256)
     aftertouch_worker_shrink_after: timedelta = Field(
         timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
@@ -137,7 +137,7 @@ class Environment(BaseSettings):
 
     @field_validator("aftertouch_worker_max")
     @classmethod
-    def fit_the_other_settings(cls, most: int, others: ValidationInfo) -> int:
+    def fit_the_other_settings(cls, most: int | None, others: ValidationInfo) -> int | None:
         least = others.data.get("aftertouch_worker_min", 1)
         if most and most < least:
             raise ValueError(f"must not be less than AFTERTOUCH_WORKER_MIN, which is {least}")

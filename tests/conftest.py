@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     state = os.environ.get("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
     os.environ["AFTERTOUCH_STATE_DIR"] = f"{state}-{worker}" if worker else state
     os.environ.setdefault("AFTERTOUCH_RPA_ISOLATION", "none")
+    os.environ.setdefault("AFTERTOUCH_WORKER_MAX", "0")  # the number of processes is that of the test, on any machine
     environment.cache_clear()
     env = environment()
     keep = os.environ.get("AFTERTOUCH_KEEP_SERVERS") == "1"

@@ -1,11 +1,15 @@
-"""Scale the pool of a core worker between AFTERTOUCH_WORKER_MIN and AFTERTOUCH_WORKER_MAX."""
+"""Scale the pool of a core worker: from `-c` to the number of cores, or between AFTERTOUCH_WORKER_MIN and
+AFTERTOUCH_WORKER_MAX.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -67,6 +71,10 @@ class PoolSizer:
 SCALE_INTERVAL = 0.5  #: seconds between measurements
 
 
+LARGEST_DEFAULT = 16  #: processes; the unit has 2 GB for them
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  #: of this container: microseconds of processor time, and their period
+
+
 class ScalingWorker(worker.Worker):  # type: ignore[misc]
     def prepare_args(self, **kwargs: Any) -> dict[str, Any]:
         """Apply the limits to workers that consume only core queues.
@@ -75,12 +83,32 @@ class ScalingWorker(worker.Worker):  # type: ignore[misc]
         """
         queues = kwargs.get("queues") or ()
         asked = set(queues.split(",") if isinstance(queues, str) else queues)
-        most = settings.AFTERTOUCH_WORKER_MAX
-        if most and asked <= set(CORE_QUEUES) and asked - {"ticks"} and not kwargs.get("autoscale"):
-            if not issubclass(get_implementation(self.pool_cls), TaskPool):
-                sys.exit(f"AFTERTOUCH_WORKER_MAX needs the pool prefork, and this worker has {self.pool_cls}")
-            kwargs["autoscale"] = [most, settings.AFTERTOUCH_WORKER_MIN]
+        if asked <= set(CORE_QUEUES) and asked - {"ticks"} and not kwargs.get("autoscale"):
+            bounds = self._pool_bounds(int(kwargs.get("concurrency") or 0))
+            if bounds:
+                kwargs["autoscale"] = list(bounds)
         return kwargs
+
+    def _pool_bounds(self, concurrency: int) -> tuple[int, int] | None:
+        """Return the largest and smallest number of processes; None for a pool of fixed size."""
+        most, is_prefork = settings.AFTERTOUCH_WORKER_MAX, issubclass(get_implementation(self.pool_cls), TaskPool)
+        if most is None:
+            is_fixed = not is_prefork or getattr(settings, "CELERY_TASK_CREATE_MISSING_QUEUE_TYPE", "") == "quorum"
+            most = min(count_usable_cores(), LARGEST_DEFAULT)
+            return (most, concurrency) if most > concurrency > 0 and not is_fixed else None
+        if most and not is_prefork:
+            sys.exit(f"AFTERTOUCH_WORKER_MAX needs the pool prefork, and this worker has {self.pool_cls}")
+        return (most, settings.AFTERTOUCH_WORKER_MIN) if most else None
+
+
+def count_usable_cores() -> int:
+    """Return the cores that this process may use, at least one. A container's quota counts."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CPU_QUOTA.read_text("utf-8").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 class PoolScaler(Autoscaler):  # type: ignore[misc]

@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 
+from config.celery import autoscaler
 from config.celery.autoscaler import ScalingWorker, _waited_seconds
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def bounds(settings: Any, queues: str, **options: Any) -> Any:
+def bounds(settings: Any, queues: str, most: int | None = 6, pool: str = "prefork", **options: Any) -> Any:
     """What a worker of these queues is given as its autoscale option."""
-    settings.AFTERTOUCH_WORKER_MIN, settings.AFTERTOUCH_WORKER_MAX = 2, 6
-    worker: Any = SimpleNamespace(pool_cls="prefork")
-    return ScalingWorker.prepare_args(worker, queues=queues, **options).get("autoscale")
+    settings.AFTERTOUCH_WORKER_MIN, settings.AFTERTOUCH_WORKER_MAX = 2, most
+    worker = ScalingWorker.__new__(ScalingWorker)
+    worker.pool_cls = pool
+    return worker.prepare_args(queues=queues, **options).get("autoscale")
+
+
+def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int, quota: str = "max 100000") -> None:
+    monkeypatch.setattr(autoscaler, "CPU_QUOTA", SimpleNamespace(read_text=lambda _: f"{quota}\n"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
 
 
 @pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
@@ -34,6 +41,34 @@ def test_autoscale_of_other_worker_is_unset(settings: Any, queues: str) -> None:
 
 def test_autoscale_option_of_command_line_overrides_settings(settings: Any) -> None:
     assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "expected"),
+    [
+        (8, "max 100000", [8, 2]),
+        (64, "max 100000", [16, 2]),
+        (8, "350000 100000", [3, 2]),
+        (2, "max 100000", None),
+        (8, "50000 100000", None),
+    ],
+    ids=["cores", "many cores", "quota of a container", "no core is left", "half a core"],
+)
+def test_core_worker_grows_to_the_cores_by_default(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, cores: int, quota: str, expected: Any
+) -> None:
+    set_cores(monkeypatch, cores, quota)
+    assert bounds(settings, ",".join(CORE_QUEUES), most=None, concurrency=2) == expected
+
+
+def test_default_growth_leaves_other_pools_and_fixed_ones(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cores(monkeypatch, 8)
+    assert bounds(settings, CORE_QUEUES[0], most=None, concurrency=2, pool="solo") is None
+    assert bounds(settings, CORE_QUEUES[0], most=None) is None
+    assert bounds(settings, CORE_QUEUES[0], most=0, concurrency=2) is None
+    assert bounds(settings, RPA_QUEUES[0], most=None, concurrency=2) is None
+    settings.CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
+    assert bounds(settings, CORE_QUEUES[0], most=None, concurrency=2) is None
 
 
 @pytest.mark.parametrize(
