@@ -22,7 +22,7 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config.celery import guards, metrics  # noqa: F401  (connects to signals)
+from config.celery import guards, load_reports, metrics  # noqa: F401  (connects to signals)
 from config.celery.queues import CORE_QUEUES
 
 log = structlog.get_logger(__name__)

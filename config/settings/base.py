@@ -160,6 +160,7 @@ AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
 AFTERTOUCH_WORKER_MIN = ENV.aftertouch_worker_min
 AFTERTOUCH_WORKER_MAX = ENV.aftertouch_worker_max
 AFTERTOUCH_WORKER_SHRINK_AFTER = ENV.aftertouch_worker_shrink_after
+AFTERTOUCH_SCALE_DOWN_AFTER = ENV.aftertouch_scale_down_after
 AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
 AFTERTOUCH_RPA_HOME_LEASE = ENV.aftertouch_rpa_home_lease
@@ -236,6 +237,19 @@ ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
 DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.live_chats_card"]
 # Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
+# Kinds of processes whose wanted number is answered (`scheduling.monitoring.wanted_numbers`): dotted paths of functions
+# that measure the running number and the need.
+SCALING = {
+    "workers": "scheduling.monitoring.wanted_numbers.measure_workers",
+    "execution_nodes": "rpa_tasks.scaling.measure_execution_nodes",
+    "watchers": "sessions.scaling.measure_watchers",
+}
+#: Smallest and largest wanted number by kind.
+SCALING_LIMITS = {
+    "workers": (ENV.aftertouch_scale_workers_min, ENV.aftertouch_scale_workers_max),
+    "execution_nodes": (ENV.aftertouch_scale_nodes_min, ENV.aftertouch_scale_nodes_max),
+    "watchers": (ENV.aftertouch_scale_watchers_min, ENV.aftertouch_scale_watchers_max),
+}
 # Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
 ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.

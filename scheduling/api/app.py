@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
-from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
+from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, scaling, touches
 from scheduling.api.auth import admit_body
 from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
 from scheduling.api.strict_json import decode_strict_json
@@ -58,6 +58,7 @@ api = NinjaAPI(
 register_problem_handlers(api)
 for router in (
     events.router, touches.router, customers.router, bulk_actions.router, failed_tasks.router, pauses.router,
+    scaling.router,
 ):  # fmt: skip
     api.add_router("", router)
 for path in getattr(settings, "API_ROUTERS", ()):

@@ -20,6 +20,7 @@ class Scope(models.TextChoices):
     RPA_OPERATE = "rpa.operate", _("RPA: cancel jobs; pause, resume and log in shops")
     RPA = "rpa", _("RPA: all three")
     FAILED_TASKS = "failed-tasks", _("Failed tasks")
+    METRICS = "metrics", _("Metrics: read the wanted numbers of workers, nodes and watchers")
 
 
 #: Scopes that a scope includes. A key keeps the scope that it was created with.

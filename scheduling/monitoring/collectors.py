@@ -34,6 +34,7 @@ OWN = (
     "scheduling.monitoring.collectors.LedgerCollector",
     "scheduling.monitoring.collectors.BrokerCollector",
     "scheduling.experiments.rollout_stats.RolloutCollector",
+    "scheduling.monitoring.wanted_numbers.ScalingCollector",
 )
 
 
@@ -56,6 +57,8 @@ def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
     _read_source("queues", refresh_app_queues, deadline)
     for path in (*OWN, *settings.METRICS):
         collector = import_string(path)()
+        if hasattr(collector, "deadline"):
+            collector.deadline = deadline
         asked = deadline if getattr(collector, "asks_database", True) else None
         yield _read_source(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
 

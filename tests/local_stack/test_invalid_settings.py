@@ -26,6 +26,8 @@ def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[s
         ("AFTERTOUCH_PORT", "70000"),
         ("AFTERTOUCH_TIME_SCALE", "0"),
         ("AFTERTOUCH_WORKER_CONCURRENCY", "-1"),
+        ("AFTERTOUCH_SCALE_WORKERS_MIN", "0"),
+        ("AFTERTOUCH_SCALE_DOWN_AFTER", "never"),
         ("DJANGO_LOG_LEVEL", "LOUD"),
     ],
 )
@@ -51,6 +53,16 @@ def test_conflicting_worker_bounds_are_named(others: dict[str, str], words: str)
     assert refused.returncode == 1
     assert "AFTERTOUCH_WORKER_MAX" in refused.stderr
     assert words in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["WORKERS", "NODES", "WATCHERS"])
+def test_conflicting_scale_bounds_are_named(kind: str) -> None:
+    bounds = {f"AFTERTOUCH_SCALE_{kind}_MIN": "3", f"AFTERTOUCH_SCALE_{kind}_MAX": "2"}
+    refused = start("config.local", "run", **bounds)
+    assert refused.returncode == 1
+    assert (
+        f"AFTERTOUCH_SCALE_{kind}_MAX: Value error, must not be less than AFTERTOUCH_SCALE_{kind}_MIN" in refused.stderr
+    )
 
 
 def test_equal_worker_bounds_are_accepted() -> None:

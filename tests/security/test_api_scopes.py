@@ -91,6 +91,7 @@ OPERATIONS: dict[str, Operation] = {
     "POST /failed-tasks/{failed_id}/archive": Operation("failed-tasks", task(3), {"reason": "r"}),
     "POST /pause": Operation("touches", body={"scope": "node:later"}),
     "POST /resume": Operation("touches", body={"scope": "node:later"}),
+    "GET /scaling": Operation("metrics"),
     "POST /rpa/jobs": Operation("rpa.publish", body={**SHOP, "task_type": "sync_order", "payload": {"no": 1}}),
     "GET /rpa/jobs": Operation("rpa.read"),
     "GET /rpa/jobs/{task_id}": Operation("rpa.read", job("failed")),

@@ -1,0 +1,65 @@
+"""Report the load of a core worker, from which the wanted number of workers is computed.
+
+A thread of the main process reports, because its loop must not wait for Redis. Worker processes do not inherit it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from celery.signals import worker_ready, worker_shutdown
+from celery.worker import state
+from redis.exceptions import RedisError
+
+from config.celery.queues import CORE_QUEUES
+
+log = structlog.get_logger(__name__)
+
+SAMPLE_INTERVAL = 0.5  #: seconds
+SAMPLES_PER_REPORT = 10
+
+STOP_TIMEOUT = 3.0  #: seconds for the last call to Redis
+
+_stopping = threading.Event()
+_threads: list[threading.Thread] = []
+
+
+@worker_ready.connect
+def start_load_reports(sender: Any, **_: Any) -> None:
+    """Start the thread in a worker that consumes touches."""
+    if any(name in CORE_QUEUES and name != "ticks" for name in sender.app.amqp.queues.consume_from):
+        worker = sender.controller
+        size = int(worker.max_concurrency or worker.concurrency)
+        _threads.append(threading.Thread(target=_report_load, args=(sender.hostname, size), name="load", daemon=True))
+        _threads[-1].start()
+
+
+@worker_shutdown.connect
+def stop_load_reports(**_: Any) -> None:
+    _stopping.set()
+    for thread in _threads:
+        thread.join(STOP_TIMEOUT)
+
+
+def _report_load(name: str, processes: int) -> None:
+    from scheduling.monitoring.worker_reports import WorkerReport, remove_worker_report, send_worker_report
+
+    busy = 0.0
+    while not _stopping.is_set():
+        _call_redis(partial(send_worker_report, WorkerReport(name, processes, busy)))
+        samples: list[int] = []
+        while len(samples) < SAMPLES_PER_REPORT and not _stopping.wait(SAMPLE_INTERVAL):
+            samples.append(min(len(state.active_requests), processes))
+        busy = sum(samples) / (SAMPLES_PER_REPORT * processes)
+    _call_redis(partial(remove_worker_report, name))
+
+
+def _call_redis(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except RedisError as error:
+        log.warning("load_not_reported", error=str(error))

@@ -1,0 +1,45 @@
+"""Measure the need for execution nodes (see `scheduling.monitoring.wanted_numbers`)."""
+
+from __future__ import annotations
+
+from django.conf import settings
+
+from rpa_tasks.jobs.pick import NODE_SILENT, jobs
+from scheduling import sql
+from scheduling.db_timeouts import Deadline
+from scheduling.policy.scaling import DueWork, Need, NodeDemand, compute_needed_nodes
+
+ASSUMED_RUN = 60.0  #: seconds of a run before any has ended
+SHARED_QUEUES = ("high", "normal", "low")
+
+
+def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
+    """Return the running execution nodes and the need for them.
+
+    Jobs whose queue no running node consumes, or that wait for the node of their browser profile, count for nothing: a
+    new node would not start them.
+
+    Raises:
+        OperationalError: PostgreSQL does not answer.
+    """
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+        ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
+        found = jobs.measure_startable([*SHARED_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
+    startable = [DueWork(count, oldest) for count, oldest in found]
+    slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
+    return running, compute_needed_nodes(NodeDemand(running, slots, busy, seconds or ASSUMED_RUN, startable))
+
+
+_NODES = """
+SELECT count(*), COALESCE(avg(slots), 0)::float8, COALESCE((
+           SELECT array_agg(DISTINCT queue) FROM rpa_tasks_executionnode, jsonb_array_elements_text(queues) AS queue
+           WHERE seen_at > statement_timestamp() - %(silent)s
+       ), '{}'),
+       (SELECT count(*) FROM rpa_tasks_job WHERE state = 'running'),
+       (SELECT extract(epoch FROM avg(ended_at - started_at))::float8 FROM (
+           SELECT started_at, ended_at FROM rpa_tasks_run
+           WHERE outcome <> 'held' AND ended_at > statement_timestamp() - interval '1 hour'
+           ORDER BY ended_at DESC LIMIT 200
+       ) AS latest)
+FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(silent)s
+"""

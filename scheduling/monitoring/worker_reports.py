@@ -1,0 +1,67 @@
+"""Keep the load of each core worker in Redis for a short time. Redis' clock decides which reports are recent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+import redis
+from django.conf import settings
+
+from scheduling.redis_client import connect_redis
+
+WORKER_REPORTS = "at:workers"
+REPORT_LIFETIME = 20.0  #: seconds; a worker reports every five
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    name: str
+    processes: int  #: at its largest size
+    busy: float  #: mean share of them that ran a task since the previous report
+
+
+def send_worker_report(report: WorkerReport) -> None:
+    """Write the report and remove expired ones. Raises `RedisError`."""
+    now, found = _read_reports()
+    gone = [name for name, text in found.items() if now - json.loads(text)["at"] >= REPORT_LIFETIME]
+    with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
+        if gone:
+            pipe.hdel(WORKER_REPORTS, *gone)
+        pipe.hset(
+            WORKER_REPORTS, report.name, json.dumps({"at": now, "processes": report.processes, "busy": report.busy})
+        )
+        pipe.pexpire(WORKER_REPORTS, int(REPORT_LIFETIME * 1000))
+        pipe.execute()
+
+
+def remove_worker_report(name: str) -> None:
+    """Remove the report of a worker that stops. Raises `RedisError`."""
+    connect_once(settings.REDIS_URL).hdel(WORKER_REPORTS, name)
+
+
+def list_worker_reports() -> list[WorkerReport]:
+    """Return the reports of the last `REPORT_LIFETIME` seconds. Raises `RedisError`."""
+    now, found = _read_reports()
+    reports = {name.decode(): json.loads(text) for name, text in found.items()}
+    return [
+        WorkerReport(name, said["processes"], said["busy"])
+        for name, said in sorted(reports.items())
+        if now - said["at"] < REPORT_LIFETIME
+    ]
+
+
+def _read_reports() -> tuple[float, dict[bytes, bytes]]:
+    """Return Redis' time in seconds and all reports."""
+    with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(WORKER_REPORTS)
+        (seconds, micros), found = pipe.execute()
+    return seconds + micros / 1e6, found
+
+
+@cache
+def connect_once(url: str) -> redis.Redis:
+    """Return this process's client for reports and for the memory of scaling."""
+    return connect_redis(url)

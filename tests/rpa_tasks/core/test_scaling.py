@@ -1,0 +1,88 @@
+"""Which jobs ask for a further execution node."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.models import ExecutionNode, Job, Run, Shop
+from rpa_tasks.scaling import measure_execution_nodes
+from scheduling.db_timeouts import Deadline
+from scheduling.policy.scaling import Need
+
+
+@pytest.fixture(autouse=True)
+def flow(market: Any) -> None:
+    market.flow()
+
+
+def measure() -> tuple[int, Need]:
+    return measure_execution_nodes(Deadline(4.0))
+
+
+def node(name: str, *queues: str, slots: int = 2) -> None:
+    ExecutionNode.objects.create(name=name, seen_at=now(), started_at=now(), slots=slots, queues=list(queues))
+
+
+def make_due(market: Any, count: int, **changes: Any) -> None:
+    for number in range(count):
+        shop = f"s{number}"
+        market.shop(shop)
+        market.publish(shop_id=shop, **changes)
+    Job.objects.update(due_at=now() - timedelta(seconds=20))
+
+
+def test_silent_node_does_not_count(market: Any) -> None:
+    node("n1", "normal")
+    node("n2", "normal")
+    ExecutionNode.objects.filter(name="n2").update(seen_at=now() - timedelta(minutes=3))
+    assert measure() == (1, Need(0, "busy", "0 jobs run at 2 slots a node"))
+
+
+def test_full_node_and_free_shops_ask_for_more(market: Any) -> None:
+    node("n1", "high", "normal", "low")
+    make_due(market, 22)
+    market.pick(node="n1")
+    market.pick(node="n1")
+    running, need = measure()
+    assert running == 1
+    assert (need.count, need.code) == (3, "backlog")
+    assert need.text == "20 free shops have a due job; a run takes 60 s"
+
+
+def test_duration_of_the_last_runs_counts(market: Any) -> None:
+    node("n1", "high", "normal", "low")
+    make_due(market, 22)
+    market.pick(node="n1")
+    market.pick(node="n1")
+    started = now() - timedelta(minutes=30)
+    for minutes, outcome in ((5, "succeeded"), (15, "transient"), (600, "held")):
+        Run.objects.create(
+            job=Job.objects.all()[0], number=1, lease_no=1, started_at=started,
+            ended_at=started + timedelta(minutes=minutes), outcome=outcome,
+        )  # fmt: skip
+    _, need = measure()
+    assert (need.count, need.code) == (11, "backlog")
+    assert need.text.endswith("a run takes 600 s")
+
+
+def test_only_jobs_that_a_new_node_could_start_count(market: Any) -> None:
+    make_due(market, 5)
+    market.pick(node="n1")
+    free = list(Shop.objects.filter(lane__task_id=None).order_by("shop_id"))
+    assert startable() == [(0, 0.0), (4, 20.0), (0, 0.0)]
+    Shop.objects.filter(pk=free[0].pk).update(paused=True)
+    Shop.objects.filter(pk=free[1].pk).update(dedicated_queue=True)
+    market.publish(shop_id=free[2].shop_id, dedupe_key="urgent", priority=0)
+    assert startable() == [(1, 0.0), (1, 20.0), (0, 0.0)]
+    assert startable(f"s.pdd.{free[1].shop_id}") == [(1, 0.0), (2, 20.0), (0, 0.0)]
+
+
+def startable(*queues: str) -> list[tuple[int, float]]:
+    """The waits in tens of seconds."""
+    found = jobs.measure_startable(["high", "normal", "low", *queues], ageing=timedelta(minutes=10))
+    return [(count, float(seconds // 10 * 10)) for count, seconds in found]
