@@ -17,12 +17,8 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import yaml
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
 from config.local.processes import select_port, wait_until
-from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
-from rpa_tasks.models import Job
-from scheduling import sql
 from tests.deploy.test_scraping import WAIT_LIMIT, has_series
 from tests.faults.brokers import Server
 
@@ -202,31 +198,6 @@ def test_manifest_has_members_and_volumes(file: str, manifest: dict[str, Any]) -
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     if manifest["kind"] == "Deployment":
         assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
-
-
-def test_scalers_name_existing_queues_and_workloads() -> None:
-    workloads = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "Deployment"}
-    secrets = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "TriggerAuthentication"}
-    scalers = [each["spec"] for _, each in MANIFESTS if each["kind"] == "ScaledObject"]
-    assert {each["scaleTargetRef"]["name"] for each in scalers} <= workloads
-    triggers = [trigger for each in scalers for trigger in each["triggers"]]
-    assert {trigger["authenticationRef"]["name"] for trigger in triggers} == secrets
-    prefix = CELERY_BROKER_TRANSPORT_OPTIONS["global_keyprefix"]
-    known = {f"{prefix}{name}" for name in (*CORE_QUEUES, *RPA_QUEUES)}
-    assert {trigger["metadata"]["listName"] for trigger in triggers if trigger["type"] == "redis"} <= known
-
-
-@pytest.mark.django_db
-def test_execution_scaler_query_runs() -> None:
-    (query,) = [
-        trigger["metadata"]["query"]
-        for _, each in MANIFESTS
-        if each["kind"] == "ScaledObject"
-        for trigger in each["spec"]["triggers"]
-        if trigger["type"] == "postgresql"
-    ]
-    assert not Job.objects.exists()
-    assert sql.rows(query, {}) == [(0,)]
 
 
 def test_dockerfile_names_existing_files_and_settings() -> None:

@@ -1,0 +1,119 @@
+"""The examples for KEDA and for the HPA fit their schemas and ask for numbers that exist.
+
+The schemas are from PyPI: KEDA's of `cloudcoil.models.keda`, the HPA's of `kubernetes-validate`. Both refuse unknown
+fields. KEDA's schema leaves the metadata of a trigger open, so its documented names are listed here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from config.environment import ROOT, Environment
+from scheduling.api.scaling import ScalingOut
+from scheduling.models import Scope
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+SCHEMAS = {
+    "ScaledObject": "keda_scaled_object.json",
+    "TriggerAuthentication": "keda_trigger_authentication.json",
+    "HorizontalPodAutoscaler": "horizontal_pod_autoscaler.json",
+}
+#: https://keda.sh/docs/2.20/scalers/metrics-api
+METRICS_API = {
+    "url", "format", "valueLocation", "targetValue", "activationTargetValue", "unsafeSsl", "authMode", "method",
+    "keyParamName", "aggregateFromKubeServiceEndpoints", "aggregationType",
+}  # fmt: skip
+TARGETS = {"core": "workers", "execution": "execution_nodes", "watcher": "watchers"}  #: kind by Deployment
+
+
+def documents(name: str, kind: str = "") -> list[dict[str, Any]]:
+    found = yaml.safe_load_all((KUBERNETES / name).read_text())
+    return [each for each in found if kind in ("", each["kind"])]
+
+
+def errors_of(manifest: dict[str, Any]) -> list[str]:
+    schema = json.loads((Path(__file__).parent / "schemas" / SCHEMAS[manifest["kind"]]).read_text())
+    return [
+        f"{each.instance_path}: {each.message}" for each in jsonschema_rs.validator_for(schema).iter_errors(manifest)
+    ]
+
+
+KEDA, HPA = documents("keda.yaml"), documents("hpa.yaml")
+
+
+@pytest.mark.parametrize(
+    "manifest", [each for each in (*KEDA, *HPA) if each["kind"] != "Secret"], ids=lambda each: f"{each['kind']}"
+)
+def test_autoscaling_manifest_fits_its_schema(manifest: dict[str, Any]) -> None:
+    assert errors_of(manifest) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "path", "value"),
+    [
+        (KEDA[2], ("spec", "minReplicas"), 2),
+        (KEDA[2], ("spec", "maxReplicaCount"), "10"),
+        (KEDA[2], ("spec", "triggers", 0, "metadata", "targetValue"), 1),
+        (KEDA[1], ("spec", "secretTargetRef", 0, "secret"), "scaling"),
+        (HPA[0], ("spec", "minReplicaCount"), 2),
+        (HPA[0], ("spec", "metrics", 0, "external", "target", "average"), "1"),
+        (HPA[0], ("apiVersion",), "autoscaling/v2beta2"),
+    ],
+)
+def test_schema_refuses_a_wrong_field(manifest: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    wrong = copy.deepcopy(manifest)
+    place: Any = wrong
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    assert errors_of(wrong)
+
+
+def test_keda_reads_the_wanted_numbers_with_a_bearer_token() -> None:
+    (secret,) = documents("keda.yaml", "Secret")
+    (authentication,) = documents("keda.yaml", "TriggerAuthentication")
+    (reference,) = authentication["spec"]["secretTargetRef"]
+    assert reference["parameter"] == "token"
+    assert (reference["name"], [reference["key"]]) == (secret["metadata"]["name"], list(secret["stringData"]))
+    assert f"--scope {Scope.METRICS}" in (KUBERNETES / "keda.yaml").read_text()
+    objects = documents("keda.yaml", "ScaledObject")
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in objects} == set(TARGETS)
+    for each in objects:
+        (trigger,) = each["spec"]["triggers"]
+        metadata, name = trigger["metadata"], each["spec"]["scaleTargetRef"]["name"]
+        assert trigger["type"] == "metrics-api"
+        assert set(metadata) <= METRICS_API
+        assert (metadata["authMode"], metadata["targetValue"]) == ("bearer", "1")
+        kind, _, field = metadata["valueLocation"].partition(".")
+        assert (kind, field) == (TARGETS[name], "wanted")
+        assert kind in ScalingOut.model_fields
+        assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+
+
+def test_hpa_reads_the_wanted_metrics() -> None:
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in HPA} == set(TARGETS)
+    for each in HPA:
+        (metric,) = each["spec"]["metrics"]
+        assert (
+            metric["external"]["metric"]["name"]
+            == f"aftertouch_{TARGETS[each['spec']['scaleTargetRef']['name']]}_wanted"
+        )
+        assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_examples_scale_existing_deployments_within_the_default_limits(name: str) -> None:
+    deployed = {each["metadata"]["name"] for each in documents("aftertouch.yaml", "Deployment")}
+    (keda,) = [each["spec"] for each in documents("keda.yaml", "ScaledObject") if each["metadata"]["name"] == name]
+    (hpa,) = [each["spec"] for each in HPA if each["metadata"]["name"] == name]
+    assert name in deployed
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
+    kind = TARGETS[name].removeprefix("execution_")
+    assert keda["maxReplicaCount"] == Environment.model_fields[f"aftertouch_scale_{kind}_max"].default
