@@ -106,7 +106,7 @@ class Sender:
             try:
                 receiver = delivery.receiver or lane_key(delivery.spec, delivery.channel, delivery.message)
             except Exception as error:
-                log.exception("channel_broke", channel=delivery.spec.key)
+                log.exception("channel_call_failed", channel=delivery.spec.key)
                 delivery.sent_at = delivery.ended_at = time.monotonic()
                 self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
