@@ -198,9 +198,9 @@ AFTERTOUCH_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_secr
 
 CHANNELS = {
     "webhook": "scheduling.channels.webhook.Webhook",
-    "wecom": "scheduling.channels.wecom.WeCom",
-    "dingtalk": "scheduling.channels.dingtalk.DingTalk",
-    "feishu": "scheduling.channels.feishu.Feishu",
+    "wecom": "scheduling.channels.robots.wecom.WeCom",
+    "dingtalk": "scheduling.channels.robots.dingtalk.DingTalk",
+    "feishu": "scheduling.channels.robots.feishu.Feishu",
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
     "inapp": "sessions.inapp_channel.InApp",
@@ -250,7 +250,7 @@ SCALING_LIMITS = {
     "execution_nodes": (ENV.aftertouch_scale_nodes_min, ENV.aftertouch_scale_nodes_max),
     "watchers": (ENV.aftertouch_scale_watchers_min, ENV.aftertouch_scale_watchers_max),
 }
-# Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
+# Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.conditions.Condition`.
 ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.
 QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]

@@ -11,13 +11,13 @@ import pytest
 import structlog
 
 from scheduling.channels.base import Channel, Delivered, ImmediateChannel
-from scheduling.channels.dingtalk import DingTalk
 from scheduling.channels.email import Email
-from scheduling.channels.feishu import Feishu
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
+from scheduling.channels.robots.dingtalk import DingTalk
+from scheduling.channels.robots.feishu import Feishu
+from scheduling.channels.robots.wecom import WeCom
 from scheduling.channels.webhook import Webhook
-from scheduling.channels.wecom import WeCom
 from tests.scheduling.channels.receivers import MessageFactory
 
 MINIMAL: dict[type[Any], dict[str, Any]] = {

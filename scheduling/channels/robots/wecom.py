@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text
+from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text
 
 LIMITS = {"text": 2_048, "markdown": 4_096}  # bytes of `content` in UTF-8
 MINUTE = timedelta(minutes=1)

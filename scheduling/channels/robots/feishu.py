@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text, encode_json
+from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request; the vendor documents 20 KB
 MINUTE = timedelta(minutes=1)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip_text, encode_json
+from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request
 TITLE_LENGTH = 32  # characters; shown in the notification of a markdown message

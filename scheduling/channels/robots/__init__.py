@@ -1,0 +1,1 @@
+"""The group robots of WeCom, DingTalk and Feishu."""
