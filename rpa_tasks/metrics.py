@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
-from scheduling.monitoring.alerting.rules import Condition
+from scheduling.monitoring.alerting.conditions import Condition
 from scheduling.monitoring.collectors import MOST
 
 RUN_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)

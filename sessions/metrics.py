@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduling.monitoring.alerting.rules import Condition
+from scheduling.monitoring.alerting.conditions import Condition
 from sessions.detection import nudge_stats
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable

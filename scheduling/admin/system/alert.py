@@ -30,7 +30,7 @@ from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from scheduling.monitoring.alerting import messages
-from scheduling.monitoring.alerting.rules import Condition, Unit, get_default_limits, load_conditions
+from scheduling.monitoring.alerting.conditions import Condition, Unit, get_default_limits, load_conditions
 from scheduling.monitoring.duration_text import describe_duration
 
 ELLIPSIS = {"what": "…"}

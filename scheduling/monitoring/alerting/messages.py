@@ -24,7 +24,7 @@ from scheduling.durations import from_seconds
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
 from scheduling.monitoring.alerting.alert_actions import AlertAction
-from scheduling.monitoring.alerting.rules import Condition, Unit, load_conditions
+from scheduling.monitoring.alerting.conditions import Condition, Unit, load_conditions
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 

@@ -21,11 +21,11 @@ from django.db.models.functions import Now
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import routing
 from scheduling.models import Alert, AlertReceiver
-from scheduling.monitoring.alerting import messages, rules
+from scheduling.monitoring.alerting import conditions, messages
 from scheduling.monitoring.alerting.alert_actions import AlertAction, create_alert, decide_alert_action, mark_notified
+from scheduling.monitoring.alerting.conditions import MetricSamples, load_conditions
 from scheduling.monitoring.alerting.database_time_limit import DatabaseTimeLimit
 from scheduling.monitoring.alerting.messages import AlertRoute, DueAlert
-from scheduling.monitoring.alerting.rules import MetricSamples, load_conditions
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +118,7 @@ class AlertEvaluator:
             return
         known = load_conditions()
         wanted = {known[key].metric for limits in enabled.values() for key in limits if key in known}
-        seen = rules.read_metrics(frozenset(wanted))
+        seen = conditions.read_metrics(frozenset(wanted))
         for pk in enabled:
             try:
                 self._process_receiver(pk, seen, now)

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
-from scheduling.monitoring.alerting.rules import get_default_limits
+from scheduling.monitoring.alerting.conditions import get_default_limits
 
 pytestmark = pytest.mark.django_db
 

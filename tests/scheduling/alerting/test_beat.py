@@ -13,7 +13,7 @@ from django.db import connection
 from config.environment import environment
 from config.local.processes import wait_until
 from scheduling.models import AlertReceiver
-from scheduling.monitoring.alerting import rules
+from scheduling.monitoring.alerting import conditions
 from tests.faults.workers import celery, worker
 from tests.scheduling.alerting.conftest import Robot
 from tests.scheduling.api.serving import Gate, database_url
@@ -65,7 +65,7 @@ def test_beat_reports_killed_worker_and_lost_database(
 
 def all_are_consumed() -> bool:
     """A worker that stalls may be silent for as long as it is asked."""
-    return rules.read_metrics(frozenset({UNATTENDED})).get(UNATTENDED) == []
+    return conditions.read_metrics(frozenset({UNATTENDED})).get(UNATTENDED) == []
 
 
 def headlines(robot: Robot) -> list[str]:

@@ -15,10 +15,10 @@ from kombu import Connection
 from config.celery.application import app
 from scheduling.channels.quota import QuotaGate, _key_names, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
-from scheduling.monitoring.alerting import messages, notifier, rules
+from scheduling.monitoring.alerting import conditions, messages, notifier
 from scheduling.monitoring.alerting.alert_actions import AlertAction, create_alert
+from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
 from scheduling.monitoring.alerting.notifier import AlertEvaluator
-from scheduling.monitoring.alerting.rules import get_default_limits, load_conditions
 from tests.scheduling.alerting.conftest import BEGAN, Robot
 
 pytestmark = pytest.mark.django_db
@@ -358,7 +358,7 @@ def test_stored_outage_and_successor_do_not_conflict(
 
     heir = threading.Thread(target=inherit)
     with monkeypatch.context() as slow:
-        slow.setattr(rules, "read_metrics", lambda _wanted: {})  # the database is too slow for the collectors
+        slow.setattr(conditions, "read_metrics", lambda _wanted: {})  # the database is too slow for the collectors
         heir.start()
         assert robot.waits.wait(30)
         cut_off.store_outages()

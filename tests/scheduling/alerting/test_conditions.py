@@ -11,7 +11,7 @@ from django.db import connection
 from django.utils.timezone import now
 
 from scheduling.models import FailedTask, GuardedRollout, Touch
-from scheduling.monitoring.alerting import rules
+from scheduling.monitoring.alerting import conditions
 from tests.scheduling.api.serving import eventually
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 def read(name: str) -> dict[str, float]:
     """Asked again where the machine stalled for longer than a source may take."""
-    found = eventually(lambda: name in (read := rules.read_metrics(frozenset({name}))) and read)
+    found = eventually(lambda: name in (read := conditions.read_metrics(frozenset({name}))) and read)
     return {next(iter(labels.values())): value for labels, value in found[name]}
 
 
@@ -51,7 +51,7 @@ def test_queue_unattended_lists_core_and_nonempty(valkey: Any) -> None:
 def test_alert_figures_scan_no_whole_table() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
-        for _name, _label, statement, parameters in rules._COUNTED:
+        for _name, _label, statement, parameters in conditions._COUNTED:
             cursor.execute("EXPLAIN " + statement.replace("%(dead)b", "%(dead)s"), parameters)
             plan = "\n".join(row[0] for row in cursor.fetchall())
             assert "Seq Scan on scheduling_touch" not in plan
