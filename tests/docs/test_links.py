@@ -48,3 +48,17 @@ def test_named_test_files_exist(path: Path) -> None:
     """Tests move; a page that names one as proof must follow."""
     named = re.findall(r"`(tests/[\w/.-]+)(?:::\w+)?`", path.read_text("utf-8"))
     assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_code_map_names_are_defined_in_their_modules() -> None:
+    """A function moves or is renamed; its row must follow."""
+    page = ROOT / "docs/reference/code-map.md"
+    rows = re.findall(r"\]\(([\w./]+)\)((?: `\w+`)+)", page.read_text("utf-8"))
+    assert len(rows) > 40
+    missing = [
+        f"{path}: {each}"
+        for path, names in rows
+        for each in re.findall(r"\w+", names)
+        if not re.search(rf"\b(?:def|class|function) {each}\b", (page.parent / path).read_text("utf-8"))
+    ]
+    assert missing == []
