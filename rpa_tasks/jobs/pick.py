@@ -1,7 +1,9 @@
 """Ledger of jobs: claim one job together with its shop's lane, mark it started, settle it.
 
-A job moves as every ledger row does (see `scheduling.ledger.transitions`). There is one lane for each shop, and a pick
-reads free lanes instead of jobs. The fence `lease_no` is the lane's: a later run of a shop has a higher number.
+A job moves as every ledger row does (see `scheduling.ledger.transitions`). A shop runs one job at a time: `_pick` locks
+its free lane, claims one job and stores it in the lane in one statement. The constraint `rpa_one_run_a_shop` refuses a
+second running job. A pick reads free lanes instead of jobs. The fence `lease_no` is the lane's: a later run of a shop
+has a higher number.
 """
 
 from __future__ import annotations

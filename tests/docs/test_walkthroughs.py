@@ -24,7 +24,7 @@ WAIT_LIMIT = 240.0
 
 
 class Reader:
-    """Somebody with a home of his own, who saves the files and types the commands of a page."""
+    """A reader with a home folder, who saves the files and types the commands of a page."""
 
     def __init__(self, home: Path, port: int) -> None:
         self.home = home
