@@ -71,7 +71,7 @@ class PoolSizer:
 SCALE_INTERVAL = 0.5  #: seconds between measurements
 
 
-LARGEST_DEFAULT = 16  #: processes; the unit has 2 GB for them
+LARGEST_DEFAULT = 16  #: processes: 80 MB each, and the unit has 2 GB
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  #: of this container: microseconds of processor time, and their period
 
 
