@@ -1,4 +1,4 @@
-"""Create the tables, the trigger that counts the configuration version, and the storage options of busy tables."""
+"""Create the tables, the triggers of the configuration, and the storage options of busy tables."""
 
 import datetime
 import django.core.validators
@@ -36,6 +36,23 @@ CREATE_TRIGGER = (
     'CREATE TRIGGER configuration_changed AFTER INSERT OR UPDATE OR DELETE ON {table} '
     'FOR EACH STATEMENT EXECUTE FUNCTION scheduling_configuration_changed()'
 )
+
+# Refuses what a foreign key constraint of `scheduling_touch.template` would refuse.
+PROTECT_TEMPLATES = """
+CREATE FUNCTION scheduling_template_protected() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM scheduling_touch WHERE template_id = OLD.id) THEN
+        RAISE EXCEPTION 'template % is used by touches', OLD.id USING ERRCODE = 'foreign_key_violation';
+    END IF;
+    RETURN OLD;
+END $$;
+CREATE TRIGGER template_protected BEFORE DELETE ON scheduling_template
+FOR EACH ROW EXECUTE FUNCTION scheduling_template_protected();
+"""
+LEAVE_TEMPLATES = """
+DROP TRIGGER template_protected ON scheduling_template;
+DROP FUNCTION scheduling_template_protected();
+"""
 
 # By default PostgreSQL vacuums a table after a fifth of it has changed: of a hundred million rows, after twenty million.
 UPDATED = (
@@ -550,7 +567,7 @@ class Migration(migrations.Migration):
                 ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.customer', verbose_name='customer')),
                 ('event', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.event', verbose_name='event')),
                 ('node', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.node', verbose_name='node')),
-                ('template', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.template', verbose_name='template')),
+                ('template', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.template', verbose_name='template')),
             ],
             options={
                 'verbose_name': 'touch',
@@ -825,6 +842,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunSQL(CREATE_FUNCTION, 'DROP FUNCTION scheduling_configuration_changed()'),
+        migrations.RunSQL(PROTECT_TEMPLATES, LEAVE_TEMPLATES),
         *(
             migrations.RunSQL(CREATE_TRIGGER.format(table=table), f'DROP TRIGGER configuration_changed ON {table}')
             for table in EDITED

@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 
-from scheduling.models import Node
+from scheduling.models import Node, Template
 from scheduling.models.versioned import lock_for_write
+from tests.scheduling.core.conftest import deliver_when_due
 
 
 @pytest.mark.django_db(transaction=True)
@@ -63,3 +64,17 @@ def test_save_without_change_keeps_the_version(matrix: Any) -> None:
     node = matrix.node()
     node.save()
     assert Node.objects.get(pk=node.pk).version == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_template_of_touch_is_not_deleted(matrix: Any, record_event: Any) -> None:
+    """Also past Django, by a trigger: touches have no foreign key constraint to their template."""
+    cell = matrix.node()
+    (row,) = deliver_when_due(*record_event().task_ids)
+    Node.objects.update(template=Template.objects.create(key="later", content_type="guide"))
+
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM scheduling_templatetext")
+        with pytest.raises(IntegrityError, match="is used by touches"):
+            cursor.execute("DELETE FROM scheduling_template WHERE id = %s", [cell.template_id])
+    assert row.template_id == cell.template_id
