@@ -16,6 +16,7 @@ from django.db import connection
 from scheduling.channels.base import is_immediate
 from scheduling.channels.kinds import channel_kinds
 from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
+from scheduling.policy.guards import Check, checks_for
 from scheduling.policy.specs import ChannelSpec, DelayRulesSpec, NodeSpec, RuleSpec, TemplateSpec, TextSpec
 
 DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
@@ -59,6 +60,11 @@ class Snapshot:
         """Return the ids of the nodes whose receivers have quotas."""
         kinds = channel_kinds()
         return frozenset(node.id for node in self.nodes.values() if getattr(kinds.get(node.channel.kind), "quotas", ()))
+
+    @cached_property
+    def checks(self) -> Mapping[int, tuple[Check, ...]]:
+        """Return the checks that can object to the touches of a node, by its id."""
+        return {node.id: checks_for(node, self.rules, self.paused) for node in self.nodes.values()}
 
     @property
     def counts_communities(self) -> bool:

@@ -21,9 +21,9 @@ until the first of their leases ends and is never suppressed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -35,10 +35,10 @@ CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event 
 
 
 QUIET_SPREAD = timedelta(minutes=2)  #: over which touches continue when quiet hours end
+Check = Callable[["Candidate", "GuardContext", datetime], "GuardVerdict | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class CapSlot:
+class CapSlot(NamedTuple):
     """An earlier touch that took a slot at `at` and is perhaps not settled yet."""
 
     task_id: UUID
@@ -49,8 +49,7 @@ class CapSlot:
     until: datetime | None = None  #: decision time of an unsettled one: the end of its lease, or its next attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A due touch with the template chosen for it."""
 
     task_id: UUID
@@ -63,8 +62,7 @@ class Candidate:
     has_slot: bool = False  #: kept from an earlier attempt
 
 
-@dataclass(frozen=True, slots=True)
-class GuardContext:
+class GuardContext(NamedTuple):
     """The context of a verdict besides the touch."""
 
     rules: Sequence[RuleSpec]
@@ -74,10 +72,10 @@ class GuardContext:
     important: Sequence[datetime] = ()  #: due times of the customer's waiting touches of higher priority
     cancelled_by: str = ""  #: the reason if an event cancelled the touch
     presence_block: str = ""  #: presence block: "conversation", "answered", "presence_unknown"
+    checks: Sequence[Check] = ()  #: `checks_for` the touch's node; empty: all
 
 
-@dataclass(frozen=True, slots=True)
-class GuardVerdict:
+class GuardVerdict(NamedTuple):
     decision: str
     rule: str = ""
     rule_version: int | None = None
@@ -87,16 +85,24 @@ class GuardVerdict:
     parked: str = ""
 
 
-Check = Callable[[Candidate, GuardContext, datetime], GuardVerdict | None]
+_SENT = GuardVerdict(SEND)
 
 
 def judge_touch(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict:
     """Return the first verdict in the documented order, or Send."""
-    for check in CHECKS:
+    for check in context.checks or CHECKS:
         verdict = check(touch, context, now)
         if verdict is not None:
             return _limit_deferral_to_expiry(verdict, touch)
-    return GuardVerdict(SEND)
+    return _SENT
+
+
+def checks_for(node: NodeSpec, rules: Sequence[RuleSpec], paused: frozenset[str]) -> tuple[Check, ...]:
+    """Return the checks that can object to a touch of this node under these rules and pauses, in their order.
+
+    The verdict is the same with all checks.
+    """
+    return tuple(check for check in CHECKS if check not in _CONDITIONS or _CONDITIONS[check](node, rules, paused))
 
 
 def _limit_deferral_to_expiry(verdict: GuardVerdict, touch: Candidate) -> GuardVerdict:
@@ -142,10 +148,12 @@ def _judge_opted_out(touch: Candidate, context: GuardContext, now: datetime) -> 
 def _judge_conversation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if context.presence_block and context.presence_block != "conversation":
         return verdict_for_presence_block(context.presence_block, now)
+    began_at = touch.customer.conversation_at
+    if not context.presence_block and (began_at is None or began_at <= touch.event_at):
+        return None
     rule = next((rule for rule in context.rules if rule.kind == "conversation"), None)
     if rule is None or touch.node.guard_conversation == "ignore":
         return None
-    began_at = touch.customer.conversation_at
     if began_at is not None and began_at > touch.event_at:
         return GuardVerdict(SUPPRESS, "conversation", rule.version, began_at.isoformat(), touch.event_at.isoformat())
     return GuardVerdict(SUPPRESS, "conversation", rule.version, "live") if context.presence_block else None
@@ -220,7 +228,7 @@ def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | Non
 
 
 def _judge_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_slot or touch.node.guard_dedupe == "ignore":
+    if touch.has_slot or touch.node.guard_dedupe == "ignore" or not context.slots:
         return None
     for rule in context.rules:
         if rule.kind != "dedupe":
@@ -258,7 +266,7 @@ def _strictest_cap_verdict(
     """
     verdicts = []
     for rule in context.rules:
-        if rule.kind == "cap" and rule.scope == scope:
+        if rule.kind == "cap" and rule.scope == scope and len(slots) >= rule.limit:
             taken = _slots_in_window(slots, rule, touch, now)
             if len(taken) >= rule.limit:
                 verdicts.append(
@@ -312,3 +320,25 @@ CHECKS: tuple[Check, ...] = (
     _judge_community_cap,
     _judge_slot_hold,
 )
+
+_Condition = Callable[[NodeSpec, Sequence[RuleSpec], frozenset[str]], bool]
+
+
+def _has_rule(kind: str, *scopes: str) -> _Condition:
+    return lambda node, rules, paused: any(
+        rule.kind == kind and rule.scope in (scopes or (rule.scope,)) for rule in rules
+    )
+
+
+#: A check objects only while its condition holds. A check without a condition may object to any touch.
+_CONDITIONS: Mapping[Check, _Condition] = {
+    _judge_node_disabled: lambda node, rules, paused: not node.enabled,
+    _judge_paused: lambda node, rules, paused: bool(paused),
+    _judge_holdout: lambda node, rules, paused: node.holdout_percent > 0,
+    _judge_rollout: lambda node, rules, paused: node.rollout_percent < 100,
+    _judge_quiet_hours: _has_rule("quiet_hours"),
+    _judge_dedupe: _has_rule("dedupe"),
+    _judge_cap: _has_rule("cap", "user"),
+    _judge_community_cap: _has_rule("cap", "community"),
+    _judge_slot_hold: _has_rule("cap", "user"),
+}

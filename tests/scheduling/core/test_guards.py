@@ -412,3 +412,33 @@ def test_guard_unsettled_slots_alone_never_suppress(settled: list[int], leases: 
 
     full_by_itself = sum(each.settled and each.at > NOON - CAP.window for each in slots) >= CAP.limit
     assert (verdict.decision == SUPPRESS) == full_by_itself
+
+
+@given(st.data())
+def test_guard_checks_of_node_give_the_verdict_of_all(data: st.DataObject) -> None:
+    def draw(*choices: Any) -> Any:
+        return data.draw(st.sampled_from(choices))
+
+    one = node(
+        enabled=draw(True, True, False), holdout_percent=draw(0, 50, 100), rollout_percent=draw(100, 50, 0),
+        rollout_communities=draw(frozenset(), frozenset({"c1"})), guard_cap=draw("apply", "count_only", "ignore"),
+        guard_dedupe=draw("apply", "ignore"), guard_conversation=draw("apply", "ignore"),
+        guard_quiet_hours=draw("apply", "ignore"), over_cap=draw("suppress", "defer"),
+    )  # fmt: skip
+    every = (CAP, COMMUNITY_CAP, DEDUPE, CONVERSATION, replace(NIGHT, quiet_from=NOON.time()))
+    paused = draw(frozenset(), frozenset({"node:guide"}), frozenset({"channel:other"}))
+    touch = candidate(
+        node=one, chat_id=draw("c1", ""), has_slot=draw(False, True), expires_at=draw(NOON + DAY, NOON - SECOND),
+        customer=ann(opted_out=draw(False, True), conversation_at=draw(None, NOON), user_id=draw("ann", "bob", "eve")),
+        template=template(category=draw("service", "marketing")),
+    )  # fmt: skip
+    slots = [slot(hours, draw("guide", "other")) for hours in data.draw(st.lists(st.integers(0, 30), max_size=4))]
+    around_it = around(
+        rules=tuple(data.draw(st.lists(st.sampled_from(every), unique=True))), paused=paused, slots=slots,
+        community_slots=draw([], slots), important=draw([], [NOON + SECOND]), cancelled_by=draw("", "", "event:x"),
+        presence_block=draw("", "", "conversation", "answered"),
+    )  # fmt: skip
+
+    some = around_it._replace(checks=guards.checks_for(one, around_it.rules, paused))
+
+    assert judge_touch(touch, some, NOON) == judge_touch(touch, around_it, NOON)
