@@ -14,13 +14,13 @@ from django.db import connection, transaction
 
 from benchmarks import workload
 from benchmarks.environment import Bench, processor_seconds
-from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import due_batch, settlement
-from scheduling.ledger import locks
-from scheduling.ledger.touches import touches
+from scheduling.delivery import due_batch
+from scheduling.delivery.announced import MOST_BYTES, Announcement, load_announced
+from scheduling.ledger.touches import TouchDecision, touches
 from scheduling.ledger.transitions import Settlement
 from scheduling.models import Touch
+from scheduling.policy.guards import GuardVerdict
 
 BATCH = 500
 LEASE = timedelta(seconds=60)
@@ -43,19 +43,17 @@ def measure_worker(count: int) -> float:
     _plan(count)
     task_ids = list(Touch.objects.values_list("task_id", flat=True))
     config = snapshot.current()
+    decision = TouchDecision(Settlement("delivered"), GuardVerdict("send"))
     began_at = time.process_time()
     for start in range(0, count, BATCH):
         batch = task_ids[start : start + BATCH]
         with transaction.atomic():
-            locks.lock_customers(batch)
-            due, _, at = touches.lock_due(batch)
-            assert at is not None
-            due_batch.load_history(due, config)
-            touches.settle_batch({Settlement("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
-            rows = [(row.claim.task_id, at.isoformat(), "send", "", 0, "", "", None) for row in due]
-            sql.copy_rows(settlement._COPY_VERDICTS, rows)
-            ends = [(row.claim.task_id, 1, 1, at, at, "delivered", "", "", None, "", workload.BODY) for row in due]
-            sql.copy_rows(settlement._COPY_ATTEMPTS, ends)
+            announced = Announcement(load_announced(batch, most_bytes=MOST_BYTES), {}, {})
+            locked = due_batch.lock(announced, config)
+            assert locked is not None
+            due, at = locked.due, locked.locked_at
+            texts = [("", workload.BODY)] * len(due)
+            touches.settle_batch({decision: [row.task_id for row in due]}, at=at, lease=LEASE, texts=texts)
     return (time.process_time() - began_at) / count * 1e6
 
 

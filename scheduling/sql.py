@@ -6,19 +6,24 @@ timestamps parsed in Python. Write arrays as `%(name)b` (binary). Results are bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
+from psycopg.adapt import Dumper
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import Format
 
 #: Errors of PostgreSQL, not of the statement. `InternalError` is one of them: it reports the end of a transaction that
 #: waited too long for its next statement (25P03).
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
+_UUID = psycopg.adapters.types["uuid"].oid
+_UUID_ARRAY = psycopg.adapters.types["uuid"].array_oid
 
 
 def is_idle_timeout(error: BaseException) -> bool:
@@ -52,6 +57,38 @@ def copy_rows(sql: str, records: list[tuple[Any, ...]]) -> None:
     with connection.cursor() as cursor, connection.wrap_database_errors, cursor.copy(sql) as stream:
         for record in records:
             stream.write_row(record)
+
+
+class UuidArray:
+    """The ids of a batch as a `uuid[]`, written as `%(name)b` in half of psycopg's time."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Sequence[UUID]) -> None:
+        self.ids = ids
+
+
+class _UuidArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = _UUID_ARRAY
+
+    def dump(self, obj: UuidArray) -> bytes:
+        size = b"\0\0\0\x10"
+        head = struct.pack("!iiIii", 1, 0, _UUID, len(obj.ids), 1)
+        return head + b"".join([size + each.bytes for each in obj.ids])
+
+
+class _UuidArrayTextDumper(Dumper):
+    """Shows the ids to a cursor that puts parameters into the text, as Django's log of queries does."""
+
+    oid = _UUID_ARRAY
+
+    def dump(self, obj: UuidArray) -> bytes:
+        return f"{{{','.join(map(str, obj.ids))}}}".encode()
+
+
+psycopg.adapters.register_dumper(UuidArray, _UuidArrayTextDumper)
+psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
 
 
 def now() -> datetime:

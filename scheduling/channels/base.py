@@ -7,14 +7,13 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One rendered touch with all data that a channel may use."""
 
     task_id: UUID
@@ -29,7 +28,7 @@ class Message:
     locale: str
     event: Mapping[str, Any]  #: {"source", "id", "type", "time"}
     repeatable: bool = True  #: channel setting: a repeat with the same key has no second effect
-    target: Mapping[str, Any] = field(default_factory=dict)  #: {"url", "secret"} of a robot, {"address"} …
+    target: Mapping[str, Any] = {}  #: {"url", "secret"} of a robot, {"address"} …
     trace_id: UUID | None = None
 
 

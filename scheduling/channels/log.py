@@ -49,9 +49,10 @@ class Log:
 
 
 def _describe(message: Message) -> dict[str, Any]:
+    task_id = str(message.task_id)
     return {
-        "task_id": str(message.task_id),
-        "delivery_key": str(message.delivery_key),
+        "task_id": task_id,
+        "delivery_key": task_id if message.delivery_key is message.task_id else str(message.delivery_key),
         "trace_id": message.trace_id.hex if message.trace_id else "",
         "node": message.node,
         "user_id": message.user_id,

@@ -19,10 +19,9 @@ from scheduling import sql
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import SlotRequest
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.due_batch import DueBatch
+from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.routing import Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
-from scheduling.ledger.touches import Due
 from scheduling.policy.specs import CustomerSpec
 
 QUOTA = "quota"
@@ -83,12 +82,14 @@ def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
     Channels without a call always have room. Touches with an unknown receiver are admitted: judging reports the error.
     """
     inline = batch.config.delivering_inline
+    if inline.issuperset(row.node_id for row in batch.due):
+        return batch, {}
     admitted: list[Due] = []
     routes: dict[UUID, Route] = {}
     postponed: Postponed = {}
     taken: Counter[str] = Counter()
     for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
-        task_id = row.claim.task_id
+        task_id = row.task_id
         if row.node_id not in inline and row.expires_at > batch.locked_at:
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
                 postponed[task_id] = (QUOTA, slot)

@@ -1,4 +1,4 @@
-"""Lock the due touches of a batch and load what judging needs: events, cap slots, cancellations, first attempts.
+"""Lock the due touches of a batch and load what judging needs: cap slots, cancellations, first attempts.
 
 Each kind of data takes one statement per batch. The customers are locked first, sorted. Their history is counted in a
 later statement than the lock: a count in the locking statement uses the snapshot from before the wait. That granted 32
@@ -11,23 +11,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
-from scheduling.delivery import presence
+from scheduling.delivery.announced import Announcement
 from scheduling.delivery.routing import Route, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
-from scheduling.ledger.touches import Due, touches
-from scheduling.ledger.transitions import WakeUp
+from scheduling.ledger.touches import LockedTouch, touches
+from scheduling.ledger.transitions import Claim, WakeUp
 from scheduling.planning.disabled_targets import Target
 from scheduling.policy.guards import Candidate, CapSlot, GuardContext
-from scheduling.policy.specs import CustomerSpec, TemplateSpec, TextSpec, template_for
-
-MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
+from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec, template_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +70,30 @@ class CustomerHistory:
         if row.event.chat_id:
             self.community_slots.setdefault(row.event.chat_id, []).append(slot)
 
+    def first_attempt(self, row: Due) -> FirstAttempt | None:
+        return self.first_attempts.get(row.task_id) if row.is_retry else None
 
-@dataclass(frozen=True, slots=True)
-class PresenceAnswers:
-    """The presence questions about touches, and why providers block some of them."""
 
-    questions: dict[UUID, presence.PresenceQuestion]
-    blocks: dict[UUID, str]
+class Due(NamedTuple):
+    """A locked touch that will be claimed, with its event."""
+
+    task_id: UUID
+    lease_no: int  #: the number that the row gets when the verdict is written
+    attempt: int
+    priority: int
+    due_at: datetime
+    expires_at: datetime
+    reserved_at: datetime | None
+    template_id: int | None
+    customer_id: int
+    node_id: int
+    root_id: UUID
+    is_retry: bool  #: a later attempt, or a retry of another touch
+    event: EventSpec
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.task_id, self.lease_no)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,7 @@ class DueBatch:
     """The locked touches of one message, with all that judging needs."""
 
     config: Snapshot
-    presence: PresenceAnswers
+    announced: Announcement
     due: list[Due]
     rest: list[WakeUp]  #: left to the next batch, because their event data is too large for this one
     locked_at: datetime  #: by PostgreSQL's clock
@@ -103,85 +118,79 @@ class DueBatch:
 
     def candidate(self, row: Due) -> Candidate:
         node = self.config.nodes[row.node_id]
-        first = self.history.first_attempts.get(row.claim.task_id)
+        first = self.history.first_attempt(row)
         template_id = first.template_id if first else row.template_id
         kept = self.config.templates.get(template_id) if template_id else None
         if first and kept:
             kept = first.pin(kept)
         return Candidate(
-            task_id=row.claim.task_id,
-            node=node,
-            customer=self.customers[row.customer_id],
-            template=kept or template_for(node, row.event.chat_id, row.event.user_id),
-            chat_id=row.event.chat_id,
-            event_at=row.event.occurred_at,
-            expires_at=row.expires_at,
-            has_slot=row.reserved_at is not None,
+            row.task_id,
+            node,
+            self.customers[row.customer_id],
+            kept or template_for(node, row.event.chat_id, row.event.user_id),
+            row.event.chat_id,
+            row.event.occurred_at,
+            row.expires_at,
+            row.reserved_at is not None,
         )
 
     def surroundings(self, row: Due) -> GuardContext:
-        history = self.history
+        history, blocks = self.history, self.announced.presence_blocks
+        important = history.important.get(row.customer_id)
         return GuardContext(
-            rules=self.config.rules,
-            paused=self.config.paused,
-            slots=history.slots.get(row.customer_id, ()),
-            community_slots=history.community_slots.get(row.event.chat_id, ()),
-            important=[at for level, at in history.important.get(row.customer_id, ()) if level < row.priority],
-            cancelled_by=history.cancelled_by.get(row.claim.task_id, ""),
-            presence_block=self.presence.blocks.get(row.claim.task_id, ""),
+            self.config.rules,
+            self.config.paused,
+            history.slots.get(row.customer_id, ()),
+            history.community_slots.get(row.event.chat_id, ()),
+            [at for level, at in important if level < row.priority] if important else (),
+            history.cancelled_by.get(row.task_id, "") if row.lease_no > 1 else "",
+            blocks.get(row.task_id, "") if blocks else "",
+            self.config.checks[row.node_id],
         )
 
 
-def lock(task_ids: Sequence[UUID], config: Snapshot, answers: PresenceAnswers) -> DueBatch | None:
+def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     """Lock customers, communities and due touches, then load their history. Return None if no touch is due.
 
     Call it in a transaction. It makes no external call.
     """
+    if not announced.touches:
+        return None
+    task_ids = list(announced.touches)
     customers = locks.lock_customers(task_ids)
     if config.counts_communities:
         locks.lock_communities(task_ids)
     clock = time.monotonic()
-    due, rest, locked_at = touches.lock_due(task_ids, most_bytes=MOST_BYTES)
+    locked, locked_at = touches.lock_due(task_ids)
     if locked_at is None:
         return None
+    due, rest = _join_events(locked, announced)
     communities = load_community_targets(row.event.chat_id for row in due)
     wanted = ((config.nodes[row.node_id].channel, customers[row.customer_id], row.event.chat_id) for row in due)
-    return DueBatch(
-        config, answers, due, rest, locked_at, clock, customers, load_history(due, config), communities,
-        find_disabled_targets(wanted, communities),
-    )  # fmt: skip
+    disabled = find_disabled_targets(wanted, communities)
+    history = load_history(due, config)
+    return DueBatch(config, announced, due, rest, locked_at, clock, customers, history, communities, disabled)
 
 
-def ask_presence(task_ids: Sequence[UUID], config: Snapshot) -> PresenceAnswers:
-    """Ask the presence providers. Call it before the transaction, because they are outside PostgreSQL."""
-    asked = presence_questions(task_ids, config)
-    answers = presence.presence_blocks(list(asked.values()))
-    return PresenceAnswers(asked, {task_id: answer for task_id, answer in zip(asked, answers, strict=True) if answer})
-
-
-def presence_questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.PresenceQuestion]:
-    """Return the presence questions about these touches.
-
-    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. Only an inline
-    delivery is sent right after this question. The sender asks again about all others.
-    """
-    if not settings.PRESENCE:
-        return {}
-    asked = sql.rows(
-        _QUESTIONS,
-        {
-            "ids": list(task_ids),
-            "nodes": list(config.asking_presence),
-            "inline": list(config.delivering_inline),
-            "types": presence.provider_event_types(),
-        },
-    )
-    return {task_id: presence.PresenceQuestion(*rest) for task_id, *rest in asked}
+def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tuple[list[Due], list[WakeUp]]:
+    """Return the locked touches with their events, and wake-ups for those whose event data was left out."""
+    due: list[Due] = []
+    rest: list[WakeUp] = []
+    for row in locked:
+        customer_id, node_id, root_id, republished, _, _, readable, event = announced.touches[row.task_id]
+        if readable:
+            is_retry = republished or row.attempt > 0
+            due.append(Due(*row, customer_id, node_id, root_id or row.task_id, is_retry, event))
+        else:
+            rest.append(WakeUp(row.task_id, row.due_at, row.priority, node_id))
+    return due, rest
 
 
 def load_history(due: Sequence[Due], config: Snapshot) -> CustomerHistory:
     """Load the history of these customers and communities within the windows of the rules. Call it after the locks."""
     history = CustomerHistory()
+    if not due:
+        return history
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
     _load_slots(history, customers, chats if config.counts_communities else [], config)
@@ -214,7 +223,7 @@ def _load_important(history: CustomerHistory, due: Sequence[Due], lowest: int, c
 
     Touches of this batch are left out: they are judged first and take their slots.
     """
-    judged = {row.claim.task_id for row in due}
+    judged = {row.task_id for row in due}
     customers = sorted({row.customer_id for row in due})
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
     waiting = sql.rows(
@@ -232,7 +241,7 @@ def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Sn
     `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds. A touch that its worker released is therefore
     checked here. A touch at its first claim needs no check: events could always cancel it.
     """
-    again = [(row.claim.task_id, config.nodes[row.node_id]) for row in due if row.claim.lease_no > 1]
+    again = [(row.task_id, config.nodes[row.node_id]) for row in due if row.lease_no > 1]
     revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
     if revoking:
         parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
@@ -243,24 +252,13 @@ def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Sn
 
 
 def _load_retries(history: CustomerHistory, due: Sequence[Due]) -> None:
-    repeated = [row.claim.task_id for row in due if row.is_retry]
+    repeated = [row.task_id for row in due if row.is_retry]
     if repeated:
         history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
         for task_id, template_id, version, subject, body, *texts in sql.rows(_FIRST_ATTEMPTS, {"ids": repeated}):
             stored = sort_texts(TextSpec(*text) for text in zip(*(each or () for each in texts), strict=True))
             history.first_attempts[task_id] = FirstAttempt(template_id, version, subject, body, stored)
 
-
-_QUESTIONS = """
-WITH t AS MATERIALIZED (
-    SELECT task_id, event_id, node_id, planned_at, due_at, parked FROM scheduling_touch
-    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
-)
-SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.planned_at,
-    t.node_id = ANY(%(inline)b::bigint[]) AND t.due_at <= statement_timestamp() AND t.parked = ''
-FROM t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
-"""
 
 _SLOTS = """
 SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,

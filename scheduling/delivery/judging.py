@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import NamedTuple
 
 from scheduling.channels.base import Message, is_immediate
 from scheduling.delivery import settlement
-from scheduling.delivery.due_batch import DueBatch
+from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
-from scheduling.ledger.touches import Due
 from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
 from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
+from scheduling.policy.specs import ChannelSpec
 from scheduling.templating.rendering import choose_text, render_message
 from scheduling.templating.values import CannotRender
 
@@ -26,7 +27,8 @@ class Judged(NamedTuple):
     row: Due
     verdict: GuardVerdict
     settlement: Settlement
-    delivery: Delivery | None = None  #: present if the touch is sent
+    message: Message | None = None  #: present if the touch is sent
+    delivery: Delivery | None = None  #: present if the sender sends it; the commit delivers the others
     detail: str = ""  #: why no message could be prepared
 
 
@@ -42,7 +44,7 @@ def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[WakeUp]]:
     for row in ordered:
         if judged and time.monotonic() > ends_at:
             left = ordered[len(judged) :]
-            return judged, [WakeUp(row.claim.task_id, row.due_at, row.priority, row.node_id) for row in left]
+            return judged, [WakeUp(row.task_id, row.due_at, row.priority, row.node_id) for row in left]
         judged.append(_judge(batch, row))
     return judged, []
 
@@ -60,60 +62,75 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
 
     A failure after that would use a slot that other touches need.
     """
-    template, counts = candidate.template, candidate.node.guard_cap != "ignore"
-    content = Content(template.content_type, template.id, template.version, counts)
+    spec, template, counts = candidate.node.channel, candidate.template, candidate.node.guard_cap != "ignore"
+    content = _content_of(template.content_type, template.id, template.version, counts)
     try:
-        delivery = _build_delivery(batch, row, candidate)
+        route = _route_of(batch, row, candidate)
+        message = _build_message(batch, row, candidate, route)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
         failed = Settlement("failed", reason, releases_cap_slot=True, content=content)
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
-    immediate = is_immediate(delivery.channel)
-    if immediate:
-        delivery.sent_at = delivery.ended_at = batch.clock
+    immediate = is_immediate(route.channel)
     if not candidate.has_slot:
         until = None if immediate else batch.locked_at + LEASE
-        slot = CapSlot(row.claim.task_id, batch.locked_at, template.content_type, counts, immediate, until)
+        slot = CapSlot(row.task_id, batch.locked_at, template.content_type, counts, immediate, until)
         batch.history.add_slot(row, slot)
-    return Judged(row, verdict, Settlement("delivered" if immediate else "running", content=content), delivery)
+    if immediate:
+        return Judged(row, verdict, Settlement("delivered", content=content), message)
+    delivery = _build_delivery(batch, row, message, route, spec)
+    return Judged(row, verdict, Settlement("running", content=content), message, delivery)
+
+
+@lru_cache(maxsize=1024)
+def _content_of(content_type: str, template_id: int, version: int, counts: bool) -> Content:
+    """Return one object for all touches with the same content: they are compared when they are stored together."""
+    return Content(content_type, template_id, version, counts)
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
-    return settlement.keep_outcome_unknown(ended) if row.claim.task_id in batch.history.with_unknown_outcome else ended
+    return settlement.keep_outcome_unknown(ended) if row.task_id in batch.history.with_unknown_outcome else ended
 
 
-def _build_delivery(batch: DueBatch, row: Due, candidate: Candidate) -> Delivery:
-    spec, event = candidate.node.channel, row.event
-    route = batch.routes.get(row.claim.task_id)
-    if route is None:
-        channel = channel_of(spec)
-        target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)
-        route = Route(channel, target)
+def _route_of(batch: DueBatch, row: Due, candidate: Candidate) -> Route:
+    """Return the route that admission found, or find that of a channel without a call."""
+    if route := batch.routes and batch.routes.get(row.task_id):
+        return route
+    spec, chat_id = candidate.node.channel, row.event.chat_id
+    channel = channel_of(spec)
+    return Route(channel, target_for(spec, channel, candidate.customer, chat_id, batch.communities, batch.disabled))
+
+
+def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> Message:
+    node, template, event = candidate.node, candidate.template, row.event
     subject, body, locale = _render(batch, row, candidate)
-    message = Message(
-        task_id=row.claim.task_id,
+    return Message(
+        task_id=row.task_id,
         delivery_key=row.root_id,
         user_id=event.user_id,
         chat_id=event.chat_id,
-        node=candidate.node.key,
-        content_type=candidate.template.content_type,
-        category=candidate.template.category,
+        node=node.key,
+        content_type=template.content_type,
+        category=template.category,
         subject=subject,
         body=body,
         locale=locale,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
-        repeatable=spec.idempotent,
+        repeatable=node.channel.idempotent,
         target=route.target,
-        trace_id=event.trace_id,
+        trace_id=event.trace,
     )
+
+
+def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, spec: ChannelSpec) -> Delivery:
     return Delivery(
         row.claim, message, route.channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
         node_id=row.node_id,
         priority=row.priority,
         receiver=route.receiver,
-        event_at=event.occurred_at if row.node_id in batch.config.asking_presence else None,
-        question=batch.presence.questions.get(row.claim.task_id),
-        with_unknown_outcome=row.claim.task_id in batch.history.with_unknown_outcome,
+        event_at=row.event.occurred_at if row.node_id in batch.config.asking_presence else None,
+        question=batch.announced.questions.get(row.task_id),
+        with_unknown_outcome=row.task_id in batch.history.with_unknown_outcome,
         late=(batch.locked_at - row.due_at).total_seconds(),
     )  # fmt: skip
 
@@ -124,7 +141,7 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, 
     A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key may
     keep either message.
     """
-    first = batch.history.first_attempts.get(row.claim.task_id)
+    first = batch.history.first_attempt(row)
     if first and first.body:
         return first.subject, first.body, choose_text(candidate.template, candidate.customer.locale).locale
     return render_message(candidate.template, candidate.customer, row.event)

@@ -9,33 +9,35 @@ from __future__ import annotations
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import structlog
 from django.db import transaction
 
 from scheduling import batching, metrics, sql, tracing
-from scheduling.channels.base import Channel, Delivered, Message
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import admission, due_batch, presence, settlement
-from scheduling.delivery.due_batch import DueBatch, PresenceAnswers
+from scheduling.delivery.announced import Announcement, read_announced
+from scheduling.delivery.due_batch import DueBatch
 from scheduling.delivery.judging import Judged, judge_batch
-from scheduling.delivery.outgoing import LEASE, DeliveryResult
+from scheduling.delivery.outgoing import LEASE
+from scheduling.delivery.routing import channel_of
 from scheduling.delivery.sender import sender
-from scheduling.delivery.settlement import FAILED_ENDS
+from scheduling.delivery.settlement import FAILED_ENDS, storable_text
 from scheduling.dispatch.publisher import publish_touches
 from scheduling.ledger import dead_letters
-from scheduling.ledger.touches import Reconfigured, touches
+from scheduling.ledger.touches import Reconfigured, TouchDecision, touches
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models.encrypted import Unreadable
+from scheduling.policy.specs import ChannelSpec
 
 log = structlog.get_logger(__name__)
 
 #: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
 UNREADABLE_DELAY = timedelta(minutes=1)
+Decided = dict[TouchDecision, list[Judged]]  #: the touches of a batch by what is decided about them
 MAX_JUDGEMENTS = 5  #: tries for a batch whose configuration changes while it is judged
 
 
@@ -84,7 +86,7 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
     end = (
         settlement.keep_outcome_unknown(end)
         if touches.with_unknown_outcome([task_id])
-        else replace(end, releases_cap_slot=True)
+        else end._replace(releases_cap_slot=True)
     )
     touches.settle(dict.fromkeys(claims, end))
     return [claim.task_id for claim in claims]
@@ -94,17 +96,18 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
     slots = None
     for tries_left in reversed(range(MAX_JUDGEMENTS)):
         config = snapshot.current()
-        answers = due_batch.ask_presence(task_ids, config)
+        announced = read_announced(task_ids, config)
         slots = admission.reserve_slots(task_ids, config) if slots is None else slots
         try:
             with transaction.atomic():
-                batch = due_batch.lock(task_ids, config, answers)
+                batch = due_batch.lock(announced, config)
                 batch, deferred = admission.admit_batch(batch, slots) if batch else (None, {})
                 if deferred:
                     touches.defer(deferred)
                 judged, unjudged = judge_batch(batch) if batch else ([], [])
-                if batch and judged:
-                    _settle(batch, judged)
+                decisions = _group_by_decision(judged)
+                if batch and decisions:
+                    _settle(batch, decisions)
             break
         except Reconfigured:
             if not tries_left:
@@ -115,40 +118,55 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
         _publish(touches.premature_wakeups(task_ids), config)
     _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
     _submit(judged)
-    presence.note_sending(_list_local_notes(judged, answers))
-    _send_now(judged)
-    _log_unsent(judged, config)
+    presence.note_sending(_list_local_notes(judged, announced))
+    delivered = _group_by_channel(decisions, config)
+    for spec, alike in delivered:
+        channel_of(spec).send_now([each.message for each in alike])  # type: ignore[attr-defined]
+    _log_unsent(decisions, config)
     for reason, count in Counter(reason for reason, _ in deferred.values()).items():
         log.info("touches_deferred", reason=reason, count=count)
-    _measure(judged)
+    if batch:
+        _measure(decisions, delivered, batch.locked_at)
 
 
-def _settle(batch: DueBatch, judged: Sequence[Judged]) -> None:
-    """Write claim and state of each touch, the verdicts, the attempts of local channels, and the failed tasks."""
-    settlements: dict[Settlement, list[UUID]] = {}
+def _group_by_decision(judged: Sequence[Judged]) -> Decided:
+    decisions: Decided = {}
     for each in judged:
-        settlements.setdefault(each.settlement, []).append(each.row.claim.task_id)
-    delivered = _delivered(judged)
-    version = batch.config.version if delivered else None
-    touches.settle_batch(settlements, at=batch.locked_at, lease=LEASE, version=version)
-    settlement.record_attempts(delivered)
-    settlement.record_verdicts([(each.row.claim.task_id, each.verdict) for each in judged], batch.locked_at)
-    failed = {each.row.claim.task_id: each.detail for each in judged if each.settlement.state in FAILED_ENDS}
+        decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
+    return decisions
+
+
+def _settle(batch: DueBatch, decisions: Decided) -> None:
+    """Write claim and state of each touch, the verdicts, the attempts of local channels, and the failed tasks."""
+    texts: list[tuple[str, str]] = []
+    failed: dict[UUID, str] = {}
+    for decision, alike in decisions.items():
+        if decision.settlement.state == "delivered":
+            messages = [each.message for each in alike if each.message]
+            texts += [(storable_text(each.subject), storable_text(each.body)) for each in messages]
+        else:
+            texts += [("", "")] * len(alike)
+        if decision.settlement.state in FAILED_ENDS:
+            failed |= {each.row.task_id: each.detail for each in alike}
+    touches.settle_batch(
+        {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
+        at=batch.locked_at,
+        lease=LEASE,
+        version=batch.config.version if any(each.settlement.state == "delivered" for each in decisions) else None,
+        texts=texts,
+    )
     dead_letters.record_failed_touches(list(failed), details=failed)
 
 
-def _delivered(judged: Sequence[Judged]) -> list[DeliveryResult]:
-    """Return the results of the local channels, which are delivered by the commit itself."""
-    return [(each.delivery, Delivered()) for each in judged if each.delivery and each.settlement.state == "delivered"]
-
-
-def _send_now(judged: Sequence[Judged]) -> None:
-    """Send the messages of the local channels, together for each channel."""
-    alike: dict[Channel, list[Message]] = {}
-    for delivery, _ in _delivered(judged):
-        alike.setdefault(delivery.channel, []).append(delivery.message)
-    for channel, messages in alike.items():
-        channel.send_now(messages)  # type: ignore[attr-defined]
+def _group_by_channel(decisions: Decided, config: Snapshot) -> list[tuple[ChannelSpec, list[Judged]]]:
+    """Return the touches of the local channels, which are delivered by the commit itself."""
+    found: dict[int, tuple[ChannelSpec, list[Judged]]] = {}
+    for decision, alike in decisions.items():
+        if decision.settlement.state == "delivered":
+            for each in alike:
+                spec = config.nodes[each.row.node_id].channel
+                found.setdefault(spec.id, (spec, []))[1].append(each)
+    return list(found.values())
 
 
 def _publish(wakeups: list[WakeUp], config: Snapshot) -> None:
@@ -157,45 +175,51 @@ def _publish(wakeups: list[WakeUp], config: Snapshot) -> None:
 
 
 def _submit(judged: Sequence[Judged]) -> None:
-    deliveries = [each.delivery for each in judged if each.delivery and each.settlement.state == "running"]
+    deliveries = [each.delivery for each in judged if each.delivery]
     if deliveries:
         sender().submit(deliveries)
 
 
-def _list_local_notes(judged: Sequence[Judged], answers: PresenceAnswers) -> list[presence.SendingNote]:
+def _list_local_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers, each with whether its touch is delivered.
 
     Stopped touches are reported if their last question was asked: for a channel without a call, or perhaps by a worker
     that was killed before the mark. A touch that was marked before may have been sent, so it is left out.
     """
     types = presence.provider_event_types()
-    asked = [(each.row, each.settlement.state, answers.questions.get(each.row.claim.task_id)) for each in judged]
+    concerned = {task_id: each for task_id, each in announced.questions.items() if each.event_type in types}
+    asked = [(each.row, each.settlement.state, concerned.get(each.row.task_id)) for each in judged if concerned]
     return [
         (question, state == "delivered")
         for row, state, question in asked
-        if question and question.event_type in types and state != "running"
-        if state == "delivered" or (row.attempt == 0 and (question.about_to_send or row.claim.lease_no > 1))
+        if question and state != "running"
+        if state == "delivered" or (row.attempt == 0 and (question.about_to_send or row.lease_no > 1))
     ]
 
 
-def _log_unsent(judged: Sequence[Judged], config: Snapshot) -> None:
+def _log_unsent(decisions: Decided, config: Snapshot) -> None:
     """Log the touches that were not sent. The local channel or the sender logs the others."""
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for each in judged:
-        if each.delivery:
-            continue
-        row, end = each.row, each.settlement
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (end, _), alike in decisions.items():
         if end.state in FAILED_ENDS:
-            settlement.log_failed(row.claim.task_id, row.event.trace_id, end, node=config.nodes[row.node_id].key)
-        else:
-            alike[end.state, end.reason].append(tracing.trace_label(row.event.trace_id, row.claim.task_id))
-    for (state, reason), names in alike.items():
-        tracing.log_touches("touches_settled", names, state=state, reason=reason)
+            for row in (each.row for each in alike):
+                settlement.log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
+        elif not alike[0].message:
+            names[end.state, end.reason] += [
+                tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
+            ]
+    for (state, reason), labels in names.items():
+        tracing.log_touches("touches_settled", labels, state=state, reason=reason)
 
 
 @metrics.never_raises
-def _measure(judged: Sequence[Judged]) -> None:
+def _measure(decisions: Decided, delivered: Sequence[tuple[ChannelSpec, list[Judged]]], locked_at: datetime) -> None:
     """Update the metrics, once per batch and after the commit."""
-    settlement.measure_verdicts(each.verdict for each in judged)
-    settlement.measure_ends(Counter((each.settlement.state, each.settlement.reason) for each in judged))
-    settlement.measure_attempts(_delivered(judged))
+    ends: Counter[tuple[str, str]] = Counter()
+    for (end, _), alike in decisions.items():
+        ends[end.state, end.reason] += len(alike)
+    settlement.measure_ends(ends)
+    settlement.measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
+    for spec, alike in delivered:
+        late = [(locked_at - each.row.due_at).total_seconds() for each in alike]
+        settlement.measure_calls(spec, "delivered", "", late)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import structlog
 from django.conf import settings
@@ -15,8 +14,7 @@ from django.utils.module_loading import import_string
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PresenceQuestion:
+class PresenceQuestion(NamedTuple):
     """A touch about which the providers are asked."""
 
     user_id: str

@@ -45,7 +45,7 @@ def channel_of(spec: ChannelSpec) -> Channel:
         Unreadable: this node lacks the encryption key of its settings.
     """
     known = _channels.get(spec.id)
-    if known and known[0] == spec:
+    if known and (known[0] is spec or known[0] == spec):
         return known[1]
     kind = channel_kinds().get(spec.kind)
     if spec.retired or kind is None:

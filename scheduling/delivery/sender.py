@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -352,7 +352,7 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
     """
     asked = [delivery for delivery in deliveries if delivery.question]
     answers = presence.presence_blocks(
-        [replace(delivery.question, about_to_send=True) for delivery in asked if delivery.question]
+        [delivery.question._replace(about_to_send=True) for delivery in asked if delivery.question]
     )
     monotonic = time.monotonic()
     return {

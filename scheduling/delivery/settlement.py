@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -26,6 +25,7 @@ from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.planning import disabled_targets
 from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, GuardVerdict
+from scheduling.policy.specs import ChannelSpec
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
         )
         disable_targets(results)
     measure_attempts(valid)
-    measure_verdicts(verdict for _, verdict in refused)
+    measure_verdicts((verdict, 1) for _, verdict in refused)
     measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
     _log_ends([delivery for delivery, _ in valid], ends)
     if len(valid) < len(results):
@@ -110,7 +110,7 @@ def keep_outcome_unknown(ended: Settlement) -> Settlement:
     delivered" becomes `unknown`, and an operator decides.
     """
     state = "unknown" if ended.state in ("failed", "suppressed") else ended.state
-    return replace(ended, state=state, releases_cap_slot=False)
+    return ended._replace(state=state, releases_cap_slot=False)
 
 
 def decision_for(verdict: GuardVerdict) -> Settlement:
@@ -201,34 +201,41 @@ def _attempt_row(delivery: Delivery, outcome: Outcome | Deferred | SendRefused) 
         delivery.instant(delivery.ended_at),
         _OUTCOMES[type(outcome)],
         getattr(outcome, "reason", ""),
-        _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
+        storable_text(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
         getattr(outcome, "status", None),
-        _printable(message.subject),
-        _printable(message.body),
+        storable_text(message.subject),
+        storable_text(message.body),
     )
 
 
 @metrics.never_raises
 def measure_attempts(results: Sequence[DeliveryResult]) -> None:
     """Measure lateness, duration and outcome of the calls. Equal labels are written once."""
-    alike: dict[tuple[str, str, str, str], list[Delivery]] = {}
+    alike: dict[tuple[int, str, str], list[Delivery]] = {}
     for delivery, outcome in results:
         if not isinstance(outcome, Untried):
-            key = (delivery.spec.kind, delivery.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
+            key = (delivery.spec.id, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
             alike.setdefault(key, []).append(delivery)
-    for (kind, channel, outcome_name, reason), deliveries in alike.items():
-        metrics.attempts.labels(channel, outcome_name, metrics.reason_label(reason)).inc(len(deliveries))
+    for (_, outcome_name, reason), deliveries in alike.items():
         late = [each.late + each.sent_at - each.clock for each in deliveries]
-        metrics.observe_all(metrics.lateness.labels(kind), late)
         took = [each.ended_at - each.sent_at for each in deliveries]
-        if any(took):  # a local channel makes no call and takes no time
-            metrics.observe_all(metrics.send_duration.labels(kind, outcome_name), took)
+        measure_calls(deliveries[0].spec, outcome_name, reason, late, took)
 
 
 @metrics.never_raises
-def measure_verdicts(verdicts: Iterable[GuardVerdict]) -> None:
-    for (decision, rule), count in Counter((each.decision, each.rule) for each in verdicts).items():
-        metrics.verdicts.labels(decision, metrics.reason_label(rule)).inc(count)
+def measure_calls(spec: ChannelSpec, outcome: str, reason: str, late: list[float], took: Sequence[float] = ()) -> None:
+    """Measure calls of one channel with the same outcome. A local channel makes no call and takes no time."""
+    metrics.attempts.labels(spec.key, outcome, metrics.reason_label(reason)).inc(len(late))
+    metrics.observe_all(metrics.lateness.labels(spec.kind), late)
+    if took:
+        metrics.observe_all(metrics.send_duration.labels(spec.kind, outcome), took)
+
+
+@metrics.never_raises
+def measure_verdicts(verdicts: Iterable[tuple[GuardVerdict, int]]) -> None:
+    """Count verdicts, given with the number of touches that got them."""
+    for verdict, count in verdicts:
+        metrics.verdicts.labels(verdict.decision, metrics.reason_label(verdict.rule)).inc(count)
 
 
 @metrics.never_raises
@@ -246,16 +253,16 @@ def disable_targets(results: Sequence[DeliveryResult]) -> None:
             delivery.spec.id,
             target_digest(delivery.spec, delivery.message.target),
             delivery.message.chat_id,
-            _printable(result.detail[:200] or result.reason),
+            storable_text(result.detail[:200] or result.reason),
         )
         for delivery, result in results
         if isinstance(result, Permanent) and result.disable_target
     )
 
 
-def _printable(text: str) -> str:
+def storable_text(text: str) -> str:
     """Replace NUL and unpaired surrogates, which PostgreSQL rejects."""
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+    return text if text.isprintable() else text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 _OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}

@@ -20,8 +20,8 @@ def insert_customers(user_ids: Sequence[str]) -> None:
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
-    rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
-    return {row[0]: CustomerSpec(*row) for row in rows}
+    rows = sql.rows(_LOCK_CUSTOMERS, {"ids": sql.UuidArray(task_ids)})
+    return {row[0]: CustomerSpec._make(row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
 
 
 def lock_users(user_ids: Sequence[str]) -> tuple[dict[str, CustomerSpec], datetime]:
@@ -73,7 +73,8 @@ ON CONFLICT (user_id) DO NOTHING
 # A touch that runs now may be waiting again before the claim. Its customer is therefore locked too, and Presence is
 # asked about it. No touch is claimed without its customer's lock.
 _LOCK_CUSTOMERS = """
-SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at, addresses
+SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at,
+       NULLIF(addresses, '{}')
 FROM scheduling_customer WHERE id = ANY(ARRAY(
     SELECT customer_id FROM scheduling_touch
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
 
 from scheduling import sql, tracing
 from scheduling.ledger.bounded_dispatch import BoundedDispatch
-from scheduling.ledger.transitions import Claim, Settlement, WakeUp
+from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Touch
-from scheduling.policy.specs import EventSpec
+from scheduling.policy.guards import GuardVerdict
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(NamedTuple):
     """A claimed touch about to be sent, with the conditions that stop it."""
 
     claim: Claim
@@ -27,8 +26,7 @@ class Sending:
     event_at: datetime | None  #: a later conversation stops it; None: the node ignores conversations
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Why a touch must not be sent: `node_disabled`, `paused`, `channel_retired`, `opted_out` or `conversation`."""
 
     code: str
@@ -37,22 +35,24 @@ class Stop:
     conversation_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A locked touch that will be claimed, with its event."""
+class LockedTouch(NamedTuple):
+    """What can change about a due touch, read with its lock."""
 
-    claim: Claim  #: with the `lease_no` that the row gets when the verdict is written
+    task_id: UUID
+    lease_no: int  #: the number that the row gets when the verdict is written
     attempt: int
-    root_id: UUID
-    node_id: int
-    customer_id: int
     priority: int
     due_at: datetime
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
-    is_retry: bool  #: a later attempt, or a retry of another touch
-    event: EventSpec
+
+
+class TouchDecision(NamedTuple):
+    """A verdict and the state that it gives to touches."""
+
+    settlement: Settlement
+    verdict: GuardVerdict
 
 
 class Reconfigured(Exception):
@@ -60,62 +60,50 @@ class Reconfigured(Exception):
 
 
 class TouchLedger(BoundedDispatch):
-    def lock_due(
-        self, task_ids: Sequence[UUID], *, most_bytes: int = 2**62
-    ) -> tuple[list[Due], list[WakeUp], datetime | None]:
-        """Lock the due, waiting and unlocked touches among `task_ids`. Return them, the rest and the time of the lock.
+    def lock_due(self, task_ids: Sequence[UUID]) -> tuple[list[LockedTouch], datetime | None]:
+        """Lock the due, waiting and unlocked touches among `task_ids`. Return them and the time of the lock.
 
-        The most important come first. Once the event data reaches `most_bytes`, further touches are returned as
-        wake-ups without data. The first touch is always returned. The time is PostgreSQL's; None if nothing is due.
+        The time is PostgreSQL's; None if nothing is due.
 
         The rows stay unchanged until `settle_batch` writes claim and verdict in one update. Each write of a row costs
         as much as all other work on it. Until then the lock is the claim.
         """
-        rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids), "most_bytes": most_bytes})
-        due = [
-            Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:21]))  # type: ignore[call-arg]
-            for row in rows
-            if row[22]
-        ]
-        rest = [WakeUp(row[0], row[7], row[6], row[4]) for row in rows if not row[22]]
-        return due, rest, rows[0][21] if rows else None
+        rows = sql.rows(_LOCK_DUE, {"ids": sql.UuidArray(task_ids)})
+        return [LockedTouch._make(row[:8]) for row in rows], rows[0][8] if rows else None
 
     def settle_batch(
         self,
-        settlements: Mapping[Settlement, Sequence[UUID]],
+        decisions: Mapping[TouchDecision, Sequence[UUID]],
         *,
         at: datetime,
         lease: timedelta,
         version: tuple[int, datetime] | None = None,
+        texts: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Claim these touches and write their states, one write per row.
+        """Claim these touches and write their states, verdicts and attempts in one statement, each row once.
 
         Call it in the transaction whose `lock_due` locked them at `at`. A cap slot of an earlier attempt
-        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison.
+        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison. `texts` holds
+        the subjects and bodies of what this write delivers, in the order of `decisions`.
 
         Raises:
             Reconfigured: a touch is delivered by this write and the configuration has changed.
         """
-        contents = [each.content for each in settlements]
-        task_ids = [task_id for task_ids in settlements.values() for task_id in task_ids]
-        written = sql.execute(
+        task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
+        texts = texts or [("", "")] * len(task_ids)
+        ((written,),) = sql.rows(
             _SETTLE_BATCH,
             {
                 "at": at,
                 "lease": lease,
                 "version": version and version[0],
                 "changed_at": version and version[1],
-                "ids": task_ids,
-                "numbers": [number for number, each in enumerate(settlements.values(), 1) for _ in each],
-                "states": [each.state for each in settlements],
-                "reasons": [each.reason[:64] for each in settlements],
-                "due": [each.due_at for each in settlements],
-                "parked": [each.parked for each in settlements],
-                "frees": [each.releases_cap_slot for each in settlements],
-                "types": [each and each.content_type for each in contents],
-                "templates": [each and each.template_id for each in contents],
-                "versions": [each and each.template_version for each in contents],
-                "counts": [each and each.counts for each in contents],
+                "ids": sql.UuidArray(task_ids),
+                "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
+                "subjects": [subject for subject, _ in texts],
+                "bodies": [body for _, body in texts],
+                **_settlement_columns([each.settlement for each in decisions]),
+                **_verdict_columns([each.verdict for each in decisions]),
             },
         )
         if written < len(task_ids) and version:
@@ -205,57 +193,82 @@ class TouchLedger(BoundedDispatch):
         sql.execute(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
-# The statement waits for no lock, so it needs no lock order. The size of
-# compressed data is estimated from the stored size, because reading it costs as much as returning it. Text of one
-# repeated letter, the extreme, expands 85 times under pglz and 250 times under lz4; ordinary JSON 3 to 10 times.
+def _settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
+    contents = [each.content for each in settlements]
+    return {
+        "states": [each.state for each in settlements],
+        "reasons": [each.reason[:64] for each in settlements],
+        "due": [each.due_at for each in settlements],
+        "parked": [each.parked for each in settlements],
+        "frees": [each.releases_cap_slot for each in settlements],
+        "types": [each and each.content_type for each in contents],
+        "templates": [each and each.template_id for each in contents],
+        "versions": [each and each.template_version for each in contents],
+        "counts": [each and each.counts for each in contents],
+    }
+
+
+def _verdict_columns(verdicts: Sequence[GuardVerdict]) -> dict[str, list[Any]]:
+    return {
+        "decisions": [each.decision for each in verdicts],
+        "rules": [each.rule for each in verdicts],
+        "rule_versions": [each.rule_version for each in verdicts],
+        "observed": [each.observed[:200] for each in verdicts],
+        "limits": [each.limit[:200] for each in verdicts],
+        "eligible": [each.next_eligible_at for each in verdicts],
+    }
+
+
+# The statement waits for no lock, so it needs no lock order.
 _LOCK_DUE = """
-WITH due AS MATERIALIZED (
-    SELECT * FROM scheduling_touch
-    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(parked, '') = ''
-      AND due_at <= statement_timestamp()
-    FOR NO KEY UPDATE SKIP LOCKED
-), sized AS (
-    SELECT due.task_id, due.lease_no + 1 AS lease_no, due.attempt, due.root_id, due.node_id, due.customer_id,
-           due.priority, due.due_at, due.expires_at, due.reserved_at, due.template_id,
-           due.attempt > 0 OR due.retry_of IS NOT NULL AS is_repeat,
-           e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
-           COALESCE(e.trace_id, e.id) AS trace_id, statement_timestamp() AS at,
-           COALESCE(sum(pg_column_size(e.data) * CASE WHEN pg_column_compression(e.data) IS NULL THEN 1 ELSE 64 END)
-                    OVER (ORDER BY due.priority, due.due_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
-               < %(most_bytes)s::bigint AS fits
-    FROM due JOIN scheduling_event AS e ON e.id = due.event_id
-)
-SELECT task_id, lease_no, attempt, root_id, node_id, customer_id, priority, due_at, expires_at, reserved_at,
-       template_id, is_repeat, id, source, event_id, type, occurred_at, user_id, chat_id,
-       CASE WHEN fits THEN data END, trace_id, at, fits
-FROM sized
+SELECT task_id, lease_no + 1, attempt, priority, due_at, expires_at, reserved_at, template_id, statement_timestamp()
+FROM scheduling_touch
+WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(parked, '') = ''
+  AND due_at <= statement_timestamp()
+FOR NO KEY UPDATE SKIP LOCKED
 """
 
 _SETTLE_BATCH = """
-UPDATE scheduling_touch AS row
-SET lease_no = row.lease_no + 1, hints = 0,
-    state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
-    lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
-    sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
-    attempt = row.attempt + (d.state = 'delivered')::int,
-    settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
-    reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
-                       WHEN NOT d.frees_slot THEN row.reserved_at END,
-    content_type = COALESCE(d.content_type, row.content_type),
-    template_id = COALESCE(d.template_id, row.template_id),
-    template_version = COALESCE(d.template_version, row.template_version),
-    counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
-FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, number),
-    unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
-           %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
-           %(counts)b::bool[])
-    WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
-                         template_version, counts, number)
-WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
-  AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
-      SELECT FROM scheduling_configuration
-      WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
-  ))
+WITH settled AS (
+    UPDATE scheduling_touch AS row
+    SET lease_no = row.lease_no + 1, hints = 0,
+        state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
+        lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
+        sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
+        attempt = row.attempt + (d.state = 'delivered')::int,
+        settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
+        reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
+                           WHEN NOT d.frees_slot THEN row.reserved_at END,
+        content_type = COALESCE(d.content_type, row.content_type),
+        template_id = COALESCE(d.template_id, row.template_id),
+        template_version = COALESCE(d.template_version, row.template_version),
+        counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
+    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[], %(subjects)b::text[], %(bodies)b::text[])
+            AS v(task_id, number, subject, body),
+        unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
+               %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+               %(counts)b::bool[], %(decisions)b::text[], %(rules)b::text[], %(rule_versions)b::int[],
+               %(observed)b::text[], %(limits)b::text[], %(eligible)b::timestamptz[])
+            WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id, template_version,
+                                 counts, decision, rule, rule_version, observed, "limit", next_eligible_at, number)
+    WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+      AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
+          SELECT FROM scheduling_configuration
+          WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
+      ))
+    RETURNING row.task_id, row.attempt, row.lease_no, v.subject, v.body, d.state, d.decision, d.rule, d.rule_version,
+              d.observed, d.limit, d.next_eligible_at
+), judged AS (
+    INSERT INTO scheduling_verdict
+        (touch_id, at, decision, rule, rule_version, observed, "limit", next_eligible_at)
+    SELECT task_id, %(at)s, decision, rule, rule_version, observed, "limit", next_eligible_at FROM settled
+), delivered AS (
+    INSERT INTO scheduling_attempt
+        (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
+    SELECT task_id, attempt, lease_no, %(at)s, %(at)s, 'delivered', '', '', subject, body
+    FROM settled WHERE state = 'delivered'
+)
+SELECT count(*) FROM settled
 """
 
 _DEFER = """

@@ -16,9 +16,8 @@ claim is lost. `attempt` is no fence, because a deferral or a manual retry chang
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from scheduling import sql
@@ -35,8 +34,7 @@ AGE_UNKNOWN = datetime.min.replace(tzinfo=UTC)  #: age of the oldest message of 
 AGE_UNKNOWN_LEASE = timedelta(minutes=2)
 
 
-@dataclass(frozen=True, slots=True)
-class WakeUp:
+class WakeUp(NamedTuple):
     """A dispatched row, for which a message is worth publishing."""
 
     task_id: UUID
@@ -45,16 +43,14 @@ class WakeUp:
     route: Any  #: what the ledger's owner needs to choose a queue (a touch: its node)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A claimed row and the fence number of every write about it."""
 
     task_id: UUID
     lease_no: int
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """The content of a touch. Only a touch that is sent takes a cap slot."""
 
     content_type: str
@@ -63,8 +59,7 @@ class Content:
     counts: bool  #: whether it counts toward the cap
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """The state that a verdict or the end of a run gives to rows.
 
     It names no row, because most touches of a batch share a few settlements. State `scheduled` with a `due_at` is a

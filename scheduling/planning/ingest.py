@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -173,7 +173,7 @@ class _EventBatch:
             active_at = event.occurred_at
         if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
             talking_at = event.occurred_at
-        self.customers[event.user_id] = replace(customer, last_active_at=active_at, conversation_at=talking_at)
+        self.customers[event.user_id] = customer._replace(last_active_at=active_at, conversation_at=talking_at)
 
     def insert_touches(self) -> None:
         soon = self.now + settings.AFTERTOUCH_HORIZON

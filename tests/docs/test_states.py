@@ -16,7 +16,7 @@ from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from rpa_tasks.models.job import JOB_TRANSITIONS
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import TouchDecision, touches
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.models.failed_task import FAILED_TASK_TRANSITIONS
@@ -24,6 +24,7 @@ from scheduling.models.ledger import Transitions
 from scheduling.models.touch import TOUCH_TRANSITIONS
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
+from scheduling.policy.guards import GuardVerdict
 
 Arrow = tuple[str, str]
 LEASE = timedelta(seconds=45)
@@ -110,7 +111,8 @@ def test_settle_batch_moves_match_the_transitions(touch: UUID) -> None:
     """A claim and what follows from it, in one write: queued → running → its end."""
     for state in ("running", *(after for before, after in arrows(TOUCH_TRANSITIONS) if before == "running")):
         set_state(Touch, touch, "queued")
-        touches.settle_batch({Settlement(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
+        decision = TouchDecision(Settlement(state, due_at=now()), GuardVerdict("send"))
+        touches.settle_batch({decision: [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)
 

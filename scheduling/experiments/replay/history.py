@@ -7,7 +7,7 @@ from events. Frames of a chat count only for customers without later activity.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -94,16 +94,17 @@ def load_customers(user_ids: Collection[str], since: datetime, memory: timedelta
 def _build_customer(row: Customer, since: datetime) -> SimulatedCustomer:
     opted_out_at = (row.opted_out_at or since) if row.opted_out else None
     active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
-    return SimulatedCustomer(replace(row.spec(), last_active_at=active_at, conversation_at=None), opted_out_at)
+    known = row.spec()._replace(last_active_at=active_at, conversation_at=None)
+    return SimulatedCustomer(known, opted_out_at)
 
 
 def _apply_past_event(person: SimulatedCustomer, kind: str, latest: datetime, *, active: bool) -> None:
     person.latest_events[kind] = latest
     spec = person.spec
     if active and (spec.last_active_at is None or latest > spec.last_active_at):
-        person.spec = spec = replace(spec, last_active_at=latest)
+        person.spec = spec = spec._replace(last_active_at=latest)
     if kind == "conversation.started":
-        person.spec = replace(spec, conversation_at=latest)
+        person.spec = spec._replace(conversation_at=latest)
 
 
 def _build_slot(task_id: UUID, at: datetime, content_type: str, counts: bool) -> CapSlot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from typing import Protocol
@@ -152,7 +152,7 @@ class Simulation:
             active_at = event.occurred_at
         if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
             talking_at = event.occurred_at
-        person.spec = replace(person.spec, last_active_at=active_at, conversation_at=talking_at)
+        person.spec = person.spec._replace(last_active_at=active_at, conversation_at=talking_at)
 
     def _find_obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:
         """Return the new touches to cancel at once, with the reason.
@@ -198,7 +198,7 @@ class Simulation:
             active_at, known = person.spec.last_active_at, was.last_active_at
             further = active_at is not None and (known is None or active_at > known + self.activity_grain)
             if not (further or user_id in unhappy or person.spec.conversation_at != was.conversation_at):
-                person.spec = replace(person.spec, last_active_at=known)
+                person.spec = person.spec._replace(last_active_at=known)
             if user_id in unhappy and (person.opted_out_at is None or person.opted_out_at > self.now):
                 person.opted_out_at = self.now
 
@@ -232,7 +232,7 @@ class Simulation:
     def _judge_touch(self, touch: SimulatedTouch) -> None:
         node, event, person = self.config.nodes[touch.node_id], touch.event, touch.customer
         out_at = person.opted_out_at
-        customer = replace(person.spec, opted_out=out_at is not None and out_at <= self.now)
+        customer = person.spec._replace(opted_out=out_at is not None and out_at <= self.now)
         template = template_for(node, event.chat_id, event.user_id)
         candidate = Candidate(
             touch.task_id, node, customer, template, event.chat_id, event.occurred_at, touch.expires_at

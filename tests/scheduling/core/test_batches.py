@@ -15,8 +15,9 @@ from django.db import connection, transaction
 from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.configuration.snapshot import current
-from scheduling.delivery import due_batch, judging, pipeline, settlement
-from scheduling.ledger.touches import _LOCK_DUE, Reconfigured, touches
+from scheduling.delivery import announced, judging, pipeline
+from scheduling.delivery.announced import _ANNOUNCED, load_announced
+from scheduling.ledger.touches import Reconfigured, touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
 from tests.scheduling.core.conftest import fall_due, rows
@@ -44,7 +45,7 @@ def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
 
 
 @pytest.mark.parametrize("text", ["compressible", "random"])
-def test_lock_due_stops_at_the_byte_limit(matrix: Any, record_event: Any, text: str) -> None:
+def test_load_announced_stops_at_the_byte_limit(matrix: Any, record_event: Any, text: str) -> None:
     """The data of what is left does not reach this process, also where PostgreSQL keeps it compressed."""
     matrix.node(guard_dedupe="ignore")
     data = {"text": "x" * 100_000 if text == "compressible" else bytes(range(32, 122)).decode() * 1_100}
@@ -52,18 +53,18 @@ def test_lock_due_stops_at_the_byte_limit(matrix: Any, record_event: Any, text: 
     fall_due()
 
     tracemalloc.start()
-    with transaction.atomic():
-        due, rest, _ = touches.lock_due(ids, most_bytes=350_000)
+    found = load_announced(ids, most_bytes=350_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert sum(len(row.event.data["text"]) for row in due) <= 500_000
-    assert len(due) >= 2
-    assert {row.claim.task_id for row in due} | {hint.task_id for hint in rest} == set(ids)
+    read = [row for row in found.values() if row.readable]
+    assert sum(len(row.event.data["text"]) for row in read) <= 500_000
+    assert len(read) >= 2
+    assert set(found) == set(ids)
     assert peak < 5_000_000
 
 
-def test_lock_due_does_not_read_left_data(matrix: Any, record_event: Any) -> None:
+def test_load_announced_does_not_read_left_data(matrix: Any, record_event: Any) -> None:
     """Where PostgreSQL keeps it compressed, its size is estimated from what is stored."""
     matrix.node(guard_dedupe="ignore")
     dice = random.Random(3)
@@ -76,37 +77,35 @@ def test_lock_due_does_not_read_left_data(matrix: Any, record_event: Any) -> Non
         assert compression
         assert 20_000 < size < len(text) / 2
     with transaction.atomic(), connection.cursor() as cursor:
-        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + _LOCK_DUE.replace("%(ids)b", "%(ids)s")
+        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + _ANNOUNCED.replace("%(ids)b", "%(ids)s")
         cursor.execute(statement, {"ids": ids, "most_bytes": 1})
         (plan,) = cursor.fetchone()[0]
     blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
     assert blocks < 20 * 5
 
 
-def test_lock_due_takes_one_oversized_event(matrix: Any, record_event: Any) -> None:
+def test_load_announced_takes_one_oversized_event(matrix: Any, record_event: Any) -> None:
     matrix.node()
     ids = [record_event(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
     fall_due()
-    with transaction.atomic():
-        due, rest, _ = touches.lock_due(ids, most_bytes=1)
-    assert (len(due), len(rest)) == (1, 2)
+    found = load_announced(ids, most_bytes=1)
+    assert sorted(row.readable for row in found.values()) == [False, False, True]
 
 
-def test_lock_due_leaves_lower_priority(matrix: Any, record_event: Any) -> None:
+def test_load_announced_leaves_lower_priority(matrix: Any, record_event: Any) -> None:
     matrix.node("low", trigger="a", priority=2)
     matrix.node("high", trigger="b", priority=0)
     low = [record_event("a", f"user-{number}").task_ids[0] for number in range(3)]
     (high,) = record_event("b", "user-9").task_ids
     fall_due()
-    with transaction.atomic():
-        due, _, _ = touches.lock_due([*low, high], most_bytes=1)
-    assert [row.claim.task_id for row in due] == [high]
+    found = load_announced([*low, high], most_bytes=1)
+    assert [task_id for task_id, row in found.items() if row.readable] == [high]
 
 
 def test_deliver_splits_at_the_byte_limit(
     matrix: Any, record_event: Any, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(announced, "MOST_BYTES", 35_000)
     matrix.node()
     ids = [record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
@@ -150,23 +149,23 @@ def test_deliver_halves_batch_after_idle_timeout(
     matrix.node()
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(4)]
     fall_due()
-    record, sizes = settlement.record_verdicts, []
+    write, sizes = touches.settle_batch, []
 
     def gone(pid: int) -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
             return bool(cursor.fetchone() == (0,))
 
-    def too_slow_for_many(verdicts: Any, at: Any) -> None:
-        sizes.append(len(verdicts))
-        if len(verdicts) > 1:
+    def too_slow_for_many(decisions: Any, **conditions: Any) -> None:
+        sizes.append(sum(map(len, decisions.values())))
+        if sizes[-1] > 1:
             pid = connection.connection.info.backend_pid
             with connection.cursor() as cursor:
                 cursor.execute("SET idle_in_transaction_session_timeout = 1")
             assert wait_until(lambda: second_connection(lambda: gone(pid)), 20)
-        record(verdicts, at)
+        write(decisions, **conditions)
 
-    monkeypatch.setattr(settlement, "record_verdicts", too_slow_for_many)
+    monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
     for _ in range(20):  # as Celery does where a closed connection does not say why
         with suppress(sql.UNAVAILABLE_ERRORS):
             pipeline.deliver_touches(ids)

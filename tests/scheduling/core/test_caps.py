@@ -378,7 +378,9 @@ def test_unknown_slot_survives_a_pause(
 def make_outcome_unknown(task_id: UUID, fake_channel: FakeChannelState, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
     from scheduling.delivery.outgoing import LEASE
-    from scheduling.ledger.transitions import Content, Settlement
+    from scheduling.ledger.touches import TouchDecision
+    from scheduling.ledger.transitions import Claim, Content, Settlement
+    from scheduling.policy.guards import GuardVerdict
     from tests.scheduling.core.conftest import expire_lease, sendings
 
     fall_due(task_id)
@@ -389,10 +391,11 @@ def make_outcome_unknown(task_id: UUID, fake_channel: FakeChannelState, how: str
         node = Touch.objects.get(pk=task_id).node
         content = Content("guide", node.template_id, 1, counts=True)
         with transaction.atomic():
-            ((due,), _, locked_at) = touches.lock_due([task_id])
+            ((due,), locked_at) = touches.lock_due([task_id])
             assert locked_at
-            touches.settle_batch({Settlement("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
-        touches.mark_sending(sendings(due.claim))
+            decision = TouchDecision(Settlement("running", content=content), GuardVerdict("send"))
+            touches.settle_batch({decision: [task_id]}, at=locked_at, lease=LEASE)
+        touches.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
         expire_lease(task_id)
         dispatcher.rescue_lost_work()
     (row,) = rows([task_id])

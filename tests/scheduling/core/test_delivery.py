@@ -15,10 +15,11 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.delivery import due_batch, judging, pipeline, presence, settlement
+from scheduling.delivery import due_batch, judging, pipeline, presence
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
 from scheduling.ledger import locks
+from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
 from scheduling.operations import commands
 from scheduling.policy.guards import QUIET_SPREAD
@@ -343,7 +344,6 @@ def test_touch_rescued_after_lock_waits_for_next_wakeup(
 def lose_worker(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
     from scheduling.delivery.outgoing import LEASE
-    from scheduling.ledger.touches import touches
     from tests.scheduling.core.conftest import expire_lease
 
     assert touches.claim([task_id], lease=LEASE)
@@ -483,19 +483,19 @@ def test_lost_database_connection_fails_no_touch(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
-    record = settlement.record_verdicts
+    write = touches.settle_batch
 
-    def broken(*verdicts: Any) -> None:
+    def broken(decisions: Any, **conditions: Any) -> None:
         if how == "terminated":
             second_connection(terminate)
         else:
             with connection.cursor() as cursor:
                 cursor.execute("SET idle_in_transaction_session_timeout = 1")
         assert wait_until(lambda: second_connection(gone), 20)
-        record(*verdicts)
+        write(decisions, **conditions)
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(settlement, "record_verdicts", broken)
+        breaking.setattr(touches, "settle_batch", broken)
         with pytest.raises(sql.UNAVAILABLE_ERRORS):
             pipeline.deliver_touches([waiting])
     connection.close()

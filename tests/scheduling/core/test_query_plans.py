@@ -26,11 +26,12 @@ from psycopg.adapt import Transformer
 from rpa_tasks.jobs.pick import jobs
 from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import due_batch
+from scheduling.delivery import announced, due_batch
 from scheduling.ledger import locks
-from scheduling.ledger.touches import Sending, touches
+from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.planning import cancellation
+from scheduling.policy.guards import GuardVerdict
 from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +86,8 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     customers = _column("SELECT id FROM scheduling_customer ORDER BY id LIMIT 500")
     (node,) = snapshot.current().nodes.values()
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
-    settlements = {Settlement("running", content=Content("guide", node.template.id, 1, True)): ids.waiting}
+    claimed = Settlement("running", content=Content("guide", node.template.id, 1, True))
+    decisions = {TouchDecision(claimed, GuardVerdict("send")): ids.waiting}
     window = {"window": timedelta(hours=72)}
     important = {"customers": customers, "lowest": 2, "hold": timedelta(minutes=1), "nodes": [node.id]}
 
@@ -96,11 +98,11 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "claim": lambda: touches.claim(ids.waiting, lease=LEASE),
         "mark_sending": lambda: touches.mark_sending(sendings),
         "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
-        "settle_batch": lambda: touches.settle_batch(settlements, at=now(), lease=LEASE),
+        "settle_batch": lambda: touches.settle_batch(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
-        "lock_due": lambda: touches.lock_due(ids.waiting, most_bytes=10_000),
+        "lock_due": lambda: touches.lock_due(ids.waiting),
         "lock_customers": lambda: locks.lock_customers(ids.waiting),
-        "questions": lambda: due_batch.presence_questions(ids.waiting, snapshot.current()),
+        "announced": lambda: announced.load_announced(ids.waiting, most_bytes=10_000),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
         "slots": (read(due_batch._SLOTS, customers=customers, **window), {"touch_history"}),
