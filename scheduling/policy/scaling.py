@@ -24,7 +24,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class DueWork:
-    """DueWork work of one priority that nothing has started."""
+    """Due work of one priority that nothing has started."""
 
     count: int = 0
     oldest: float = 0.0  #: seconds since the first was due
