@@ -285,8 +285,8 @@ class Sender:
     def _release(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         """Release a delivery from its lane and report its result."""
         self.lanes[delivery.receiver].in_flight -= 1
-        self._report(delivery, result)
         self._start_next(delivery.receiver)
+        self._report(delivery, result)
 
     def _run_in(
         self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any
