@@ -1,4 +1,4 @@
-"""Slow HTTP receiver: answers every POST after 50 ms and counts requests.
+"""HTTP receiver: answers every POST after a delay and counts requests.
 
 `GET /` returns the count, the times of the first and last request, and the number of repeated ids.
 """
@@ -14,7 +14,8 @@ from functools import partial
 import httptools
 import uvloop
 
-OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n\r\nok"
+#: The code is the one with which robots accept a message.
+OK = b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\ncontent-type: application/json\r\n\r\n{"errcode":0}'
 
 
 class RequestTally:

@@ -10,6 +10,7 @@ from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
 from benchmarks.scenarios.nodes import nodes
 from benchmarks.scenarios.pick import pick
+from benchmarks.scenarios.receivers import receivers
 from benchmarks.scenarios.rpa import rpa
 from benchmarks.scenarios.silence import silence
 from benchmarks.scenarios.sockets import sockets
@@ -22,6 +23,7 @@ SCENARIOS: dict[str, Scenario] = {
     "herd": herd,
     "webhook": webhook,
     "nodes": nodes,
+    "receivers": receivers,
     "intake": intake,
     "idle": idle,
     "waiting": waiting,
