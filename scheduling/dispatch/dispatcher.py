@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 PASS_LIMIT = 1000
 DISPATCH_LIMIT = 5_000  #: touches per statement
 POLL = 0.1  #: seconds between two looks at a backlog; the window holds more than workers take in this time
+IDLE_LOOKS = 5  #: without a claim in between, after which a pass ends: its process may be the one that would claim
 RESUME_SPREAD = timedelta(minutes=2)
 LONGEST_PASS = timedelta(seconds=4)  #: below the interval of the tick, so that passes do not accumulate
 LONGEST_DISPATCH = 4.8  #: seconds; the next pass begins soon after, so that a backlog does not pause
@@ -42,14 +43,16 @@ def dispatch_due_touches() -> int:
     touches stay in the table. There they do not count as lost wake-ups.
     """
     ends_at = time.monotonic() + LONGEST_DISPATCH
-    dispatched = _dispatch_within(settings.AFTERTOUCH_HORIZON, ends_at)
-    while True:
+    dispatched, idle_looks = _dispatch_within(settings.AFTERTOUCH_HORIZON, ends_at), 0
+    while idle_looks < IDLE_LOOKS:
         wait = touches.seconds_until_due(timedelta(seconds=LONGEST_DISPATCH))
         pause = max(wait or 0, POLL)
         if wait is None or broker_alarm.is_on() or time.monotonic() + pause > ends_at:
-            return dispatched
+            break
         time.sleep(pause)
-        dispatched += _dispatch_within(timedelta(0), ends_at)
+        more = _dispatch_within(timedelta(0), ends_at)
+        dispatched, idle_looks = dispatched + more, 0 if more else idle_looks + 1
+    return dispatched
 
 
 def dispatch_waiting_touches() -> int:

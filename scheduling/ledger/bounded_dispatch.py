@@ -25,8 +25,8 @@ class BoundedDispatch(Ledger):
 
         What is dispatched and not claimed is bounded for each priority: `window` touches that are due, and half as many
         in each `SLOT` of the future, which workers hold in memory. Other touches wait in the table, where a backlog of
-        one priority delays no other. Wake-ups that fell due more than `WAKEUP_LEASE` ago may be lost: they are not
-        counted.
+        one priority delays no other. Not counted are touches that intake dispatched at once, and wake-ups that may be
+        lost: those that fell due more than `WAKEUP_LEASE` ago, and the third and later ones of a touch.
 
         Safe to run concurrently on any node: only one caller gets a row. Callers at the same moment may exceed a bound
         by one window each.
@@ -60,9 +60,10 @@ WITH dispatched AS MATERIALIZED (
     FROM (
         SELECT priority, due_at FROM scheduling_touch
         WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
-          AND GREATEST(due_at, queued_at) > statement_timestamp() - %(lease)s
+          AND GREATEST(due_at, queued_at) > statement_timestamp() - %(lease)s AND queued_at > created_at
+          AND lease_until > statement_timestamp()
           AND lease_until < statement_timestamp() + 2 * %(lease)s + %(slots)s * %(slot)s
-        ORDER BY lease_until LIMIT 200000
+        ORDER BY lease_until LIMIT 10000000
     ) AS queued
     GROUP BY priority, number
 ), slot AS (

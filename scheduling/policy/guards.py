@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
+from zlib import crc32
 from zoneinfo import ZoneInfo
 
 from scheduling.durations import format_duration
@@ -196,12 +197,12 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
 
 
 def _spread_end(touch: Candidate, rule: RuleSpec, zone: ZoneInfo, until: datetime) -> datetime:
-    """Return an instant up to `QUIET_SPREAD` after the end of quiet hours, always the same one for a touch.
+    """Return an instant up to `QUIET_SPREAD` after the end of quiet hours, the same one for all touches of a customer.
 
-    Otherwise all touches of a night are due at one moment. The instant is not quiet and not later than the touch
-    expires.
+    Otherwise all touches of a night are due at one moment. With an instant for each touch, one of low priority could
+    take the cap slot of a later one. The instant is not quiet and not later than the touch expires.
     """
-    later = until + QUIET_SPREAD * (touch.task_id.int % 1_000 / 1_000)
+    later = until + QUIET_SPREAD * (crc32(touch.customer.user_id.encode()) % 1_000 / 1_000)
     return until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
 
 

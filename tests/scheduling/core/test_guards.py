@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, time, timedelta
 from itertools import combinations
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -140,7 +139,8 @@ def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
 
     def ends(rule: RuleSpec, **values: Any) -> list[datetime]:
         rules = around(rules=(rule,))
-        verdicts = [judge_touch(candidate(task_id=uuid4(), **values), rules, evening) for _ in range(500)]
+        customers = [ann(user_id=f"user-{number}") for number in range(500)]
+        verdicts = [judge_touch(candidate(customer=each, **values), rules, evening) for each in customers]
         return [each.next_eligible_at for each in verdicts if each.next_eligible_at]
 
     spread = ends(NIGHT)

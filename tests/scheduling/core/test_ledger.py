@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
@@ -316,6 +317,22 @@ def test_old_wakeups_do_not_fill_the_window(waiting: Any) -> None:
     ago = now() - timedelta(seconds=11)
     Touch.objects.filter(state="queued").update(queued_at=ago, due_at=ago)
     assert len(touches.dispatch_due(window=4)) == 4
+
+
+def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Any) -> None:
+    """A stream of new events would hold back retries and follow-ups of its priority."""
+    fresh, older = waiting(4), waiting(2)
+    Touch.objects.filter(pk__in=fresh).update(
+        state="queued", queued_at=F("created_at"), lease_until=now() + timedelta(seconds=10), hints=1
+    )
+    assert {wakeup.task_id for wakeup in touches.dispatch_due(window=2)} == set(older)
+
+
+def test_dispatch_pass_without_claims_ends(waiting: Any, settings: Any) -> None:
+    """On a worker for all queues, the pass occupies the process that would claim."""
+    waiting(12)
+    settings.AFTERTOUCH_DISPATCH_WINDOW = 3
+    assert dispatcher.dispatch_due_touches() == 3
 
 
 def test_concurrent_dispatches_share_the_rows(waiting: Any) -> None:
