@@ -110,12 +110,15 @@ def limit_statement_time(seconds: float) -> Iterator[None]:
         yield
 
 
-def limit_lock_waits(seconds: float) -> None:
-    """Limit how long each later statement of this transaction waits for a lock.
+def limit_lock_waits(seconds: float) -> datetime:
+    """Limit how long each later statement of this transaction waits for a lock. Return the database's time.
 
     A longer wait raises an `OperationalError` that `is_lock_timeout` recognises.
     """
-    rows("SELECT set_config('lock_timeout', %(wait)s, true)", {"wait": _format_milliseconds(seconds)})
+    statement = "SELECT set_config('lock_timeout', %(wait)s, true), statement_timestamp()"
+    ((_, at),) = rows(statement, {"wait": _format_milliseconds(seconds)})
+    assert isinstance(at, datetime)
+    return at
 
 
 def is_lock_timeout(error: BaseException) -> bool:

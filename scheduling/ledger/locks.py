@@ -1,4 +1,4 @@
-"""Lock rows in one global order: customers, communities, touches.
+"""Lock rows in one global order: customers, communities, nodes, touches.
 
 Each table is locked in the order of its key, so that two writers cannot deadlock.
 """
@@ -24,14 +24,17 @@ def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     return {row[0]: CustomerSpec._make(row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
 
 
-def lock_users(user_ids: Sequence[str]) -> tuple[dict[str, CustomerSpec], datetime]:
-    """Lock the customers with these user ids. Return them by user id, and PostgreSQL's time of the statement."""
-    rows = sql.rows(_LOCK_USERS, {"user_ids": user_ids})
-    customers = {
+def lock_users(user_ids: Sequence[str]) -> dict[str, CustomerSpec]:
+    """Lock the stored customers with these user ids. Return them by user id."""
+    return {
         row[1]: CustomerSpec(id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4])
-        for row in rows
+        for row in sql.rows(_LOCK_USERS, {"user_ids": user_ids})
     }
-    return customers, rows[0][5]
+
+
+def lock_nodes(node_ids: Iterable[int]) -> set[int]:
+    """Keep these nodes from deletion until the transaction ends. Return those that exist. Edits do not wait."""
+    return {row[0] for row in sql.rows(_LOCK_NODES, {"ids": sorted(node_ids)})}
 
 
 def lock_free_users(user_ids: Sequence[str]) -> dict[str, int]:
@@ -83,10 +86,12 @@ ORDER BY id FOR NO KEY UPDATE
 """
 
 _LOCK_USERS = """
-SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
+SELECT id, user_id, level, last_active_at, conversation_at
 FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
 ORDER BY id FOR NO KEY UPDATE
 """
+
+_LOCK_NODES = "SELECT id FROM scheduling_node WHERE id = ANY(%(ids)b::bigint[]) ORDER BY id FOR KEY SHARE"
 
 _LOCK_FREE_USERS = """
 SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

@@ -1,4 +1,4 @@
-"""Create the tables, the triggers of the configuration, and the storage options of busy tables."""
+"""Create the tables, the triggers of the configuration version and of references, and the options of busy tables."""
 
 import datetime
 import django.core.validators
@@ -37,21 +37,27 @@ CREATE_TRIGGER = (
     'FOR EACH STATEMENT EXECUTE FUNCTION scheduling_configuration_changed()'
 )
 
-# Refuses what a foreign key constraint of `scheduling_touch.template` would refuse.
-PROTECT_TEMPLATES = """
-CREATE FUNCTION scheduling_template_protected() RETURNS trigger LANGUAGE plpgsql AS $$
+# Rows that may not be deleted while another table refers to them: table, referring table, its column.
+REFERRED = [
+    ('scheduling_customer', 'scheduling_event', 'customer_id'),
+    ('scheduling_event', 'scheduling_touch', 'event_id'),
+    ('scheduling_node', 'scheduling_touch', 'node_id'),
+    ('scheduling_template', 'scheduling_touch', 'template_id'),
+]
+# A writer locks the row that its own rows will refer to. A deletion waits for that lock, and the query of the trigger
+# starts after it. With an older snapshot the query would not see the rows of that writer.
+REFUSE_DELETION = """
+CREATE FUNCTION {table}_refuse_deletion() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM scheduling_touch WHERE template_id = OLD.id) THEN
-        RAISE EXCEPTION 'template % is used by touches', OLD.id USING ERRCODE = 'foreign_key_violation';
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE feature_not_supported USING MESSAGE = 'delete from {table} in READ COMMITTED only';
     END IF;
-    RETURN OLD;
+    IF EXISTS (SELECT FROM {referring} WHERE {column} = OLD.id) THEN
+        RAISE foreign_key_violation USING MESSAGE = format('{table} %s is referenced by {referring}', OLD.id);
+    END IF;
+    RETURN NULL;
 END $$;
-CREATE TRIGGER template_protected BEFORE DELETE ON scheduling_template
-FOR EACH ROW EXECUTE FUNCTION scheduling_template_protected();
-"""
-LEAVE_TEMPLATES = """
-DROP TRIGGER template_protected ON scheduling_template;
-DROP FUNCTION scheduling_template_protected();
+CREATE TRIGGER referred AFTER DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_refuse_deletion();
 """
 
 # By default PostgreSQL vacuums a table after a fifth of it has changed: of a hundred million rows, after twenty million.
@@ -237,7 +243,7 @@ class Migration(migrations.Migration):
                 ('user_id', models.CharField(max_length=200, verbose_name='user id')),
                 ('chat_id', models.CharField(blank=True, max_length=200, verbose_name='chat id')),
                 ('data', models.JSONField(default=dict, verbose_name='data')),
-                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='events', to='scheduling.customer', verbose_name='customer')),
+                ('customer', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='events', to='scheduling.customer', verbose_name='customer')),
                 ('trace_id', models.UUIDField(editable=False, null=True, verbose_name='trace id')),
             ],
             options={
@@ -564,9 +570,9 @@ class Migration(migrations.Migration):
                 ('content_type', models.CharField(blank=True, default='', max_length=64, verbose_name='content type')),
                 ('reserved_at', models.DateTimeField(null=True, verbose_name='cap slot reserved at')),
                 ('counts_toward_cap', models.BooleanField(default=True, verbose_name='counts toward the cap')),
-                ('customer', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.customer', verbose_name='customer')),
-                ('event', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.event', verbose_name='event')),
-                ('node', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.node', verbose_name='node')),
+                ('customer', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.customer', verbose_name='customer')),
+                ('event', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.event', verbose_name='event')),
+                ('node', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.node', verbose_name='node')),
                 ('template', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.template', verbose_name='template')),
             ],
             options={
@@ -842,10 +848,16 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunSQL(CREATE_FUNCTION, 'DROP FUNCTION scheduling_configuration_changed()'),
-        migrations.RunSQL(PROTECT_TEMPLATES, LEAVE_TEMPLATES),
         *(
             migrations.RunSQL(CREATE_TRIGGER.format(table=table), f'DROP TRIGGER configuration_changed ON {table}')
             for table in EDITED
+        ),
+        *(
+            migrations.RunSQL(
+                REFUSE_DELETION.format(table=table, referring=referring, column=column),
+                f'DROP FUNCTION {table}_refuse_deletion() CASCADE',
+            )
+            for table, referring, column in REFERRED
         ),
         *(
             migrations.RunSQL(f'ALTER TABLE {table} SET ({options})', migrations.RunSQL.noop)

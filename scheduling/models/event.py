@@ -31,7 +31,10 @@ class EventType(models.Model):
 
 
 class Event(models.Model):
-    """An event as received (CloudEvents 1.0). Never changed after it was stored."""
+    """An event as received (CloudEvents 1.0). Never changed after it was stored.
+
+    A trigger holds the reference to the customer instead of a foreign key constraint (see `Touch`).
+    """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     source = models.CharField(_("source"), max_length=255)
@@ -39,8 +42,14 @@ class Event(models.Model):
     type = models.CharField(_("type"), max_length=120)
     occurred_at = models.DateTimeField(_("occurred at"))
     received_at = models.DateTimeField(_("received at"), default=now)
+    # `event_of_customer` starts with this column.
     customer = models.ForeignKey(
-        "scheduling.Customer", on_delete=models.PROTECT, related_name="events", verbose_name=_("customer")
+        "scheduling.Customer",
+        on_delete=models.PROTECT,
+        related_name="events",
+        verbose_name=_("customer"),
+        db_index=False,
+        db_constraint=False,
     )
     user_id = models.CharField(_("user id"), max_length=200)
     chat_id = models.CharField(_("chat id"), max_length=200, blank=True)

@@ -1,15 +1,18 @@
 """Store events and plan their touches, a batch in one transaction.
 
-Locks follow the order of all writers: customers by id, then touches. Unknown customers are inserted before any customer
-is locked. An insert that waits for another insert therefore holds no lock that the other could need.
+Locks follow the order of all writers: customers by id, nodes, touches. Unknown customers are inserted before any customer
+is locked. An insert that waits for another insert therefore holds no lock that the other could need. The locks also keep
+the rows that events and touches refer to; no foreign key constraint does (see `Touch`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +29,7 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import EventType
 from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.policy import matrix
-from scheduling.policy.specs import CustomerSpec, EventSpec
+from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec
 
 MAX_EVENT_TYPES = 2_000  #: Types register themselves. The limit stops a sender that invents types.
 NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
@@ -73,26 +76,33 @@ def record_events(
         InvalidInput: an event type exceeds the limit of the registry.
         OperationalError: PostgreSQL is unavailable, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
-    with transaction.atomic():
-        sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
-        batch = _EventBatch(new_events)
-        batch.lock_customers()
-        batch.insert_events()
-        batch.plan()
-        batch.insert_touches()
-        batch.update_customers()
-        transaction.on_commit(batch.log_touches)
-        if publish_wakeups and batch.wakeups:
-            wakeups = batch.wakeups
-            transaction.on_commit(lambda: publish_wakeups(wakeups))
+    while True:
+        with suppress(_CustomerDeleted), transaction.atomic():
+            at = sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
+            batch = _EventBatch(new_events, at)
+            batch.lock_customers()
+            batch.insert_events()
+            batch.plan()
+            batch.insert_touches()
+            batch.update_customers()
+            transaction.on_commit(batch.log_touches)
+            if publish_wakeups and batch.wakeups:
+                transaction.on_commit(partial(publish_wakeups, batch.wakeups))
+            break
     return batch.receipts()
+
+
+class _CustomerDeleted(Exception):
+    """Another transaction deleted a customer before its lock. An insert now would break the order of locks."""
 
 
 class _EventBatch:
     """One transaction of events, with its steps in the order of `record_events`."""
 
-    def __init__(self, new_events: Sequence[NewEvent]) -> None:
+    def __init__(self, new_events: Sequence[NewEvent], at: datetime) -> None:
+        """Take the events, and PostgreSQL's time of receipt."""
         self.new_events = new_events
+        self.now = at
         self.config = snapshot.current()
         self.customers: dict[str, CustomerSpec] = {}
         self.events: list[EventSpec] = []
@@ -103,7 +113,9 @@ class _EventBatch:
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.new_events})
         locks.insert_customers(user_ids)
-        self.customers, self.now = locks.lock_users(user_ids)
+        self.customers = locks.lock_users(user_ids)
+        if len(self.customers) < len(user_ids):
+            raise _CustomerDeleted
 
     def insert_events(self) -> None:
         self._register_types()
@@ -155,16 +167,24 @@ class _EventBatch:
 
     def plan(self) -> None:
         """Plan in order of arrival. An event sees the activity of earlier events, not its own."""
+        triggered = self._lock_triggered()
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
             customer = self.customers[event.user_id]
-            nodes = self.config.triggered.get(event.type, ())
             planned = matrix.plan_touches(
-                event, customer, nodes, self.config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE
-            )
+                event, customer, triggered[event.type], self.config.delay_rules,
+                time_scale=settings.AFTERTOUCH_TIME_SCALE,
+            )  # fmt: skip
             self.rows.extend((event, each, new_id()) for each in planned)
             self._update_activity(event, customer)
         self.rows = self.cancellation.apply_to_planned(self.rows)
+
+    def _lock_triggered(self) -> dict[str, list[NodeSpec]]:
+        """Return the nodes that each event type triggers, locked. The snapshot may name one that was deleted since."""
+        types = {event.type for event in self.accepted_events}
+        triggered = {each: self.config.triggered.get(each, ()) for each in types}
+        kept = locks.lock_nodes({node.id for nodes in triggered.values() for node in nodes})
+        return {each: [node for node in nodes if node.id in kept] for each, nodes in triggered.items()}
 
     def _update_activity(self, event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = customer.last_active_at, customer.conversation_at

@@ -379,12 +379,14 @@ def _plan(statement: str, **parameters: Any) -> str:
 
 
 def test_retention_covers_every_foreign_key() -> None:
-    """A new foreign key to a table that is deleted from would stop the deleting: add it to `retention`, and here."""
+    """A new reference to a table that is deleted from would stop the deleting: add it to `retention`, and here."""
     pointing = sql.rows(
         """
         SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text FROM pg_constraint
         WHERE contype = 'f' AND confrelid IN ('scheduling_touch'::regclass, 'scheduling_event'::regclass,
             'scheduling_failedtask'::regclass, 'rpa_tasks_job'::regclass, 'rpa_tasks_run'::regclass)
+        UNION SELECT substring(pg_get_functiondef(tgfoid) FROM 'is referenced by (\\w+)'), tgrelid::regclass::text
+        FROM pg_trigger WHERE tgname = 'referred' AND tgrelid = 'scheduling_event'::regclass
         """,
         {},
     )

@@ -75,6 +75,6 @@ def test_template_of_touch_is_not_deleted(matrix: Any, record_event: Any) -> Non
 
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM scheduling_templatetext")
-        with pytest.raises(IntegrityError, match="is used by touches"):
+        with pytest.raises(IntegrityError, match="is referenced by scheduling_touch"):
             cursor.execute("DELETE FROM scheduling_template WHERE id = %s", [cell.template_id])
     assert row.template_id == cell.template_id

@@ -1,0 +1,200 @@
+"""Triggers and locks hold the references of events and touches, without foreign key constraints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, NotSupportedError, connection, transaction
+
+from config.local.processes import wait_until
+from scheduling import sql
+from scheduling.ids import new_id
+from scheduling.models import Community, Customer, Event, Node, Touch
+from scheduling.planning.ingest import NewEvent, Receipt, record_events
+from tests.scheduling.core.conftest import PATIENCE, held_by_second_connection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+REFERRED = {"scheduling_customer": Customer, "scheduling_event": Event, "scheduling_node": Node}
+SEED = 20_261_123
+DELETE_CUSTOMER = "DELETE FROM scheduling_customer WHERE user_id = 'ann'"
+DELETE_NODE = "DELETE FROM scheduling_node WHERE key = 'guide'"
+
+
+def download(user: str = "ann", **changes: Any) -> Receipt:
+    event = NewEvent(source="shop", event_id=str(new_id()), type="material.downloaded", user_id=user, **changes)
+    return record_events([event])[0]
+
+
+def run(statement: str) -> Callable[[], None]:
+    def act() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    return act
+
+
+@contextmanager
+def in_thread(act: Callable[[], Any]) -> Iterator[Future[Any]]:
+    def run() -> Any:
+        try:
+            return act()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(run)
+
+
+def wait_for_lock() -> None:
+    statement = """
+        SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')
+    """
+    assert wait_until(lambda: bool(sql.rows(statement, {})[0][0]), PATIENCE)
+
+
+def count_orphans() -> dict[str, int]:
+    ((events, touches, others),) = sql.rows(
+        """
+        SELECT (SELECT count(*) FROM scheduling_event AS e LEFT JOIN scheduling_customer AS c ON c.id = e.customer_id
+                WHERE c.id IS NULL),
+               (SELECT count(*) FROM scheduling_touch AS t LEFT JOIN scheduling_event AS e ON e.id = t.event_id
+                LEFT JOIN scheduling_node AS n ON n.id = t.node_id WHERE e.id IS NULL OR n.id IS NULL),
+               (SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+                WHERE e.customer_id <> t.customer_id)
+        """,
+        {},
+    )
+    return {"events": events, "touches": touches, "touches of another customer": others}
+
+
+NONE = {"events": 0, "touches": 0, "touches of another customer": 0}
+
+
+@pytest.mark.parametrize("table", REFERRED)
+def test_deletion_of_referred_row_is_refused(matrix: Any, table: str) -> None:
+    matrix.node()
+    download()
+    with pytest.raises(IntegrityError, match=f"{table} .* is referenced by"):
+        run(f"DELETE FROM {table}")()
+    assert REFERRED[table].objects.count() == 1
+
+
+@pytest.mark.parametrize("table", REFERRED)
+def test_deletion_of_unused_row_is_allowed(matrix: Any, table: str) -> None:
+    matrix.node()
+    download()
+    Touch.objects.all().delete()
+    if table == "scheduling_customer":
+        Event.objects.all().delete()
+    run(f"DELETE FROM {table}")()
+    assert not REFERRED[table].objects.exists()
+
+
+def test_deletion_with_old_snapshot_is_refused(matrix: Any) -> None:
+    """It would not see the touches of a writer that it waited for."""
+    matrix.node()
+    with transaction.atomic():
+        run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")()
+        with pytest.raises(NotSupportedError, match="READ COMMITTED only"), transaction.atomic():
+            run(DELETE_NODE)()
+    assert Node.objects.exists()
+
+
+@pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
+def test_deletion_during_planning_is_refused(matrix: Any, statement: str) -> None:
+    matrix.node()
+    Customer.objects.create(user_id="ann")
+    with held_by_second_connection(download, commit=True) as stored, in_thread(run(statement)) as deletion:
+        wait_for_lock()
+        stored.set()
+        with pytest.raises(IntegrityError):
+            deletion.result(PATIENCE)
+    assert Touch.objects.count() == 1
+    assert count_orphans() == NONE
+
+
+@pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
+def test_deletion_after_failed_planning_is_allowed(matrix: Any, statement: str) -> None:
+    matrix.node()
+    Customer.objects.create(user_id="ann")
+    with held_by_second_connection(download, commit=False) as failed, in_thread(run(statement)) as deletion:
+        wait_for_lock()
+        failed.set()
+        deletion.result(PATIENCE)
+    assert Customer.objects.count() + Node.objects.count() == 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_event_during_deletion_of_customer_is_stored(matrix: Any, commit: bool) -> None:
+    matrix.node()
+    old = Customer.objects.create(user_id="ann")
+    with held_by_second_connection(run(DELETE_CUSTOMER), commit=commit) as deleted, in_thread(download) as event:
+        wait_for_lock()
+        deleted.set()
+        receipt = event.result(PATIENCE)
+    assert len(receipt.task_ids) == 1
+    assert (Customer.objects.get() == old) is not commit
+    assert count_orphans() == NONE
+
+
+@pytest.mark.parametrize(("commit", "planned"), [(True, 0), (False, 1)])
+def test_event_during_deletion_of_node_is_stored(matrix: Any, commit: bool, planned: int) -> None:
+    matrix.node()
+    with held_by_second_connection(run(DELETE_NODE), commit=commit) as deleted, in_thread(download) as event:
+        wait_for_lock()
+        deleted.set()
+        receipt = event.result(PATIENCE)
+    assert len(receipt.task_ids) == Touch.objects.count() == planned
+    assert Event.objects.count() == 1
+
+
+def test_random_deletions_leave_no_orphans(matrix: Any, race: Any) -> None:
+    """Events of few customers and nodes, erased customers, retired history, deleted nodes and communities."""
+    users = [f"user-{number}" for number in range(4)]
+
+    def erase(user: str) -> None:
+        with transaction.atomic():
+            ids = list(Customer.objects.select_for_update().filter(user_id=user).values_list("pk", flat=True))
+            for table, column in (("touch", "customer_id"), ("event", "customer_id"), ("customer", "id")):
+                sql.execute(f"DELETE FROM scheduling_{table} WHERE {column} = ANY(%(ids)b::bigint[])", {"ids": ids})
+
+    def act(number: int) -> int:
+        dice = random.Random(SEED + number)
+        refused = 0
+        for _ in range(40):
+            if number < 4:
+                record_events([
+                    NewEvent("shop", str(new_id()), "material.downloaded", dice.choice(users), dice.choice(["", "c1"]))
+                    for _ in range(dice.randint(1, 8))
+                ])  # fmt: skip
+                continue
+            try:
+                deed = dice.randrange(5)
+                if deed == 0:
+                    erase(dice.choice(users))
+                elif deed == 1:
+                    run(f"DELETE FROM scheduling_event WHERE user_id = '{dice.choice(users)}'")()
+                elif deed == 2:
+                    run(f"DELETE FROM scheduling_customer WHERE user_id = '{dice.choice(users)}'")()
+                elif deed == 3:
+                    run("DELETE FROM scheduling_node WHERE key <> 'guide'")()
+                    Community.objects.filter(chat_id="c1").delete()
+                else:
+                    Community.objects.get_or_create(chat_id="c1")
+                    with suppress(IntegrityError):
+                        matrix.node(f"extra-{number}")
+            except IntegrityError:
+                refused += 1
+        return refused
+
+    matrix.node()
+    refused = sum(race(7, act))
+
+    assert count_orphans() == NONE, f"seed {SEED}"
+    assert Touch.objects.exists()
+    assert refused, "some deletions met references"
