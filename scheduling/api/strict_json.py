@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from scheduling.errors import FieldError, InvalidInput
@@ -19,7 +20,10 @@ SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: integers that other languages can ho
 ERRORS_SHOWN = 100
 PATH_SHOWN = 200
 
+CONTAINERS = (dict, list)
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+#: An escape that may stand for such a character. Unescaped, UTF-8 and JSON refuse them.
+SUSPECT_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
 class NotJson(Exception):
@@ -89,9 +93,19 @@ def decode_strict_json(body: bytes) -> Any:
         raise NotJson(f"The body is nested deeper than {DEPTH_LIMIT} levels.") from error
     except json.JSONDecodeError as error:
         raise NotJson(f"The body is not JSON: {error}.") from error
-    if document.has_invalid_value or b"\\u" in body or body.count(b"{") + body.count(b"[") > DEPTH_LIMIT:
+    if document.has_invalid_value or SUSPECT_ESCAPE.search(body) or _is_too_deep(value):
         _raise_invalid_values(_find_invalid_values(value))
     return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level: list[Any] = [[value]]
+    for _ in range(DEPTH_LIMIT + 1):
+        children = chain.from_iterable(node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for child in children if isinstance(child, CONTAINERS)]
+        if not level:
+            return False
+    return True
 
 
 def _raise_invalid_values(found: Iterator[FieldError]) -> None:

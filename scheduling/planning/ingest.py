@@ -1,8 +1,8 @@
 """Store events and plan their touches, a batch in one transaction.
 
-Locks follow the order of all writers: customers by id, nodes, touches. Unknown customers are inserted before any customer
-is locked. An insert that waits for another insert therefore holds no lock that the other could need. The locks also keep
-the rows that events and touches refer to; no foreign key constraint does (see `Touch`).
+Locks follow the order of all writers: customers by id, nodes, touches. Unknown customers are inserted before any
+customer is locked. An insert that waits for another insert therefore holds no lock that the other could need. The locks
+also keep the rows that events and touches refer to; no foreign key constraint does (see `Touch`).
 """
 
 from __future__ import annotations
