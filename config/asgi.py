@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from importlib import import_module
 
 # The default is production: a server without the variable must not run with the published local key.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
@@ -65,3 +67,7 @@ def body_refusal_status(headers: list[tuple[bytes, bytes]]) -> int:
 
 
 application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
+
+import_module(settings.ROOT_URLCONF)  # otherwise the first request loads it
+gc.collect()
+gc.freeze()  # a full collection would search a web server's modules every few thousand events
