@@ -570,7 +570,7 @@ class Migration(migrations.Migration):
                 ('content_type', models.CharField(blank=True, default='', max_length=64, verbose_name='content type')),
                 ('reserved_at', models.DateTimeField(null=True, verbose_name='cap slot reserved at')),
                 ('counts_toward_cap', models.BooleanField(default=True, verbose_name='counts toward the cap')),
-                ('customer', models.ForeignKey(db_constraint=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.customer', verbose_name='customer')),
+                ('customer', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.customer', verbose_name='customer')),
                 ('event', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.event', verbose_name='event')),
                 ('node', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.node', verbose_name='node')),
                 ('template', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='touches', to='scheduling.template', verbose_name='template')),

@@ -47,7 +47,8 @@ class Touch(LedgerRow):
     state = models.CharField(
         _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
     )
-    # The keys below have no index if no frequent query needs one: each index costs every update a write.
+    # The keys below have no index if no frequent query needs one: each index costs every update a write. Queries for
+    # all touches of a customer go through its events.
     event = models.ForeignKey(
         "scheduling.Event",
         on_delete=models.PROTECT,
@@ -70,6 +71,7 @@ class Touch(LedgerRow):
         on_delete=models.PROTECT,
         related_name="touches",
         verbose_name=_("customer"),
+        db_index=False,
         db_constraint=False,
     )
     chat_id = models.CharField(_("chat id"), max_length=200, blank=True)

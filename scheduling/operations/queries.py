@@ -37,7 +37,7 @@ def query_touches(
     """
     found = prefetch_trace(Touch.objects.all())
     if user:
-        found = found.filter(customer__user_id=user)
+        found = found.filter(event__customer__user_id=user)
     if event or source:
         found = found.filter(_event_filter(event, source))
     if node:
@@ -219,7 +219,7 @@ def filter_failed_by_term(term: str, by: datetime | None = None) -> Q:
 
 
 def _failed_of_customer(term: str) -> list[UUID]:
-    failed = Touch.objects.filter(customer__user_id=term, state__in=("failed", "unknown"))
+    failed = Touch.objects.filter(event__customer__user_id=term, state__in=("failed", "unknown"))
     return list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
 
 

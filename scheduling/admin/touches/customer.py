@@ -93,10 +93,10 @@ EXPLAINING = Prefetch(
 
 
 def _build_touches_context(customer: Customer) -> dict[str, Any]:
-    touches = Touch.objects.filter(customer=customer).select_related("node", "event").prefetch_related(EXPLAINING)
+    touches = Touch.objects.select_related("node", "event").prefetch_related(EXPLAINING)
     link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
-    upcoming = touches.filter(state__in=WAITING).order_by("due_at")
-    past = touches.exclude(state__in=WAITING).order_by("-task_id")
+    upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
+    past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
     return {"upcoming": _describe_touches(upcoming), "past": _describe_touches(past), "touches_link": link}
 
 

@@ -95,7 +95,7 @@ def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
 
 def _find_touches_of_customer(term: str) -> QuerySet[Any]:
     customer = Customer.objects.filter(user_id=term).values("pk")
-    return _list_latest_ids(Touch.objects.filter(customer__in=customer))
+    return _list_latest_ids(Touch.objects.filter(event__customer__in=customer))
 
 
 def _find_touches_of_event(term: str) -> QuerySet[Any]:

@@ -16,7 +16,7 @@ from scheduling import sql
 from scheduling.ids import new_id
 from scheduling.models import Community, Customer, Event, Node, Touch
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
-from tests.scheduling.core.conftest import PATIENCE, held_by_second_connection
+from tests.scheduling.core.conftest import WAIT_LIMIT, held_by_second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 REFERRED = {"scheduling_customer": Customer, "scheduling_event": Event, "scheduling_node": Node}
@@ -54,7 +54,7 @@ def wait_for_lock() -> None:
     statement = """
         SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')
     """
-    assert wait_until(lambda: bool(sql.rows(statement, {})[0][0]), PATIENCE)
+    assert wait_until(lambda: bool(sql.rows(statement, {})[0][0]), WAIT_LIMIT)
 
 
 def count_orphans() -> dict[str, int]:
@@ -113,7 +113,7 @@ def test_deletion_during_planning_is_refused(matrix: Any, statement: str) -> Non
         wait_for_lock()
         stored.set()
         with pytest.raises(IntegrityError):
-            deletion.result(PATIENCE)
+            deletion.result(WAIT_LIMIT)
     assert Touch.objects.count() == 1
     assert count_orphans() == NONE
 
@@ -125,7 +125,7 @@ def test_deletion_after_failed_planning_is_allowed(matrix: Any, statement: str) 
     with held_by_second_connection(download, commit=False) as failed, in_thread(run(statement)) as deletion:
         wait_for_lock()
         failed.set()
-        deletion.result(PATIENCE)
+        deletion.result(WAIT_LIMIT)
     assert Customer.objects.count() + Node.objects.count() == 1
 
 
@@ -136,7 +136,7 @@ def test_event_during_deletion_of_customer_is_stored(matrix: Any, commit: bool) 
     with held_by_second_connection(run(DELETE_CUSTOMER), commit=commit) as deleted, in_thread(download) as event:
         wait_for_lock()
         deleted.set()
-        receipt = event.result(PATIENCE)
+        receipt = event.result(WAIT_LIMIT)
     assert len(receipt.task_ids) == 1
     assert (Customer.objects.get() == old) is not commit
     assert count_orphans() == NONE
@@ -148,7 +148,7 @@ def test_event_during_deletion_of_node_is_stored(matrix: Any, commit: bool, plan
     with held_by_second_connection(run(DELETE_NODE), commit=commit) as deleted, in_thread(download) as event:
         wait_for_lock()
         deleted.set()
-        receipt = event.result(PATIENCE)
+        receipt = event.result(WAIT_LIMIT)
     assert len(receipt.task_ids) == Touch.objects.count() == planned
     assert Event.objects.count() == 1
 
