@@ -18,7 +18,7 @@ from scheduling.policy.specs import EventSpec
 
 def insert_planned(rows: list[tuple[Any, ...]]) -> None:
     """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
-    sql.copy_rows(_COPY_TOUCHES, rows)
+    sql.copy_rows(_COPY_TOUCHES, rows, list(_COLUMNS.values()))
 
 
 def planned_row(
@@ -87,8 +87,13 @@ def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool)
     )
 
 
-_COPY_TOUCHES = """
-COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
-    hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
-    content_type, counts_toward_cap) FROM STDIN
-"""
+_COLUMNS = {
+    "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
+    "planned_at": "timestamptz", "parked": "varchar", "attempt": "int2", "lease_no": "int4",
+    "lease_until": "timestamptz", "hints": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
+    "reason": "varchar", "created_at": "timestamptz", "event_id": "uuid", "node_id": "int8", "node_version": "int4",
+    "customer_id": "int8", "chat_id": "varchar", "expires_at": "timestamptz", "content_type": "varchar",
+    "counts_toward_cap": "bool",
+}  # fmt: skip
+
+_COPY_TOUCHES = f"COPY scheduling_touch ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
