@@ -5,17 +5,32 @@ Each table is locked in the order of its key, so that two writers cannot deadloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from scheduling import sql
 from scheduling.policy.specs import CustomerSpec
 
+#: The times of a customer's last activity and conversation.
+Activity = tuple[datetime | None, datetime | None]
 
-def insert_customers(user_ids: Sequence[str]) -> None:
-    """Insert the users that are not yet stored. Call it before any lock is taken. Idempotent."""
-    sql.execute(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+
+def insert_customers(activity: Mapping[str, Activity]) -> dict[str, int]:
+    """Insert users with their activity, except stored ones. Return the ids of the new rows by user id.
+
+    An insert waits for another transaction that inserts the same user. Wait for no lock of a customer after it.
+    """
+    users = sorted(activity.items())
+    rows = sql.rows(
+        _INSERT_CUSTOMERS,
+        {
+            "user_ids": [user_id for user_id, _ in users],
+            "active": [active_at for _, (active_at, _) in users],
+            "talking": [talking_at for _, (_, talking_at) in users],
+        },
+    )
+    return dict(rows)
 
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
@@ -65,12 +80,13 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
 
 
 _INSERT_CUSTOMERS = """
-INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
-SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
-FROM unnest(%(user_ids)b::text[]) AS u(user_id)
-WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
+INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at,
+    last_active_at, conversation_at)
+SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp(), u.active, u.talking
+FROM unnest(%(user_ids)b::text[], %(active)b::timestamptz[], %(talking)b::timestamptz[]) AS u(user_id, active, talking)
 ORDER BY u.user_id
 ON CONFLICT (user_id) DO NOTHING
+RETURNING user_id, id
 """
 
 # A touch that runs now may be waiting again before the claim. Its customer is therefore locked too, and Presence is
@@ -85,10 +101,11 @@ FROM scheduling_customer WHERE id = ANY(ARRAY(
 ORDER BY id FOR NO KEY UPDATE
 """
 
+# A join: if the plan was made while the table was small, `= ANY` would compare each row with each user id.
 _LOCK_USERS = """
-SELECT id, user_id, level, last_active_at, conversation_at
-FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
-ORDER BY id FOR NO KEY UPDATE
+SELECT c.id, c.user_id, c.level, c.last_active_at, c.conversation_at
+FROM unnest(%(user_ids)b::text[]) AS u(user_id) JOIN scheduling_customer AS c ON c.user_id = u.user_id
+ORDER BY c.id FOR NO KEY UPDATE OF c
 """
 
 _LOCK_NODES = "SELECT id FROM scheduling_node WHERE id = ANY(%(ids)b::bigint[]) ORDER BY id FOR KEY SHARE"

@@ -68,11 +68,12 @@ def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
     """
     if not seen:
         return set()
-    # Insert before any lock is taken, as every writer does.
     with sql.brief_lock_waits():
-        locks.insert_customers(sorted(seen))
-        # A watcher runs this between two checks of its deadlines, so it waits for no lock.
+        # A watcher runs this between two checks of its deadlines, so it waits for no customer's lock.
         customers = locks.lock_free_users(sorted(seen))
+        unknown = {user_id: (at, None) for user_id, at in seen.items() if user_id not in customers}
+        if unknown:
+            customers |= locks.insert_customers(unknown)
         sql.execute(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
     return set(customers)
 

@@ -1,8 +1,9 @@
 """Store events and plan their touches, a batch in one transaction.
 
-Locks follow the order of all writers: customers by id, nodes, touches. Unknown customers are inserted before any
-customer is locked. An insert that waits for another insert therefore holds no lock that the other could need. The locks
-also keep the rows that events and touches refer to; no foreign key constraint does (see `Touch`).
+Locks follow the order of all writers: customers by id, nodes, touches. Unknown customers are inserted after the known
+ones are locked, in the order of their user ids. Nothing waits for a customer's lock after an insert, so an insert that
+waits for another one closes no circle. The locks also keep the rows that events and touches refer to; no foreign key
+constraint does (see `Touch`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 from psycopg.types.json import Jsonb
+from pydantic_core import to_json
 
 from scheduling import sql, tracing
 from scheduling.configuration import snapshot
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import insertion, locks
+from scheduling.ledger.locks import Activity
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import EventType
 from scheduling.planning.cancellation import Cancellation, Planned
@@ -77,7 +80,7 @@ def record_events(
         OperationalError: PostgreSQL is unavailable, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
     while True:
-        with suppress(_CustomerDeleted), transaction.atomic():
+        with suppress(_CustomersChanged), transaction.atomic():
             at = sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
             batch = _EventBatch(new_events, at)
             batch.lock_customers()
@@ -92,8 +95,8 @@ def record_events(
     return batch.receipts()
 
 
-class _CustomerDeleted(Exception):
-    """Another transaction deleted a customer before its lock. An insert now would break the order of locks."""
+class _CustomersChanged(Exception):
+    """Another transaction inserted a customer after the locks. A later lock would break the order of locks."""
 
 
 class _EventBatch:
@@ -101,43 +104,53 @@ class _EventBatch:
 
     def __init__(self, new_events: Sequence[NewEvent], at: datetime) -> None:
         """Take the events, and PostgreSQL's time of receipt."""
-        self.new_events = new_events
         self.now = at
         self.config = snapshot.current()
         self.customers: dict[str, CustomerSpec] = {}
-        self.events: list[EventSpec] = []
-        self.accepted: set[UUID] = set()
+        #: By user id: last activity and conversation, with the events planned so far.
+        self.activity: dict[str, Activity] = {}
+        #: The same for inserted customers, if no event turns out to be a duplicate: it saves an update of each row.
+        self.inserted: dict[str, Activity] = {}
+        self.events = [
+            EventSpec(
+                id=new_id(),
+                source=event.source,
+                event_id=event.event_id,
+                type=event.type,
+                occurred_at=event.occurred_at or at,
+                user_id=event.user_id,
+                chat_id=event.chat_id,
+                data=event.data,
+                trace_id=event.trace_id,
+            )
+            for event in new_events
+        ]
+        self.duplicates: dict[UUID, EventSpec] = {}
         self.rows: list[Planned] = []
         self.wakeups: list[WakeUp] = []
 
     def lock_customers(self) -> None:
-        user_ids = sorted({event.user_id for event in self.new_events})
-        locks.insert_customers(user_ids)
+        user_ids = sorted({event.user_id for event in self.events})
         self.customers = locks.lock_users(user_ids)
-        if len(self.customers) < len(user_ids):
-            raise _CustomerDeleted
+        unknown = {user_id for user_id in user_ids if user_id not in self.customers}
+        if not unknown:
+            return
+        for event in self.events:
+            if event.user_id in unknown:
+                self._update_activity(self.inserted, event, _UNKNOWN)
+        ids = locks.insert_customers(self.inserted)
+        if len(ids) < len(unknown):
+            raise _CustomersChanged
+        self.customers |= {user_id: CustomerSpec(id=key, user_id=user_id) for user_id, key in ids.items()}
 
     def insert_events(self) -> None:
         self._register_types()
-        for event in self.new_events:
-            self.events.append(
-                EventSpec(
-                    id=new_id(),
-                    source=event.source,
-                    event_id=event.event_id,
-                    type=event.type,
-                    occurred_at=event.occurred_at or self.now,
-                    user_id=event.user_id,
-                    chat_id=event.chat_id,
-                    data=event.data,
-                    trace_id=event.trace_id,
-                )
-            )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
-        inserted = sql.rows(
+        ids = [event.id for event in ordered]
+        inserted = sql.execute(
             _INSERT_EVENTS,
             {
-                "ids": [event.id for event in ordered],
+                "ids": ids,
                 "sources": [event.source for event in ordered],
                 "event_ids": [event.event_id for event in ordered],
                 "types": [event.type for event in ordered],
@@ -145,18 +158,21 @@ class _EventBatch:
                 "customers": [self.customers[event.user_id].id for event in ordered],
                 "user_ids": [event.user_id for event in ordered],
                 "chat_ids": [event.chat_id for event in ordered],
-                "data": [Jsonb(event.data) for event in ordered],
+                "data": [Jsonb(event.data, to_json) for event in ordered],
                 "traces": [event.trace_id for event in ordered],
             },
         )
-        self.accepted = {row[0] for row in inserted}
-        self.accepted_events = [event for event in self.events if event.id in self.accepted]
+        self.accepted_events = self.events
+        if inserted < len(self.events):
+            stored = {row[0] for row in sql.rows(_STORED, {"ids": ids})}
+            self.accepted_events = [event for event in self.events if event.id in stored]
+            self.duplicates = {event.id: event for event in self.events if event.id not in stored}
         self.cancellation = Cancellation(
             self.config, self.accepted_events, {user_id: customer.id for user_id, customer in self.customers.items()}
         )
 
     def _register_types(self) -> None:
-        unseen = sorted({event.type for event in self.new_events} - self.config.activity_types.keys())
+        unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
         if not unseen:
             return
         if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
@@ -170,13 +186,13 @@ class _EventBatch:
         triggered = self._lock_triggered()
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
-            customer = self.customers[event.user_id]
+            customer = self._customer_before(event)
             planned = matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules,
                 time_scale=settings.AFTERTOUCH_TIME_SCALE,
             )  # fmt: skip
             self.rows.extend((event, each, new_id()) for each in planned)
-            self._update_activity(event, customer)
+            self._update_activity(self.activity, event, customer)
         self.rows = self.cancellation.apply_to_planned(self.rows)
 
     def _lock_triggered(self) -> dict[str, list[NodeSpec]]:
@@ -186,14 +202,21 @@ class _EventBatch:
         kept = locks.lock_nodes({node.id for nodes in triggered.values() for node in nodes})
         return {each: [node for node in nodes if node.id in kept] for each, nodes in triggered.items()}
 
-    def _update_activity(self, event: EventSpec, customer: CustomerSpec) -> None:
-        active_at, talking_at = customer.last_active_at, customer.conversation_at
+    def _customer_before(self, event: EventSpec) -> CustomerSpec:
+        """Return the event's customer with the activity of the batch's earlier events."""
+        customer, activity = self.customers[event.user_id], self.activity.get(event.user_id)
+        if activity is None:
+            return customer
+        return customer._replace(last_active_at=activity[0], conversation_at=activity[1])
+
+    def _update_activity(self, activity: dict[str, Activity], event: EventSpec, customer: CustomerSpec) -> None:
+        active_at, talking_at = activity.get(event.user_id, (customer.last_active_at, customer.conversation_at))
         is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
         if is_activity and (active_at is None or event.occurred_at > active_at):
             active_at = event.occurred_at
         if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
             talking_at = event.occurred_at
-        self.customers[event.user_id] = customer._replace(last_active_at=active_at, conversation_at=talking_at)
+        activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
         soon = self.now + settings.AFTERTOUCH_HORIZON
@@ -219,19 +242,22 @@ class _EventBatch:
         """
         complaints = [event for event in self.accepted_events if event.type == "complaint.received"]
         unhappy = {event.user_id for event in complaints}
-        if not self.accepted:
-            return
-        changed = [self.customers[user_id] for user_id in {event.user_id for event in self.accepted_events}]
-        sql.execute(
-            _NOTE_CUSTOMERS,
-            {
-                "ids": [customer.id for customer in changed],
-                "active": [customer.last_active_at for customer in changed],
-                "talking": [customer.conversation_at for customer in changed],
-                "unhappy": [customer.user_id in unhappy for customer in changed],
+        if self.duplicates and (wrong := [user for user, at in self.inserted.items() if self.activity.get(user) != at]):
+            sql.execute(_FORGET_ACTIVITY, {"ids": [self.customers[user].id for user in wrong]})
+        changed = {
+            user: activity
+            for user, activity in self.activity.items()
+            if self.inserted.get(user) != activity or user in unhappy
+        }
+        if changed:
+            parameters = {
+                "ids": [self.customers[user].id for user in changed],
+                "active": [active_at for active_at, _ in changed.values()],
+                "talking": [talking_at for _, talking_at in changed.values()],
+                "unhappy": [user in unhappy for user in changed],
                 "grain": ACTIVITY_GRAIN,
-            },
-        )
+            }
+            sql.execute(_NOTE_CUSTOMERS, parameters)
         for event in complaints:
             parameters = {
                 "event": event.id,
@@ -262,7 +288,7 @@ class _EventBatch:
         earlier = self._receipts_of_duplicates()
         return [
             Receipt(event.id, False, tuple(by_event.get(event.id, ())))
-            if event.id in self.accepted
+            if event.id not in self.duplicates
             # Deleted by retention since the insert found it: still a duplicate, so its touches are not listed.
             else earlier.get((event.source, event.event_id), Receipt(event.id, True))
             for event in self.events
@@ -270,12 +296,11 @@ class _EventBatch:
 
     def _receipts_of_duplicates(self) -> dict[tuple[str, str], Receipt]:
         """Return the receipts of the first arrival of each duplicate."""
-        duplicates = [event for event in self.events if event.id not in self.accepted]
-        if not duplicates:
+        if not self.duplicates:
             return {}
         parameters = {
-            "sources": [event.source for event in duplicates],
-            "event_ids": [event.event_id for event in duplicates],
+            "sources": [event.source for event in self.duplicates.values()],
+            "event_ids": [event.event_id for event in self.duplicates.values()],
         }
         return {
             (source, event_id): Receipt(key, True, tuple(task_ids))
@@ -299,6 +324,8 @@ def _task_id(data: Mapping[str, Any]) -> UUID | None:
         return None
 
 
+_UNKNOWN = CustomerSpec(id=0, user_id="")
+
 _INSERT_EVENTS = """
 INSERT INTO scheduling_event
     (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
@@ -308,7 +335,11 @@ FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types
             %(traces)b::uuid[])
     AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
 ON CONFLICT (source, event_id) DO NOTHING
-RETURNING id
+"""
+_STORED = "SELECT id FROM scheduling_event WHERE id = ANY(%(ids)b)"
+
+_FORGET_ACTIVITY = """
+UPDATE scheduling_customer SET last_active_at = NULL, conversation_at = NULL WHERE id = ANY(%(ids)b)
 """
 
 _NOTE_CUSTOMERS = """

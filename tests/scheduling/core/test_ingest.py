@@ -414,6 +414,22 @@ def test_activity_grows_in_steps_of_a_minute(matrix: Any, record_event: Any) -> 
         assert Customer.objects.get().last_active_at == then + timedelta(seconds=noted)
 
 
+def test_duplicate_event_is_no_activity(matrix: Any) -> None:
+    """An unknown customer is inserted with the activity of its events before a duplicate among them is found."""
+    then = now() - HOUR
+    record_events([new(id="e1"), new("x", id="e2")])
+
+    record_events([
+        new(id="e1", user="bob", occurred_at=then + MINUTE),
+        new(id="e2", user="carl", occurred_at=then + MINUTE),
+        new("conversation.started", user="carl", occurred_at=then),
+    ])  # fmt: skip
+
+    found = Customer.objects.in_bulk(["bob", "carl"], field_name="user_id")
+    assert (found["bob"].last_active_at, found["bob"].conversation_at) == (None, None)
+    assert (found["carl"].last_active_at, found["carl"].conversation_at) == (then, then)
+
+
 def test_system_events_are_no_activity(matrix: Any, record_event: Any) -> None:
     EventType.objects.create(key="parcel.lost", is_activity=False)
     for type in ("parcel.lost", "customer.inactive", "session.silent"):
