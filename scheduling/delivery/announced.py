@@ -63,12 +63,12 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
     A touch that runs now is among them: it may be waiting again before the lock.
     """
     rows = sql.rows(_ANNOUNCED, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
-    return {row[0]: AnnouncedTouch._make((*row[1:8], _build_event(row[8:]))) for row in rows}
+    return {row[0]: AnnouncedTouch._make((*row[1:8], _build_event(*row[8:]))) for row in rows}
 
 
-def _build_event(row: tuple[Any, ...]) -> EventSpec:
-    *facts, data, trace_id = row
-    return EventSpec._make((*facts, _parse(data)[0] if data else {}, trace_id))
+def _build_event(*row: Any) -> EventSpec:
+    data = row[7]
+    return EventSpec._make((*row[:7], _parse(data)[0] if data else {}, row[8]))
 
 
 def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) -> dict[UUID, PresenceQuestion]:

@@ -63,13 +63,13 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
     A failure after that would use a slot that other touches need.
     """
     spec, template, counts = candidate.node.channel, candidate.template, candidate.node.guard_cap != "ignore"
-    content = _content_of(template.content_type, template.id, template.version, counts)
+    content = (template.content_type, template.id, template.version, counts)
     try:
         route = _route_of(batch, row, candidate)
         message = _build_message(batch, row, candidate, route)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
-        failed = Settlement("failed", reason, releases_cap_slot=True, content=content)
+        failed = Settlement("failed", reason, releases_cap_slot=True, content=Content(*content))
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
     immediate = is_immediate(route.channel)
     if not candidate.has_slot:
@@ -77,15 +77,15 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
         slot = CapSlot(row.task_id, batch.locked_at, template.content_type, counts, immediate, until)
         batch.history.add_slot(row, slot)
     if immediate:
-        return Judged(row, verdict, Settlement("delivered", content=content), message)
+        return Judged(row, verdict, _sent_settlement("delivered", *content), message)
     delivery = _build_delivery(batch, row, message, route, spec)
-    return Judged(row, verdict, Settlement("running", content=content), message, delivery)
+    return Judged(row, verdict, _sent_settlement("running", *content), message, delivery)
 
 
 @lru_cache(maxsize=1024)
-def _content_of(content_type: str, template_id: int, version: int, counts: bool) -> Content:
+def _sent_settlement(state: str, content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
     """Return one object for all touches with the same content: they are compared when they are stored together."""
-    return Content(content_type, template_id, version, counts)
+    return Settlement(state, content=Content(content_type, template_id, version, counts))
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
