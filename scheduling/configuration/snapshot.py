@@ -16,7 +16,7 @@ from django.db import connection
 from scheduling.channels.base import is_immediate
 from scheduling.channels.kinds import channel_kinds
 from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
-from scheduling.policy.guards import Check, checks_for
+from scheduling.policy.guards import Check, checks_for, pause_scopes
 from scheduling.policy.specs import ChannelSpec, DelayRulesSpec, NodeSpec, RuleSpec, TemplateSpec, TextSpec
 
 DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
@@ -57,9 +57,15 @@ class Snapshot:
 
     @cached_property
     def counting_quotas(self) -> frozenset[int]:
-        """Return the ids of the nodes whose receivers have quotas."""
+        """Return the ids of the nodes whose receivers have quotas. A paused node sends nothing."""
         kinds = channel_kinds()
-        return frozenset(node.id for node in self.nodes.values() if getattr(kinds.get(node.channel.kind), "quotas", ()))
+        counting = {node.id for node in self.nodes.values() if getattr(kinds.get(node.channel.kind), "quotas", ())}
+        return frozenset(counting - self.paused_nodes)
+
+    @cached_property
+    def paused_nodes(self) -> frozenset[int]:
+        """Return the ids of the nodes that an operator paused, by themselves or with their channel or everything."""
+        return frozenset(node.id for node in self.nodes.values() if self.paused.intersection(pause_scopes(node)))
 
     @cached_property
     def checks(self) -> Mapping[int, tuple[Check, ...]]:

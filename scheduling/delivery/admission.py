@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -26,11 +27,13 @@ from scheduling.policy.specs import CustomerSpec
 
 QUOTA = "quota"
 LANE_STEP = 0.5  #: seconds; the touches of a lane return in groups, because each message to a worker has a price
+MOST_REMEMBERED = 20_000  #: slots
 NEARLY_DUE = timedelta(milliseconds=50)  #: longer than from the question about slots to the lock
 
 
 Slots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
 Postponed = dict[UUID, tuple[str, datetime]]  #: reason and new due time
+recent_slots: dict[UUID, datetime] = {}  #: by PostgreSQL's clock, in the order of their reservation
 _Wanted = dict[tuple[str, int], list[tuple[UUID, SlotRequest]]]  #: by receiver and priority
 
 
@@ -44,9 +47,12 @@ def reserve_slots(task_ids: Sequence[UUID], config: Snapshot) -> Slots:
         return {}
     clock = time.monotonic()
     found = sql.rows(_WANTING, {"ids": list(task_ids), "nodes": list(config.counting_quotas), "nearly": NEARLY_DUE})
+    # A touch with the reason `quota` was committed with its slot.
+    known = {row[0]: recent_slots[row[0]] for row in found if row[0] in recent_slots and row[7] != QUOTA}
+    found = [row for row in found if row[0] not in known]
     groups, lanes = _group_by_receiver(found, config)
     sending = sender()
-    in_transit = {key: sum(map(sending.lanes.count_held, receivers)) for key, receivers in lanes.items()}
+    in_transit = {key: sum(map(sending.lanes.count_ungranted, receivers)) for key, receivers in lanes.items()}
     waits: dict[UUID, timedelta] = {}
     for quotas, wanted in groups.items():
         requests = {key: [request for _, request in group] for key, group in wanted.items()}
@@ -54,7 +60,16 @@ def reserve_slots(task_ids: Sequence[UUID], config: Snapshot) -> Slots:
             for (task_id, request), wait in zip(wanted[key], slots, strict=True):
                 waits[task_id] = request.longest if wait is None else wait
     passed = timedelta(seconds=time.monotonic() - clock)
-    return {row[0]: row[6] + passed + waits[row[0]] for row in found if waits.get(row[0])}
+    fresh = {row[0]: row[6] + passed + waits[row[0]] if waits[row[0]] else row[6] for row in found if row[0] in waits}
+    _remember_slots(fresh)
+    return known | fresh
+
+
+def _remember_slots(slots: Slots) -> None:
+    """Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again."""
+    recent_slots.update(slots)
+    for task_id in list(islice(recent_slots, max(len(recent_slots) - MOST_REMEMBERED, 0))):
+        del recent_slots[task_id]
 
 
 def _group_by_receiver(
@@ -80,9 +95,10 @@ def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
 
     Return the batch without the postponed touches, and these.
     Channels without a call always have room. Touches with an unknown receiver are admitted: judging reports the error.
+    So are touches of paused nodes, which judging parks.
     """
-    inline = batch.config.delivering_inline
-    if inline.issuperset(row.node_id for row in batch.due):
+    always = batch.config.delivering_inline | batch.config.paused_nodes
+    if always.issuperset(row.node_id for row in batch.due):
         return batch, {}
     admitted: list[Due] = []
     routes: dict[UUID, Route] = {}
@@ -90,7 +106,7 @@ def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
     taken: Counter[str] = Counter()
     for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
         task_id = row.task_id
-        if row.node_id not in inline and row.expires_at > batch.locked_at:
+        if row.node_id not in always and row.expires_at > batch.locked_at:
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
                 postponed[task_id] = (QUOTA, slot)
                 continue

@@ -32,6 +32,7 @@ class ReceiverLane:
     waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     held: int = 0  #: submitted and not ended
+    granted: int = 0  #: of these, how many have a grant of the vendor's quota
     duration: float = 0.0  #: smoothed seconds in flight; 0: no call has ended
     next_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  #: last instant given, by priority
 
@@ -89,9 +90,14 @@ class ReceiverLanes:
                 return None
             return "target_busy", lane.reserve_instant(now, priority)
 
-    def count_held(self, receiver: str) -> int:
+    def count_ungranted(self, receiver: str) -> int:
+        """Return how many deliveries are submitted and have no grant of the vendor's quota yet."""
         lane = self._lanes.get(receiver)
-        return lane.held if lane else 0
+        return lane.held - lane.granted if lane else 0
+
+    def note_grant(self, receiver: str) -> None:
+        with self._lock:
+            self._lanes[receiver].granted += 1
 
     def hold(self, receiver: str, channel: Channel) -> None:
         """Count a submitted delivery."""
@@ -99,10 +105,11 @@ class ReceiverLanes:
             self._open_lane(receiver, channel).held += 1
             self._held += 1
 
-    def release(self, receiver: str) -> None:
+    def release(self, receiver: str, *, granted: bool) -> None:
         """Count the end of a submitted delivery."""
         with self._lock:
             self._lanes[receiver].held -= 1
+            self._lanes[receiver].granted -= granted
             self._held -= 1
 
     def __getitem__(self, receiver: str) -> ReceiverLane:

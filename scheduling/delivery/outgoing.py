@@ -35,6 +35,7 @@ class Delivery:
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
     late: float = 0.0  #: seconds past due at `claimed_at`
     receiver: str = ""  #: key of its lane; empty: not known before it is submitted
+    granted: bool = False  #: it has a grant of the vendor's quota
     started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
     sent_at: float = 0.0
     ended_at: float = 0.0

@@ -235,6 +235,9 @@ class Sender:
         for quotas in {deliveries[0].channel.quotas for deliveries in by_receiver.values()}:
             wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
             for receiver, grant in self.quotas.acquire(quotas, wanted).items():
+                for delivery in by_receiver[receiver][: grant.granted]:
+                    delivery.granted = True
+                    self.lanes.note_grant(delivery.receiver)
                 held |= self._plan_denied(receiver, by_receiver[receiver][grant.granted :], grant)
         return held
 
@@ -304,7 +307,7 @@ class Sender:
 
     def _report(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         if delivery.receiver:
-            self.lanes.release(delivery.receiver)
+            self.lanes.release(delivery.receiver, granted=delivery.granted)
         with self._changed:
             self._results.append((delivery, result))
             self._changed.notify_all()

@@ -131,10 +131,15 @@ def _judge_node_disabled(touch: Candidate, context: GuardContext, now: datetime)
     return None if touch.node.enabled else GuardVerdict(SUPPRESS, "node_disabled", touch.node.version)
 
 
+def pause_scopes(node: NodeSpec) -> tuple[str, str, str]:
+    """Return the scopes of pauses that stop the touches of a node."""
+    return "all", f"channel:{node.channel.key}", f"node:{node.key}"
+
+
 def _judge_paused(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     if not context.paused:
         return None
-    for scope in ("all", f"channel:{touch.node.channel.key}", f"node:{touch.node.key}"):
+    for scope in pause_scopes(touch.node):
         if scope in context.paused:
             return GuardVerdict(HOLD, "paused", observed=scope, parked=scope)
     return None

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
+from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
@@ -20,11 +21,11 @@ from scheduling.channels.base import Outcome, Quota, Transient
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.webhook import Webhook
-from scheduling.delivery import lanes, pipeline
+from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger
-from scheduling.models import ChannelConfig, Node, Touch, Verdict
+from scheduling.models import ChannelConfig, Node, Pause, Touch, Verdict
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.fake_channels import Died, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -144,11 +145,37 @@ def test_batch_lost_after_its_reservation_loses_slots_only(
         (row.state, row.due_at, row.lease_no) for row in before
     ]
 
+    admission.recent_slots.clear()  # another process delivers them
     found = deliver_when_due(*ids)
     assert {(row.state, row.reason) for row in found} == {("scheduled", "quota")}
     assert {row.lease_no for row in found} == {0}
     assert min(row.due_at for row in found) > before[0].due_at + timedelta(minutes=100), "the slots of the lost batch"
     assert not Verdict.objects.exists()
+
+
+def test_repeated_batch_keeps_its_slots(limited: Node, record_event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is halved, or that PostgreSQL rolls back, reserved a second slot for each touch."""
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
+    fall_due()
+    with monkeypatch.context() as patch:
+        patch.setattr(TouchLedger, "defer", lambda *_, **__: _die())
+        with pytest.raises(Died):
+            pipeline.deliver_touches(ids)
+
+    found = deliver_when_due(*ids)
+
+    assert Counter(row.state for row in found) == {"delivered": 2, "scheduled": 4}
+    assert max(row.due_at for row in found) < now() + timedelta(hours=2, minutes=5)
+
+
+def test_paused_touches_take_no_slot(limited: Node, record_event: Any) -> None:
+    Pause.objects.create(scope=f"node:{limited.key}")
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
+    assert {row.parked for row in deliver_when_due(*ids)} == {f"node:{limited.key}"}
+
+    Pause.objects.all().delete()
+    Touch.objects.update(parked="", reason="", due_at=now())
+    assert Counter(row.state for row in deliver_when_due(*ids)) == {"delivered": 2, "scheduled": 4}
 
 
 def _die() -> None:
