@@ -18,7 +18,7 @@ from benchmarks.environment import Bench, wait_until
 from benchmarks.results import percentile
 from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts
 from config.local.processes import select_port
-from scheduling.channels.dingtalk import DingTalk
+from scheduling.channels.robots.dingtalk import DingTalk
 from scheduling.models import ChannelConfig, Community, Node
 
 GOAL_FAST, GOAL_VERDICTS, GOAL_PLAN = 300.0, 1.05, 5.0
