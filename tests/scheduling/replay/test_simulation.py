@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from scheduling.experiments.replay.figures import ReplayCounter
 from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
-from scheduling.policy.guards import CapSlot
+from scheduling.policy.guards import QUIET_SPREAD, CapSlot
 from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.sample_data import (
     ARTICLE,
@@ -84,7 +84,7 @@ def test_simulation_quiet_hours_defer_until_morning() -> None:
     made.receive([event()], NOON)
     told = figures_of(made, NOON + 11 * HOUR)
     assert (told["totals"], told["held"]) == ({"planned": 1, "held": 1, "waiting": 1}, {"quiet_hours": 1})
-    assert figures_of(made, NOON + 12 * HOUR)["days"] == {"2026-03-04": 1}  # 08:00
+    assert figures_of(made, NOON + 12 * HOUR + QUIET_SPREAD)["days"] == {"2026-03-04": 1}  # 08:00
 
 
 def test_simulation_cap_suppresses_or_defers() -> None:
