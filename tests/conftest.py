@@ -19,7 +19,7 @@ from tests.slow_machine import raise_time_limits
 
 pytest_plugins = [
     "tests.time_limits", "tests.staff_users", "tests.captured_log", "tests.fault_runs", "tests.parallel_processes",
-    "tests.fixed_hour",
+    "tests.fixed_hour", "tests.emptying",
 ]  # fmt: skip
 
 _reaper = pytest.StashKey[Reaper]()
@@ -48,8 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
     servers.start_servers(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
     if not env.database_url:
         servers.run_as_administrator(
-            env.aftertouch_state_dir, "ALTER ROLE aftertouch CREATEDB"
-        )  # for the test databases
+            env.aftertouch_state_dir,
+            "ALTER ROLE aftertouch CREATEDB",  # for the test databases
+            "ALTER ROLE aftertouch SET synchronous_commit = off",  # they need not survive a crash
+            "GRANT SET ON PARAMETER session_replication_role TO aftertouch",  # see tests/emptying.py
+        )
     _point_settings_at(env)
     raise_time_limits()
     with redis.Redis.from_url(env.redis) as client:
@@ -96,6 +99,10 @@ def _point_settings_at(env: Any) -> None:
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The threads of the sender keep their connections; the test database could not be dropped under them."""
+    from tests.emptying import note_kept_rows
+
+    with django_db_blocker.unblock():
+        note_kept_rows()
     yield
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         cursor.execute(
