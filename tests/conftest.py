@@ -19,7 +19,7 @@ from tests.slow_machine import raise_time_limits
 
 pytest_plugins = [
     "tests.time_limits", "tests.staff_users", "tests.captured_log", "tests.fault_runs", "tests.parallel_processes",
-    "tests.fixed_hour", "tests.emptying",
+    "tests.fixed_hour", "tests.emptying", "tests.static_files",
 ]  # fmt: skip
 
 _reaper = pytest.StashKey[Reaper]()
