@@ -7,7 +7,7 @@ administrator takes effect, so a refusal has no other reason than the role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +47,26 @@ ROUTES = {
 }  # fmt: skip
 
 
+class Digests:
+    """Digests of all tables but that of the sessions, read again only for tables that this transaction has written."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str]] = {}  #: by table: the count of writes at that time, and the digest
+
+    def read(self) -> dict[str, str]:
+        writes = count_writes()
+        stale = [name for name in writes if self._found.get(name, (-1, ""))[0] != writes[name]]
+        self._found.update({name: (writes[name], digest) for name, digest in read_digests(stale).items()})
+        return {name: self._found[name][1] for name in writes}
+
+
 @dataclass(slots=True)
 class Staff:
     clients: dict[Role, Client]
     users: dict[Role, User]
     auditor: tuple[Client, User]
     forms: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what each address showed to an administrator
+    digests: Digests = field(default_factory=Digests)
 
 
 @pytest.fixture
@@ -133,15 +147,28 @@ def key_of(pages: Any) -> str:
 
 
 def rows() -> dict[str, str]:
-    """A digest of each table but that of the sessions."""
+    """Read the digest of each table, with what other transactions have committed."""
+    return read_digests(count_writes())
+
+
+def count_writes() -> dict[str, int]:
+    """Rows that this transaction has written so far, by table. Those of a savepoint that was rolled back count too."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1")
-        tables = [name for (name,) in cursor.fetchall() if name != "django_session"]
-        parts = [
-            f"SELECT '{name}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), ''))"
-            f' FROM "{name}" AS each'
-            for name in tables
-        ]
+        cursor.execute(
+            "SELECT relname, n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables"
+            " WHERE schemaname = current_schema() AND relname <> 'django_session'"
+        )
+        return dict(cursor.fetchall())
+
+
+def read_digests(tables: Iterable[str]) -> dict[str, str]:
+    parts = [
+        f"SELECT '{name}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), '')) FROM \"{name}\" AS each"
+        for name in tables
+    ]
+    if not parts:
+        return {}
+    with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join(parts))
         return dict(cursor.fetchall())
 
@@ -173,12 +200,12 @@ class Answer:
         return self.status in (200, 302) and not self.to_login
 
 
-def ask(client: Client, method: str, url: str, data: Any = None) -> Answer:
-    before = rows()
+def ask(staff: Staff, client: Client, method: str, url: str, data: Any = None) -> Answer:
+    before = staff.digests.read()
     answer = getattr(copy_client(client), method)(url, data or {})
     if answer.streaming:
         list(answer.streaming_content)
-    after = rows()
+    after = staff.digests.read()
     changed = sorted(name for name in after if before.get(name) != after[name])
     return Answer(answer.status_code, answer.get("Location", ""), changed, errors_of(answer))
 
@@ -278,7 +305,7 @@ def _address(case: Case, user: User) -> str:
 
 def _get_violations(case: Case, staff: Staff, role: Role) -> Iterator[str]:
     with rolled_back():
-        answer = ask(staff.clients[role], "get", _address(case, staff.users[role]))
+        answer = ask(staff, staff.clients[role], "get", _address(case, staff.users[role]))
         if role >= case.page.see:
             if not answer.answered:
                 yield f"{case.name}: GET of {role.name} is refused: {answer}"
@@ -292,7 +319,7 @@ def _post_violations(case: Case, staff: Staff, name: str, client: Client, user: 
     page = case.page
     with rolled_back():
         url = _address(case, user)
-        answer = ask(client, "post", url, _data(case, staff, url, client))
+        answer = ask(staff, client, "post", url, _data(case, staff, url, client))
         if role >= page.do:
             if not answer.answered or bool(answer.changed) != page.writes:
                 yield f"{case.name}: POST of {name} has no effect: {answer}"
@@ -327,11 +354,13 @@ class rolled_back:
 @pytest.mark.parametrize("place", [*models(), "site"])
 def test_each_role_can_do_what_the_table_allows(staff: Staff, place: str) -> None:
     """`place` is a model with all its addresses and actions, or what belongs to none."""
+    before = rows()
     wrong = [each for case in pages_of(place) for each in list_violations(case, staff)]
     if place in MODELS:
         wrong += [each for case in cases_of(place) for each in list_violations(case, staff)]
         wrong += list_action_violations(place, staff)
     assert wrong == [], "\n".join(wrong)
+    assert rows() == before  # nothing was written by another connection either
 
 
 def pages_of(place: str) -> Iterator[Case]:
@@ -375,7 +404,8 @@ def _action_violations(model: str, name: str, action: Action, staff: Staff) -> I
         with rolled_back():
             chosen = [str(pk) for pk in action.rows(staff.users[role])]
             data = {"action": name, "index": "0", "_selected_action": chosen, **action.data}
-            answer = ask(client, "post", f"{reverse(f'admin:{model}_changelist')}?{action.query}", data)
+            url = f"{reverse(f'admin:{model}_changelist')}?{action.query}"
+            answer = ask(staff, client, "post", url, data)
             leads = answer.status == 302 and "/run-now/" in answer.location
             effect = bool(answer.changed) if action.writes else leads
             if effect != (role >= action.do):
