@@ -12,6 +12,14 @@ from config.environment import environment
 
 # More than this wait for the longest folder of faults and gain nothing.
 MOST = 4
+#: Files of faults whose tests start servers of their own, and share none with the rest of their folder.
+OWN_SERVERS = {
+    "tests/faults/test_backlog.py", "tests/faults/test_blocked_broker.py", "tests/faults/test_brokers.py",
+    "tests/faults/test_tick_backlog.py", "tests/sessions/faults/test_sentinel.py",
+}  # fmt: skip
+SWEEP = "tests/security/test_admin_rights.py"  #: its tests are long and share nothing
+#: Other files that take a minute or more: the sweep of rights, nested runs, stacks and browsers.
+LONG = (SWEEP, "tests/local_stack/", "tests/deploy/", "tests/journeys/", "tests/docs/")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -19,7 +27,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if picked or environment().redis_url:
         return 0
-    return min((os.cpu_count() or 1) + 1, MOST)
+    return min((os.cpu_count() or 1) + 2, MOST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -32,8 +40,10 @@ class ByFolderOrFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
+        if path == SWEEP:
+            return nodeid
         folder = path.rpartition("/")[0]
-        return folder if is_fault_test(path) else path
+        return folder if is_fault_test(path) and path not in OWN_SERVERS else path
 
 
 def is_fault_test(path: str) -> bool:
@@ -42,4 +52,11 @@ def is_fault_test(path: str) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, or the last process would be alone with them."""
-    items.sort(key=lambda item: not is_fault_test(item.nodeid.split("::", 1)[0]))
+    items.sort(key=lambda item: rank_path(item.nodeid.split("::", 1)[0]))
+
+
+def rank_path(path: str) -> int:
+    """Return the place in the order of the run: shared stacks of faults, long files, all others."""
+    if is_fault_test(path):
+        return 1 if path in OWN_SERVERS else 0
+    return 2 if path.startswith(LONG) else 3
