@@ -90,7 +90,7 @@ def rescue_lost_work() -> tuple[int, int]:
 
 
 def _repeat_until_empty(rescue: Callable[[], int]) -> int:
-    """Call `rescue_lost_work` until nothing is left or its share of `LONGEST_PASS` is over. Return the total.
+    """Call `rescue` until nothing is left or its share of `LONGEST_PASS` is over. Return the total.
 
     A flushed broker loses all dispatched touches. One thousand per tick would never catch up with the touches that fall
     due.
