@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.numprocesses and not worker:
         config.stash[_reaper] = Reaper.start()
         return  # this process hands tests out and runs none
+    if worker:
+        # Ctrl-C reaches the whole group. The process that hands tests out ends the others; one that is interrupted
+        # while it talks to it can wait for it for ever. Programs that are started here get the default handler.
+        signal.signal(signal.SIGINT, lambda *_: None)
     state = os.environ.get("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
     os.environ["AFTERTOUCH_STATE_DIR"] = f"{state}-{worker}" if worker else state
     os.environ.setdefault("AFTERTOUCH_RPA_ISOLATION", "none")
