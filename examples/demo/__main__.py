@@ -155,8 +155,8 @@ def run_demo() -> None:
         "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
         "DJANGO_SETTINGS_MODULE": "config.settings.local",
     }
-    with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
-        for worker in ("core", "execution"):
+    with running_stack(env, programs=["web", "core", "ticks", "execution", "beat", "watcher"]) as stack:
+        for worker in ("core", "ticks", "execution"):
             stack.await_worker(worker)
         apply_demo_matrix(stack, receiver)
         demo = Demo(stack, receiver)
