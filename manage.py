@@ -3,9 +3,16 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+
+from config.local.endpoints import adopt_stack_settings
+
+ROOT = Path(__file__).resolve().parent
 
 
 def main() -> None:
+    # Beside `make run`, use its settings. A deployment has no such file.
+    adopt_stack_settings(Path(os.environ.get("AFTERTOUCH_STATE_DIR") or ROOT / ".state"), os.environ)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     from django.core.management import execute_from_command_line
 

@@ -23,12 +23,21 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=0, help="repetitions of each measurement (5)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated data (default: from the clock)")
     parser.add_argument("--state-dir", type=Path, help="directory for data and logs of servers (default: temporary)")
+    parser.add_argument("--broker", default="", help="URL of a running broker, such as amqp://… (default: Valkey)")
+    parser.add_argument("--ended", type=int, default=0, help="ended touches of `volume` (2,000,000)")
     arguments = parser.parse_args()
     seed = arguments.seed or int(time.time()) % 1_000_000
     repeat = arguments.repeat or (1 if arguments.quick else 5)
     with (
         bounded_run(),
-        open_bench(seed=seed, repeat=repeat, quick=arguments.quick, state_dir=arguments.state_dir) as bench,
+        open_bench(
+            seed=seed,
+            repeat=repeat,
+            quick=arguments.quick,
+            state_dir=arguments.state_dir,
+            broker=arguments.broker,
+            ended=arguments.ended,
+        ) as bench,
     ):
         from benchmarks.scenarios import SCENARIOS
 

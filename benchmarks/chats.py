@@ -30,7 +30,7 @@ def store_policies() -> None:
 
     spans = ((SHORT, timedelta(seconds=SILENT_AFTER)), (LONG, timedelta(hours=2)))
     for tag, threshold in spans:
-        SilencePolicy.objects.update_or_create(tag=tag, defaults={"threshold": threshold})
+        SilencePolicy.objects.update_or_create(key=tag, defaults={"threshold": threshold})
 
 
 def open_store(url: str) -> Store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import psutil
 import redis
@@ -33,18 +34,20 @@ def run_alternating(repetition: int, *contestants: Callable[[], Reading]) -> lis
 
 def measure_aftertouch(
     bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, ended: int = 0,
-    analyze: bool = True,
+    analyze: bool = True, conditions: dict[str, Any] | None = None,
 ) -> Reading:  # fmt: skip
     """Measure the stack: complete ledger, all guards, log channel, beside `ended` and `waiting` rows.
+
+    `conditions` are those of `workload.create_matrix`.
 
     Processor time covers the dispatch of the calls, and the window from `LEAD` before the first due time to the end.
     The idle time between both is excluded.
     """
-    cells = workload.create_matrix(nodes=nodes)
+    cells = workload.create_matrix(nodes=nodes, conditions=conditions)
     with bench.core() as (worker, ticks):
-        warm_up(cells[0])
+        warm_up(cells[0], tagged=conditions is not None)
         workload.delete_all()
-        workload.create_customers(customers)
+        workload.create_customers(customers, tagged=conditions is not None)
         if ended:
             workload.fill_ended(ended, cells[0], customers=customers, analyze=analyze)
         if waiting:
@@ -74,10 +77,10 @@ def measure_aftertouch(
         return measurements.read_touches(begins_at, ended_at, cpu=cpu, worker_mb=worker_mb, broker_mb=broker_mb)
 
 
-def warm_up(node: workload.Node) -> None:
+def warm_up(node: workload.Node, *, tagged: bool = False) -> None:
     """Make both processes connect and read the matrix before the measurement."""
     workload.delete_all()
-    workload.create_customers(WARM_UP)
+    workload.create_customers(WARM_UP, tagged=tagged)
     now = datetime.now(UTC)
     workload.plan_touches([workload.Plan(number + 1, node, now) for number in range(WARM_UP)])
     workload.await_finished(60)

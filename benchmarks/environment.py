@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,8 +24,9 @@ from config.local import servers
 from config.local.endpoints import Endpoints
 from config.local.processes import MARK, select_port
 
+QUEUES = "touch.high,touch.normal,touch.low"
 WORKER = (
-    "celery", "-A", "config", "worker", "-Q", "touch.high,touch.normal,touch.low", "-c", "2",
+    "celery", "-A", "config", "worker", "-Q", QUEUES, "-c", "2",
     "-n", "core@%h", "--without-gossip", "--without-mingle",
 )  # fmt: skip
 TICKS = (
@@ -47,6 +48,7 @@ class Bench:
     random: Random
     repeat: int
     quick: bool
+    ended: int = 2_000_000  #: ended touches of `volume`
     _logs: int = field(default=0)
 
     def size(self, full: int, quick: int) -> int:
@@ -81,9 +83,21 @@ class Bench:
     @contextmanager
     def core(self) -> Iterator[tuple[psutil.Process, psutil.Process]]:
         """Run a core worker, a ticks worker and a beat. Yields both workers once they accept work."""
-        with self.running(*WORKER) as worker, self.running(*TICKS) as ticks, self.running(*BEAT):
-            wait_until(lambda: all(len(each.children()) >= 2 for each in (worker, ticks)), 60, "the workers")
-            yield worker, ticks
+        with ExitStack() as programs:
+            lanes = [programs.enter_context(self.running(*words)) for words in self._core_workers()]
+            ticks = programs.enter_context(self.running(*TICKS))
+            programs.enter_context(self.running(*BEAT))
+            wait_until(lambda: all(len(each.children()) >= 2 for each in (*lanes, ticks)), 60, "the workers")
+            yield lanes[0], ticks
+
+    def _core_workers(self) -> list[tuple[str, ...]]:
+        """Return the words of one worker, or of one for each priority: RabbitMQ has no order between queues."""
+        if not self.environment["CELERY_BROKER_URL"].startswith("amqp"):
+            return [WORKER]
+        return [
+            tuple(word.replace(QUEUES, queue).replace("core@", f"{queue}@") for word in WORKER)
+            for queue in QUEUES.split(",")
+        ]
 
 
 Scenario = Callable[[Bench], None]
@@ -108,9 +122,19 @@ def wait_until(happened: Callable[[], bool], seconds: float, what: str, pause: f
 
 @contextmanager
 def open_bench(
-    *, seed: int, repeat: int, quick: bool, state_dir: Path | None = None, keep: bool = False
+    *,
+    seed: int,
+    repeat: int,
+    quick: bool,
+    state_dir: Path | None = None,
+    keep: bool = False,
+    broker: str = "",
+    ended: int = 0,
 ) -> Iterator[Bench]:
-    """Start and migrate the servers, and set Django up in this process. Stops everything at the end."""
+    """Start and migrate the servers, and set Django up in this process. Stops everything at the end.
+
+    `broker` is the URL of a running broker, instead of Valkey.
+    """
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-bench-"))).resolve()
     endpoints = servers.start_servers(folder)
     try:
@@ -119,10 +143,12 @@ def open_bench(
             folder, "GRANT SET ON PARAMETER session_replication_role TO aftertouch", "GRANT pg_checkpoint TO aftertouch"
         )
         (folder / "logs").mkdir(exist_ok=True)
-        environment = _environment(folder, endpoints)
+        environment = _environment(folder, endpoints) | ({"CELERY_BROKER_URL": broker} if broker else {})
         os.environ.update(environment)
         _migrate(environment)
-        yield Bench(folder, endpoints, environment, Figures(), Random(seed), repeat, quick)
+        bench = Bench(folder, endpoints, environment, Figures(), Random(seed), repeat, quick)
+        bench.ended = ended or bench.size(bench.ended, 20_000)
+        yield bench
     finally:
         servers.stop_servers(folder)
         if state_dir is None and not keep:

@@ -46,7 +46,7 @@ def read_touches(begins_at: float = 0.0, ended_at: float | None = None, **others
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8"
-            " FROM scheduling_attempt AS a JOIN scheduling_touch AS t ON t.task_id = a.touch_id WHERE a.number = 1"
+            " FROM scheduling_touch AS t CROSS JOIN LATERAL touch_attempts(t.attempts) AS a WHERE a.number = 1"
             " AND t.planned_at >= to_timestamp(%s) - interval '1 ms'",
             [begins_at],
         )
@@ -54,7 +54,7 @@ def read_touches(begins_at: float = 0.0, ended_at: float | None = None, **others
         cursor.execute(
             "SELECT count(*), extract(epoch FROM greatest(max(v.at), max(t.settled_at)))::float8,"
             " extract(epoch FROM min(t.planned_at))::float8"
-            " FROM scheduling_verdict AS v JOIN scheduling_touch AS t ON t.task_id = v.touch_id"
+            " FROM scheduling_touch AS t CROSS JOIN LATERAL touch_verdicts(t.verdicts) AS v"
             " WHERE t.planned_at >= to_timestamp(%s) - interval '1 ms'",
             [begins_at],
         )

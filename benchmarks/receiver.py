@@ -1,6 +1,7 @@
 """HTTP receiver: answers every POST after a delay and counts requests.
 
-`GET /` returns the count, the times of the first and last request, and the number of repeated ids.
+`GET /` returns the count, the times of the first and last request, and the number of repeated ids. `GET /arrivals`
+returns the time of the first byte by id.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ class RequestTally:
         self.reset()
 
     def reset(self) -> None:
-        self.ids: set[str] = set()
+        self.arrivals: dict[str, float] = {}
         self.count, self.first_at, self.last_at = 0, 0.0, 0.0
 
-    def take(self, delivery_key: str) -> None:
+    def take(self, delivery_key: str, arrived_at: float) -> None:
         self.last_at = time.time()
         self.first_at = self.first_at or self.last_at
         self.count += 1
-        self.ids.add(delivery_key)
+        self.arrivals.setdefault(delivery_key, arrived_at)
 
     def summary(self) -> bytes:
-        twice = self.count - len(self.ids)
-        body = json.dumps(
-            {"count": self.count, "first_at": self.first_at, "last_at": self.last_at, "twice": twice}
-        ).encode()
-        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        twice = self.count - len(self.arrivals)
+        return as_json({"count": self.count, "first_at": self.first_at, "last_at": self.last_at, "twice": twice})
+
+
+def as_json(document: object) -> bytes:
+    body = json.dumps(document).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 class Connection(asyncio.Protocol):
@@ -53,6 +56,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.parser.feed_data(data)
 
+    def on_message_begin(self) -> None:
+        self.arrived_at = time.time()
+
+    def on_url(self, url: bytes) -> None:
+        self.path = url
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"webhook-id":
             self.delivery_key = value.decode()
@@ -60,13 +69,13 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         method = self.parser.get_method()
         if method == b"POST":
-            self.tally.take(self.delivery_key)
+            self.tally.take(self.delivery_key, self.arrived_at)
             asyncio.get_running_loop().call_later(self.tally.delay, self.answer, OK)
         elif method == b"DELETE":
             self.tally.reset()
             self.answer(OK)
         else:
-            self.answer(self.tally.summary())
+            self.answer(as_json(self.tally.arrivals) if self.path == b"/arrivals" else self.tally.summary())
 
     def answer(self, reply: bytes) -> None:
         if not self.transport.is_closing():

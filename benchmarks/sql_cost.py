@@ -67,18 +67,12 @@ def _plan(count: int) -> None:
 
 _WRITE = """
 WITH due AS (
-    SELECT task_id FROM scheduling_touch WHERE state = 'scheduled' ORDER BY due_at LIMIT %(batch)s
+    SELECT task_id FROM scheduling_touch_live WHERE state = 'scheduled' ORDER BY due_at LIMIT %(batch)s
     FOR NO KEY UPDATE SKIP LOCKED
-), touch AS (
-    UPDATE scheduling_touch AS row
-    SET state = 'delivered', lease_no = 1, attempt = 1, sending_at = now(), settled_at = now(), reserved_at = now(),
-        content_type = 'guide-0', template_version = 1
-    FROM due WHERE row.task_id = due.task_id RETURNING row.task_id
-), verdict AS (
-    INSERT INTO scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit")
-    SELECT task_id, now(), 'send', '', 0, '', '' FROM touch
 )
-INSERT INTO scheduling_attempt
-    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
-SELECT task_id, 1, 1, now(), now(), 'delivered', '', '', '', %(body)s FROM touch
+UPDATE scheduling_touch AS row
+SET state = 'delivered', lease_no = 1, attempt = 1, sending_at = now(), settled_at = now(), reserved_at = now(),
+    content_type = 'guide-0', template_version = 1, verdicts = '[[1, "send"]]',
+    attempts = jsonb_build_array(jsonb_build_array(1, 1, 1, 1, 'delivered', '', '', NULL, '', %(body)s::text))
+FROM due WHERE row.task_id = due.task_id
 """

@@ -18,13 +18,31 @@ from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage, Templa
 
 BODY = "您好 {{ user.name }}，{{ event.data.item }} 的使用指南已经准备好了。"
 BULK_TABLES = (
-    "scheduling_complaint", "scheduling_failedtask", "scheduling_attempt", "scheduling_verdict", "scheduling_touch",
-    "scheduling_event", "scheduling_customer",
+    "scheduling_complaint", "scheduling_failedtask", "scheduling_touch", "scheduling_event", "scheduling_customer",
 )  # fmt: skip
 MATRIX_TABLES = (
     "scheduling_node", "scheduling_template", "scheduling_channelconfig", "scheduling_stage",
     "scheduling_harassmentrule",
 )  # fmt: skip
+
+
+#: Conditions that hold for every touch, by what they read.
+EVENT_AND_LEVEL = {
+    "all": [
+        {"field": "event.data.order", "op": "gte", "value": 1},
+        {"any": [
+            {"field": "customer.level", "op": "in", "value": ["vip", "normal"]},
+            {"field": "chat_id", "op": "exists"},
+        ]},
+    ]
+}  # fmt: skip
+PROFILE_AND_EVENTS = {
+    "all": [
+        *EVENT_AND_LEVEL["all"],
+        {"field": "customer.tags", "op": "contains", "value": "tea"},
+        {"field": "customer.events.order.paid.count", "op": "eq", "value": 0},
+    ]
+}
 
 
 @dataclass(frozen=True)
@@ -36,15 +54,29 @@ class Plan:
     due_at: datetime
 
 
-def create_matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
-    """Replace the matrix: the article's limits, and `nodes` nodes with one content type each."""
+def create_matrix(
+    *, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None,
+    conditions: dict[str, Any] | None = None,
+) -> list[Node]:  # fmt: skip
+    """Replace the matrix: the article's limits, and `nodes` nodes with one content type each.
+
+    With `conditions` each node also has a send window and two content variants, of which the second one applies.
+    """
     _empty_tables((*BULK_TABLES, *MATRIX_TABLES))
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
     HarassmentRule.objects.create(kind="conversation")
     stage = Stage.objects.create(key="presale")
     way = ChannelConfig.objects.create(key=channel, kind=channel, config=config or {}, idempotent=True)
-    return [_create_node(stage, way, f"guide-{number}") for number in range(nodes)]
+    cells = [_create_node(stage, way, f"guide-{number}") for number in range(nodes)]
+    for node in cells if conditions else ():
+        vip = {"all": [{"field": "customer.level", "op": "eq", "value": "vip"}]}
+        node.variants = [
+            {"key": f"v{place}", "template": node.key, "when": each} for place, each in enumerate((vip, conditions))
+        ]
+        node.when, node.send_window = conditions, [{"days": ["daily"], "from": "00:00", "to": "24:00"}]
+        node.save()
+    return cells
 
 
 def _create_node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
@@ -65,7 +97,7 @@ def _empty_tables(tables: Sequence[str]) -> None:
         cursor.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
 
 
-def create_customers(count: int) -> None:
+def create_customers(count: int, *, tagged: bool = False) -> None:
     """Create customers with the ids 1 to `count`."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -75,6 +107,12 @@ def create_customers(count: int) -> None:
             " FROM generate_series(1, %s) AS n",
             [count],
         )
+        if tagged:
+            cursor.execute(
+                "INSERT INTO scheduling_customerprofile (customer_id, attributes, tags, name)"
+                " SELECT id, '{}', '{tea}', name FROM scheduling_customer"
+                " ON CONFLICT (customer_id) DO UPDATE SET tags = EXCLUDED.tags"
+            )
 
 
 def plan_touches(plans: Sequence[Plan], *, analyze: bool = True) -> None:
@@ -104,15 +142,24 @@ def plan_over_a_week(count: int, node: Node, *, customers: int, analyze: bool = 
     _fill_rows(_FILL, count, node, customers=customers, analyze=analyze)
 
 
-def fill_ended(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
-    """Write touches that were delivered 10 to 80 days ago, each with its event, verdict and attempt."""
-    _fill_rows(_FILL_ENDED, count, node, customers=customers, analyze=analyze)
+def fill_ended(
+    count: int, node: Node, *, customers: int, analyze: bool = True, first: int = 0,
+    oldest: timedelta = timedelta(days=80), newest: timedelta = timedelta(days=10),
+) -> None:  # fmt: skip
+    """Write touches that were delivered between `oldest` and `newest` ago, each with its event, verdict and attempt.
+
+    `first` numbers the events, so that a second call adds others.
+    """
+    ages = {"first": first, "oldest": oldest, "length": oldest - newest}
+    _fill_rows(_FILL_ENDED, count, node, customers=customers, analyze=analyze, **ages)
 
 
-def _fill_rows(statement: str, count: int, node: Node, *, customers: int, analyze: bool) -> None:
+def _fill_rows(
+    statement: str, count: int, node: Node, *, customers: int, analyze: bool, **ages: timedelta | int
+) -> None:
     values = {
         "count": count, "customers": customers, "node": node.pk, "type": node.trigger, "body": BODY,
-        "content_type": node.template.content_type,
+        "content_type": node.template.content_type, **ages,
     }  # fmt: skip
     with connection.cursor() as cursor:
         # The references are valid by construction. Checking two million would take longer than the benchmark.
@@ -141,7 +188,7 @@ def all_calls_ended() -> bool:
     """Return whether the end of each call is committed. Cheap enough for a hundred calls a second."""
     return not _exists(
         "state IN ('queued', 'running')"
-        " UNION ALL SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND lease_no = 0"
+        " UNION ALL SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND lease_no = 0"
         " AND due_at < now() + interval '1 hour'",
         [],
     )
@@ -149,7 +196,7 @@ def all_calls_ended() -> bool:
 
 def _exists(condition: str, values: list[Any]) -> bool:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT EXISTS (SELECT FROM scheduling_touch WHERE {condition})", values)
+        cursor.execute(f"SELECT EXISTS (SELECT FROM scheduling_touch_live WHERE {condition})", values)
         return bool(cursor.fetchone()[0])
 
 
@@ -182,8 +229,9 @@ FROM STDIN
 """
 
 _COPY_TOUCHES = """
-COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints, reason,
-    created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type, counts_toward_cap)
+COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt, lease_no, wakeups,
+    reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+    counts_toward_cap)
 FROM STDIN
 """
 
@@ -196,8 +244,8 @@ WITH happened AS (
     FROM generate_series(1, %(count)s) AS n
     RETURNING id, event_id::int AS n, customer_id
 )
-INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints,
-    reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt, lease_no,
+    wakeups, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
     counts_toward_cap)
 SELECT id, id, 'scheduled', 1, due_at, due_at, '', 0, 0, 0, '', now(), id, %(node)s, 1, customer_id, '',
     due_at + interval '3 days', '', true
@@ -208,23 +256,18 @@ _FILL_ENDED = """
 WITH happened AS (
     INSERT INTO scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id,
         data)
-    SELECT uuidv7(interval '-80 days' + n * (interval '70 days' / %(count)s)), 'ended', n, %(type)s, at, at,
+    SELECT uuidv7(at - now()), 'ended', n, %(type)s, at, at,
         n %% %(customers)s + 1, 'user-' || n %% %(customers)s + 1, '', '{"item": "Aftertouch"}'
-    FROM generate_series(1, %(count)s) AS n,
-        LATERAL (SELECT now() - interval '80 days' + n * (interval '70 days' / %(count)s) AS at) AS earlier
+    FROM generate_series(%(first)s + 1, %(first)s + %(count)s) AS n, LATERAL (
+        SELECT now() - %(oldest)s::interval + (n - %(first)s) * (%(length)s::interval / %(count)s) AS at) AS earlier
     RETURNING id, occurred_at AS at, customer_id
-), touch AS (
-    INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no,
-        hints, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
-        counts_toward_cap, sending_at, settled_at, reserved_at, template_version)
-    SELECT id, id, 'delivered', 1, at, at, '', 1, 1, 1, '', at, id, %(node)s, 1, customer_id, '',
-        at + interval '3 days', %(content_type)s, true, at, at, at, 1
-    FROM happened RETURNING task_id, settled_at AS at
-), verdict AS (
-    INSERT INTO scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit")
-    SELECT task_id, at, 'send', '', 0, '', '' FROM touch
 )
-INSERT INTO scheduling_attempt
-    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
-SELECT task_id, 1, 1, at, at, 'delivered', '', '', '', %(body)s FROM touch
+INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt, lease_no,
+    wakeups, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+    counts_toward_cap, sending_at, settled_at, reserved_at, template_version, verdicts, attempts)
+SELECT id, id, 'delivered', 1, at, at, '', 1, 1, 1, '', at, id, %(node)s, 1, customer_id, '',
+    at + interval '3 days', %(content_type)s, true, at, at, at, 1,
+    jsonb_build_array(jsonb_build_array(micros, 'send')),
+    jsonb_build_array(jsonb_build_array(1, 1, micros, micros, 'delivered', '', '', NULL, '', %(body)s::text))
+FROM happened, LATERAL (SELECT (extract(epoch FROM at) * 1000000)::bigint AS micros) AS instant
 """

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -19,8 +20,12 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from config.local.endpoints import read_endpoints
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The values of `scheduling.models.Role`, which needs Django's settings.
+ROLES = ("viewer", "operator", "editor", "command editor", "administrator")
 PLACEHOLDER_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
 PLACEHOLDER_REDIS = "redis://127.0.0.1:1/0"
+#: Options of a PostgreSQL address after `?`, as libpq names them.
+TLS_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "channel_binding")
 
 
 class Environment(BaseSettings):
@@ -29,6 +34,7 @@ class Environment(BaseSettings):
     model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", env_ignore_empty=True)
 
     database_url: str = ""
+    database_replica_url: str = ""
     redis_url: str = ""
     celery_broker_url: str = ""
     django_secret_key: SecretStr = SecretStr("")
@@ -47,33 +53,47 @@ class Environment(BaseSettings):
     aftertouch_port: int = Field(8000, ge=1, le=65535)
     aftertouch_flower_port: int = Field(5555, ge=1, le=65535)
     aftertouch_flower_auth: SecretStr = SecretStr("")
+    flower_basic_auth: SecretStr = SecretStr("")
     aftertouch_base_url: str = ""
+    aftertouch_link_base_url: str = ""
+    aftertouch_environment: str = Field("", max_length=30)
     aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
     aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
     aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
     aftertouch_dispatch_window: int = Field(5_000, ge=100, le=1_000_000)
     aftertouch_slot_hold: timedelta = Field(timedelta(seconds=60), ge=timedelta(0), le=timedelta(hours=1))
+    aftertouch_journey_depth: int = Field(5, ge=1, le=50)
     aftertouch_inactive_after: timedelta = Field(timedelta(days=30), ge=timedelta(hours=1))
     aftertouch_api_rate_per_minute: int = Field(60_000, ge=1)
     aftertouch_alerts_every: timedelta = Field(timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(minutes=5))
     aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
     aftertouch_rpa_ageing: timedelta = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     aftertouch_rpa_home_lease: timedelta = Field(timedelta(minutes=2), ge=timedelta(seconds=30), le=timedelta(days=30))
+    aftertouch_rpa_takeover_idle: timedelta = Field(
+        timedelta(minutes=10), ge=timedelta(seconds=5), le=timedelta(hours=2)
+    )
+    aftertouch_rpa_takeover_files_mb: int = Field(100, ge=1, le=2000)
     aftertouch_rpa_browsers: int = Field(8, ge=1, le=64)
     aftertouch_rpa_warm_browsers: int = Field(2, ge=0, le=64)
     aftertouch_rpa_browser_wait: timedelta = Field(timedelta(seconds=10), gt=timedelta(0), le=timedelta(seconds=60))
     aftertouch_rpa_browser_uses: int = Field(200, ge=1)
     aftertouch_rpa_browser_age: timedelta = Field(timedelta(hours=4), ge=timedelta(minutes=1))
     aftertouch_rpa_browser_memory_mb: int = Field(1500, ge=100)
+    aftertouch_partition_days: int = Field(7, ge=1, le=31)
     aftertouch_retention_days: int = Field(90, ge=7, le=3650)
     aftertouch_disabled_target_days: int = Field(90, ge=1, le=3650)
+    aftertouch_webhook_retention_days: int = Field(7, ge=1, le=365)
+    aftertouch_vendor_ids_days: int = Field(30, ge=1, le=3650)
+    aftertouch_audit_days: int = Field(365, ge=365, le=3650)
     aftertouch_rpa_retention_days: int = Field(90, ge=7, le=3650)
     aftertouch_rpa_evidence_kept: timedelta = Field(timedelta(days=14), ge=timedelta(hours=1))
     aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
+    aftertouch_rpa_echo_url: str = Field("https://api.ipify.org", pattern=r"^https?://")
     rpa_chromium_path: str = ""
     aftertouch_rpa_isolation: str = Field("auto", pattern=r"^(auto|uid|bubblewrap|none)$")
     aftertouch_rpa_uids: str = "700000-799999"
     aftertouch_rpa_ports: str = "1-1023,1080,3128,3306,5432,8000-8999"
+    aftertouch_rpa_extensions_dir: str = ""
     aftertouch_rpa_paths: Annotated[list[str], NoDecode] = []
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
     aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))
@@ -81,12 +101,19 @@ class Environment(BaseSettings):
     aftertouch_conversation_window: timedelta = Field(
         timedelta(minutes=10), ge=timedelta(seconds=1), le=timedelta(hours=24)
     )
+    aftertouch_sessions_redis_url: str = ""
     aftertouch_gateway_redis_url: str = ""
     aftertouch_session_sockets: int = Field(10, ge=1, le=1_000)
     aftertouch_token_sockets: int = Field(5, ge=1, le=1_000)
+    aftertouch_socket_origins: Annotated[list[str], NoDecode] = []
+    aftertouch_chatwoot_secret: SecretStr = SecretStr("")
+    aftertouch_rocketchat_token: SecretStr = SecretStr("")
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
     aftertouch_prepare_statements: bool = True
+    aftertouch_replica_lag_limit: timedelta = Field(
+        timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(seconds=60)
+    )
     aftertouch_sentinel_master: str = "aftertouch"
     aftertouch_rabbitmq_quorum: bool = False
     aftertouch_worker_min: int = Field(1, ge=1, le=256)
@@ -102,17 +129,28 @@ class Environment(BaseSettings):
     aftertouch_scale_watchers_max: int = Field(4, ge=1, le=100)
     aftertouch_scale_down_after: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(days=1))
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
+    aftertouch_rpa_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""
     aftertouch_login_tries: int = Field(5, ge=1, le=1000)
     aftertouch_login_lockout: timedelta = Field(timedelta(minutes=15), ge=timedelta(minutes=1), le=timedelta(days=1))
     aftertouch_email_from: str = "aftertouch@localhost"
+    aftertouch_require_totp: bool = False
+    aftertouch_oidc_issuer: str = ""
+    aftertouch_oidc_client_id: str = Field("", validate_default=True)
+    aftertouch_oidc_client_secret: SecretStr = Field(SecretStr(""), validate_default=True)
+    aftertouch_oidc_group_claim: str = Field("groups", min_length=1, max_length=200)
+    aftertouch_oidc_group_map: Annotated[dict[str, str], NoDecode] = {}
+    aftertouch_oidc_link_by_email: bool = False
+    aftertouch_oidc_only: bool = False
 
     @field_validator(
         "django_allowed_hosts",
         "django_csrf_trusted_origins",
         "aftertouch_allowed_private_hosts",
         "aftertouch_secrets_keys",
+        "aftertouch_rpa_secrets_keys",
         "aftertouch_rpa_paths",
+        "aftertouch_socket_origins",
         mode="before",
     )
     @classmethod
@@ -120,6 +158,85 @@ class Environment(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @field_validator("database_url", "database_replica_url")
+    @classmethod
+    def require_postgres_address(cls, url: str, others: ValidationInfo) -> str:
+        """Accept an address with a database, and TLS options only. The error has no part of it: it has a password."""
+        address = urlsplit(url)
+        if url and not (address.scheme in ("postgresql", "postgres") and address.path.strip("/") and _has_port(url)):
+            raise ValueError("must be postgresql://user:password@host:5432/name")
+        if unknown := [name for name, _ in parse_qsl(address.query) if name not in TLS_OPTIONS]:
+            raise ValueError(f"{unknown[0]} is not one of {', '.join(TLS_OPTIONS)}")
+        if others.field_name == "database_replica_url" and url and not address.hostname:
+            raise ValueError("must name a host")
+        if others.field_name == "database_replica_url" and url and url == others.data.get("database_url"):
+            raise ValueError("must not be the address of DATABASE_URL")
+        return url
+
+    @field_validator("aftertouch_link_base_url")
+    @classmethod
+    def require_web_address(cls, url: str) -> str:
+        if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname or not url.isascii()):
+            raise ValueError("must be an address like https://go.example.com")
+        return url
+
+    @field_validator("aftertouch_oidc_issuer")
+    @classmethod
+    def require_issuer(cls, url: str) -> str:
+        address = urlsplit(url)
+        plain = url == f"{address.scheme}://{address.netloc}{address.path}" and "@" not in address.netloc
+        if url and not (address.scheme in ("http", "https") and address.hostname and plain and _has_port(url)):
+            raise ValueError("must be an address like https://id.example.com, without query and user name")
+        return url
+
+    @field_validator("aftertouch_oidc_client_id", "aftertouch_oidc_client_secret")
+    @classmethod
+    def require_with_issuer(cls, value: Any, others: ValidationInfo) -> Any:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if others.data.get("aftertouch_oidc_issuer") and not text:
+            raise ValueError("must be set where AFTERTOUCH_OIDC_ISSUER is")
+        return value
+
+    @field_validator("aftertouch_oidc_group_map", mode="before")
+    @classmethod
+    def parse_group_map(cls, value: Any) -> Any:
+        """Parse `claim value=role`, separated by commas. A claim value may contain `=`, as names of LDAP do."""
+        if not isinstance(value, str):
+            return value
+        pairs = [part.strip().rpartition("=") for part in value.split(",") if part.strip()]
+        for group, _, role in pairs:
+            if not group or role.strip() not in ROLES:
+                raise ValueError(f"“{group}={role}” must be a claim value, = and one of {', '.join(ROLES)}")
+        return {group.strip(): role.strip() for group, _, role in pairs}
+
+    @field_validator("aftertouch_oidc_link_by_email", "aftertouch_oidc_only", "aftertouch_oidc_group_map")
+    @classmethod
+    def refuse_without_issuer(cls, value: Any, others: ValidationInfo) -> Any:
+        if value and not others.data.get("aftertouch_oidc_issuer"):
+            raise ValueError("needs AFTERTOUCH_OIDC_ISSUER")
+        return value
+
+    @field_validator("redis_url", "celery_broker_url")
+    @classmethod
+    def refuse_cluster(cls, url: str) -> str:
+        if url.startswith("cluster"):
+            raise ValueError("a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
+        return url
+
+    @field_validator("aftertouch_sessions_redis_url", "aftertouch_gateway_redis_url")
+    @classmethod
+    def require_redis_address(cls, url: str) -> str:
+        """Accept one address, or several of Sentinels or of a cluster. The error has no part of it."""
+        parts = [urlsplit(part) for part in url.split(";")]
+        schemes = {part.scheme for part in parts}
+        several = schemes in ({"sentinel"}, {"cluster"})
+        known = several or (len(parts) == 1 and schemes <= {"redis", "rediss", "unix"})
+        if url and not (known and all(_has_port(part) for part in url.split(";"))):
+            raise ValueError("must be redis://host:6379/0, sentinel://host:26379/0;… or cluster://host:6379;…")
+        if schemes == {"cluster"} and any(not part.hostname or part.path.strip("/0") or part.query for part in parts):
+            raise ValueError("each node of a cluster is cluster://user:password@host:6379; a cluster has no database")
+        return url
 
     @field_validator("aftertouch_rpa_uids")
     @classmethod
@@ -133,6 +250,15 @@ class Environment(BaseSettings):
     def require_ports(cls, text: str) -> str:
         parse_ranges(text, 65_535)
         return text
+
+    @field_validator("aftertouch_socket_origins")
+    @classmethod
+    def require_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            address = urlsplit(origin)
+            if address.scheme not in ("http", "https") or origin != f"{address.scheme}://{address.netloc}":
+                raise ValueError(f"{origin} must be an origin, such as https://shop.example.com")
+        return [origin.lower() for origin in origins]
 
     @field_validator("aftertouch_rpa_paths")
     @classmethod
@@ -174,6 +300,14 @@ class Environment(BaseSettings):
     @property
     def broker(self) -> str:
         return self.celery_broker_url or self.redis
+
+
+def _has_port(url: str) -> bool:
+    """Return whether the port is a number or missing."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def parse_ranges(text: str, most: int) -> list[tuple[int, int]]:

@@ -6,13 +6,20 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
+from scheduling.admin.dashboard.first_hour import dismiss_checklist
+from scheduling.admin.global_search import answer_search
 from scheduling.api.app import api
-from scheduling.web import views
+from scheduling.web import hooks, redirects, views
+from sessions.chat_hooks import receive_chat_hook
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
     # Before the admin's own route, which has only Django's messages.
     path("admin/jsi18n/", JavaScriptCatalog.as_view(packages=["django.contrib.admin", "scheduling"])),
+    # Before Unfold's search, which finds names of models and keeps results for five minutes.
+    path("admin/search/", admin.site.admin_view(answer_search)),
+    path("admin/first-hour/dismiss/", admin.site.admin_view(dismiss_checklist), name="dismiss_checklist"),
+    path("admin/flower/", admin.site.admin_view(views.open_flower), name="flower"),
     path("admin/", admin.site.urls),
     path("i18n/", include("django.conf.urls.i18n")),
     path("api/v1/", api.urls),
@@ -20,6 +27,10 @@ urlpatterns = [
     path("health/ready", views.report_readiness, name="ready"),
     path("gate/administrators", views.check_administrator, name="administrators"),
     path("metrics", views.export_metrics, name="metrics"),
+    path("hooks/<str:channel>/", hooks.receive_callback, name="vendor_callback"),
+    path("hooks/<str:channel>/<str:token>", hooks.receive_callback, name="vendor_report"),
+    path("chat-hooks/<str:system>", receive_chat_hook, name="chat_hook"),
+    path("l/<str:token>", redirects.follow_link, name="link"),
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]
 

@@ -21,7 +21,8 @@ from scheduling.channels.kinds import thread_pool
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to PostgreSQL while it stores a job
-PLACEHOLDERS = ("user_id", "chat_id", "node", "content_type", "subject", "body", "delivery_key")
+MEMBERS = ("user_id", "chat_id", "node", "content_type", "subject", "body")  #: of the payload, unless configured
+PLACEHOLDERS = (*MEMBERS, "delivery_key")
 
 
 class Rpa:
@@ -44,7 +45,7 @@ class Rpa:
         self.platform = options.read_text(config, "platform")
         self.task_type = options.read_text(config, "task_type")
         self.shop_id = options.read_text(config, "shop_id")
-        self.payload = config.get("payload") or {name: f"{{{name}}}" for name in PLACEHOLDERS}
+        self.payload = config.get("payload") or {name: f"{{{name}}}" for name in MEMBERS}
         self.timeout = options.check_positive(timeout)
         for name in ("platform", "task_type"):
             if not getattr(self, name):

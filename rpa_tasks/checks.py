@@ -10,6 +10,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
 from rpa_tasks import isolation, shop_uids
+from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import validate_command
 
@@ -39,10 +40,7 @@ def check_isolation(**_: Any) -> list[CheckMessage]:
 
     In production only the role execution shows that. A worker of any role checks again when it starts.
     """
-    runs_jobs = settings.AFTERTOUCH_ROLE == "execution" or (
-        settings.AFTERTOUCH_ROLE == "all" and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
-    )
-    if not runs_jobs:
+    if not _runs_jobs():
         return []
     if not (complaint := isolation.missing_isolation_reason()):
         return isolation_gaps()
@@ -54,6 +52,12 @@ def check_isolation(**_: Any) -> list[CheckMessage]:
             id=f"rpa_tasks.{number}",
         )
     ]
+
+
+def _runs_jobs() -> bool:
+    return settings.AFTERTOUCH_ROLE == "execution" or (
+        settings.AFTERTOUCH_ROLE == "all" and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
+    )
 
 
 def isolation_gaps() -> list[CheckMessage]:
@@ -97,6 +101,30 @@ def _check_subordinate_ids() -> list[CheckMessage]:
     ]
 
 
+@register(deploy=True)
+def check_browser_sandbox(**_: Any) -> list[CheckMessage]:
+    """Check that Chromium runs with its sandbox on a machine that runs browsers. It opens pages of other parties."""
+    if not _runs_jobs():
+        return []
+    from rpa_tasks.browsers import chromium  # a web process does not import the browsers until this check runs
+
+    try:
+        chromium.find_chromium()
+        obstacle = chromium.find_sandbox_obstacle()
+    except (isolation.CannotIsolate, NoBrowser):
+        return []  # `check_isolation` reports the one; without Chromium nothing runs
+    if not obstacle:
+        return []
+    return [
+        Warning(
+            f"Chromium runs with --no-sandbox, because {obstacle}: a page can take over the browser's process.",
+            hint="Run execution workers as an ordinary user or with AFTERTOUCH_RPA_ISOLATION=uid, and allow user "
+            "namespaces.",
+            id="rpa_tasks.W006",
+        )
+    ]
+
+
 @register(Tags.database)
 def check_flow_programs(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the command of every active flow on this machine.
@@ -126,8 +154,9 @@ def _tables_are_migrated() -> bool:
         if Flow._meta.db_table not in tables:
             return False
         described = connection.introspection.get_table_description(cursor, Flow._meta.db_table)
-    return _existing_columns(Flow._meta.concrete_fields) <= {each.name for each in described}
+    return list_expected_columns(Flow._meta.concrete_fields) <= {each.name for each in described}
 
 
-def _existing_columns(fields: Iterable[Any]) -> set[str]:
+def list_expected_columns(fields: Iterable[Any]) -> set[str]:
+    """Return the columns that the models expect."""
     return {field.column for field in fields}

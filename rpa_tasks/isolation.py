@@ -104,14 +104,15 @@ def mode_problems() -> dict[str, str]:
 
 def _mode_problem(kind: str) -> str:
     uids: tuple[int, int] = settings.AFTERTOUCH_RPA_UIDS
-    return _prove_mode(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
+    return prove_isolation(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
 
 
 #: Modes that worked once in this process. Failures are not cached: a trial may time out on a busy machine.
 _proved_modes: set[tuple[str, int, tuple[int, int], str]] = set()
 
 
-def _prove_mode(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+def prove_isolation(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+    """Try the mode once in a process. Return the problem, or "" if it works."""
     if (kind, uid, uids, path) in _proved_modes:
         return ""
     if not (problem := _try_sandbox(kind, uid, uids, path)):
@@ -168,7 +169,7 @@ def limits_ports() -> bool:
 
 
 @contextmanager
-def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | None) -> Iterator[Plan]:
+def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | None, cwd: str = "") -> Iterator[Plan]:
     """Return the plan of a shop's command: run directory and home are writable, the browser's profile is readable.
 
     `reads` are additional readable directories. Authors of flows must not control their content. The shop's browser
@@ -182,22 +183,27 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
         str(registry.profile_dir(profile_id)): confine.READ,
     }
     with _ruleset(kind, port) as ruleset:
-        yield _build_plan(kind, _owner_uid(profile_id, kind), binds, ruleset)
+        yield _build_plan(kind, _owner_uid(profile_id, kind), binds, ruleset, cwd=cwd)
 
 
 @contextmanager
-def plan_for_browser(profile_id: str) -> Iterator[Plan]:
-    """Return the plan of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
+def plan_for_browser(profile_id: str, proxy_port: int | None, extensions: Iterable[Path]) -> Iterator[Plan]:
+    """Return the plan of a shop's browser: its profile is writable. It reaches no debug port, not even its own.
+
+    With a proxy it reaches only the port of its forwarder.
+    """
     kind = mode()
-    profile = registry.profile_dir(profile_id)
-    owner = _owner_uid(profile_id, kind)
+    profile, owner = registry.profile_dir(profile_id), _owner_uid(profile_id, kind)
     if kind == UID:
         _change_owner(profile, owner)
-    with _ruleset(kind, None) as ruleset:
-        yield _build_plan(kind, owner, {str(profile): confine.WRITE}, ruleset, lasting=True)
+    with _ruleset(kind, proxy_port, alone=proxy_port is not None) as ruleset:
+        binds = {str(profile): confine.WRITE, **dict.fromkeys(map(str, extensions), confine.READ)}
+        yield _build_plan(kind, owner, binds, ruleset, lasting=True)
 
 
-def _build_plan(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False) -> Plan:
+def _build_plan(
+    kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False, cwd: str = ""
+) -> Plan:
     """Build the plan. `lasting`: the program outlives the process that starts it."""
     if kind == NONE:
         return Plan()
@@ -206,7 +212,7 @@ def _build_plan(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, l
     if kind == UID:
         return Plan(confine={"uid": owner, "mounts": mounts, **limits})
     words = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc"]
-    words += [] if lasting else ["--die-with-parent"]
+    words += ["--chdir", cwd] * bool(cwd) + ["--die-with-parent"] * (not lasting)  # else a hidden folder is replaced
     words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     for path, what in mounts:
         words += {
@@ -224,12 +230,12 @@ def _ordered_mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
     """
     hidden = _hidden_directories()
     state = os.path.realpath(registry.browser_root().parent)
-    shops = tuple(str(folder) for folder in (registry.runs_dir(), registry.homes_dir(), registry.profiles_dir()))
+    shops = {os.path.realpath(each) for each in (registry.runs_dir(), registry.homes_dir(), registry.profiles_dir())}
     wanted = dict.fromkeys(_needed_directories(), confine.READ) | binds
     found = dict.fromkeys(hidden, confine.HIDE)
     for given, what in wanted.items():
         path = os.path.realpath(given) if given else ""
-        of_shops = os.path.dirname(path) in map(os.path.realpath, shops)
+        of_shops = os.path.dirname(path) in shops
         if (
             os.path.isdir(path)
             and path not in hidden
@@ -268,26 +274,27 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 
 # --- TCP ports ----------------------------------------------------------------------------------------------------
 
-_rulesets: dict[int | None, int] = {}
+_rulesets: dict[tuple[int | None, bool], int] = {}
 MOST_RULESETS = 2  #: kept by a process: one ruleset has a rule for each port
 
 
 @contextmanager
-def _ruleset(kind: str, port: int | None) -> Iterator[int]:
-    """Return a duplicate of the ruleset for this debug port, closed at the end."""
+def _ruleset(kind: str, port: int | None, *, alone: bool = False) -> Iterator[int]:
+    """Return a duplicate of the ruleset for this port, beside those of the setting or alone, closed at the end."""
     if kind == NONE:
         yield -1
         return
-    if port not in _rulesets:
+    key = port, alone
+    if key not in _rulesets:
         while len(_rulesets) >= MOST_RULESETS:
             os.close(_rulesets.pop(next(iter(_rulesets))))
-        made = confine.create_ruleset({*_browser_ports(), *([port] if port else [])})
+        made = confine.create_ruleset({*(() if alone else _browser_ports()), *([port] if port else [])})
         if made >= 0:
-            _rulesets[port] = made
-    if port not in _rulesets:
+            _rulesets[key] = made
+    if key not in _rulesets:
         yield -1
         return
-    duplicate = os.dup(_rulesets[port])
+    duplicate = os.dup(_rulesets[key])
     try:
         yield duplicate
     finally:
@@ -317,7 +324,8 @@ def _browser_ports() -> set[int]:
 
 def home_dir(profile_id: str) -> Path:
     """Return the shop's HOME, which its runs share. Raises `OSError`."""
-    return _create_owned(registry.homes_dir() / registry.directory_name(profile_id), profile_id)
+    with registry.claim_home(profile_id) as folder:
+        return _create_owned(folder, profile_id)
 
 
 def make_run_directory(profile_id: str, folder: Path) -> None:
@@ -342,6 +350,8 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
     Returns whether it is gone; the next call deletes the rest. A command chose the names, modes and depth. `rm` follows
     no link and has no depth limit, unlike `shutil.rmtree`.
     """
+    if _delete_untouched(folder):
+        return True
     ends_at = time.monotonic() + within
     steps = [["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]]
     for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow the link
@@ -359,11 +369,20 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
     return True
 
 
+def _delete_untouched(folder: Path) -> bool:
+    """Delete the directory of a run that wrote nothing there. It needs no process, which would cost 3 ms."""
+    with suppress(OSError):
+        if not folder.is_symlink():
+            (folder / "tmp").rmdir()
+            folder.rmdir()
+            return True
+    return False
+
+
 def _create_owned(folder: Path, profile_id: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
-    owner = _owner_uid(profile_id, mode())
-    if os.geteuid() == 0 and folder.lstat().st_uid != owner:
-        _change_owner(folder, owner)
+    if os.geteuid() == 0:
+        _change_owner(folder, _owner_uid(profile_id, mode()))
     return folder
 
 

@@ -13,6 +13,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rpa_tasks.due_dates import count_jobs_at_risk
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
@@ -35,10 +36,15 @@ pool_wait = Histogram(
     ["got"],
     buckets=WAIT_BUCKETS,
 )
+browsers_found = Counter(
+    "aftertouch_rpa_browsers_found", "Runs with a browser, by whether it was already running.", ["warm"]
+)
 
 
 @metrics.never_raises
-def record_ended_run(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
+def record_ended_run(
+    platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None, warm: bool | None = None
+) -> None:
     """Record an ended run. A run without a browser only waited, so it has no duration."""
     runs.labels(platform, verdict.outcome).inc()
     if verdict.reason in ("browser_wait", "profile_busy"):
@@ -47,13 +53,18 @@ def record_ended_run(platform: str, verdict: Verdict, took: timedelta, waited: t
     run_seconds.labels(verdict.outcome).observe(max(0.0, took.total_seconds()))
     if waited is not None:
         pool_wait.labels("browser").observe(waited.total_seconds())
+    if warm is not None:
+        browsers_found.labels("yes" if warm else "no").inc()
 
 
 class RpaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _waiting_metric()
         yield _browser_metric()
+        yield _drain_metric()
         yield _breaker_metric()
+        yield _late_metric()
+        yield _risk_metric()
 
 
 def _waiting_metric() -> Metric:
@@ -72,15 +83,15 @@ _WAITING = """
 SELECT priority, due_at <= statement_timestamp(), count(*)
 FROM (
     (SELECT priority, due_at FROM rpa_tasks_job
-     WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+     WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT priority, due_at FROM rpa_tasks_job
-     WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+     WHERE state = 'scheduled' AND paused_by = '' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT priority, due_at FROM (
-        SELECT priority, due_at, state, parked FROM rpa_tasks_job
+        SELECT priority, due_at, state, paused_by FROM rpa_tasks_job
         WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
-     ) AS leased WHERE state = 'queued' AND parked = '')
+     ) AS leased WHERE state = 'queued' AND paused_by = '')
 ) AS waiting GROUP BY 1, 2
 """
 
@@ -99,6 +110,22 @@ def _browser_metric() -> Metric:
     )
     for node, state, count in found:
         family.add_metric([node, state], count)
+    return family
+
+
+def _drain_metric() -> Metric:
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_node_draining", "1 while the reporting execution node is drained.", labels=["node"]
+    )
+    found = sql.rows(
+        """
+        SELECT name, draining_at IS NOT NULL FROM rpa_tasks_executionnode
+        WHERE seen_at > statement_timestamp() - %(lease)s
+        """,
+        {"lease": NODE_SILENT},
+    )
+    for node, drains in found:
+        family.add_metric([node], float(drains))
     return family
 
 
@@ -121,10 +148,56 @@ def _breaker_metric() -> Metric:
     return family
 
 
+def _late_metric() -> Metric:
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_jobs_late",
+        f"Jobs that are not done although their due date has passed, at most {MOST}.",
+        labels=["platform"],
+    )
+    for platform, count in sql.rows(_LATE, {"most": MOST}):
+        family.add_metric([platform], count)
+    return family
+
+
+# A platform without late jobs has the value 0, so that an alert resolves.
+_LATE = """
+SELECT platform.key, count(late.task_id)
+FROM rpa_tasks_platform AS platform
+LEFT JOIN (
+    SELECT job.task_id, shop.platform_id FROM (
+        SELECT task_id, shop_id FROM rpa_tasks_job
+        WHERE deadline < statement_timestamp() AND state IN ('scheduled', 'queued', 'running') LIMIT %(most)s
+    ) AS job JOIN rpa_tasks_shop AS shop ON shop.id = job.shop_id
+) AS late ON late.platform_id = platform.id
+WHERE platform.retired_at IS NULL GROUP BY 1
+"""
+
+
+def _risk_metric() -> Metric:
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_jobs_at_risk",
+        "Waiting jobs whose due date comes before their queue can have them done.",
+        labels=["platform"],
+    )
+    for platform, count in count_jobs_at_risk(MOST):
+        family.add_metric([platform], count)
+    return family
+
+
 CONDITIONS = [
     Condition(
         "rpa_platform_rests", "aftertouch_rpa_breaker_open", _("%(what)s blocks RPA runs"),
         _("Jobs wait and continue automatically. Check the platform for a captcha or an outage."), label="platform",
         page="admin:rpa_tasks_platform_changelist",
+    ),
+    Condition(
+        "rpa_late", "aftertouch_rpa_jobs_late", _("RPA jobs of %(what)s are late"),
+        _("Their due date has passed and they are not done. Add execution nodes, log shops in, or end pauses."),
+        label="platform", page="admin:rpa_tasks_job_changelist",
+    ),
+    Condition(
+        "rpa_at_risk", "aftertouch_rpa_jobs_at_risk", _("RPA jobs of %(what)s will be late"),
+        _("Their due date comes before the queue can have them done. Add execution nodes, or raise their priority."),
+        label="platform", page="admin:rpa_tasks_job_changelist",
     ),
 ]  # fmt: skip

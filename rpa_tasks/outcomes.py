@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 DEFAULT_DELAYS = (30.0, 60.0, 120.0)
-#: Largest share added to a delay, so that shops that failed together do not retry together. The sum never exceeds the
-#: longest delay.
+#: Largest share added to a delay, so that shops that failed together do not retry together. What would exceed the
+#: longest delay is subtracted from it instead: that delay is the cap.
 JITTER = 0.1
 
 
@@ -66,8 +66,10 @@ class Verdict:
     reason: str = ""
 
 
-#: Meaning of the exit status for a flow without its own table.
+#: Meaning of the exit status. A flow's own table adds to it and may give these numbers another meaning.
 DEFAULT_EXIT_CODES: Mapping[str, Sequence[int]] = {"business": (64, 65), "session": (77,), "platform": (75,)}
+#: Statuses of programs that report how another program was stopped: `timeout`, and shells with 128 + a signal number.
+STOPPED_EXIT_CODES = frozenset({124, *range(129, 193)})
 #: Reasons for a failed start that no retry can repair.
 PERMANENT_START_ERRORS = frozenset({"command_missing", "command_not_executable", "arguments_too_long"})
 
@@ -75,11 +77,12 @@ PERMANENT_START_ERRORS = frozenset({"command_missing", "command_not_executable",
 def judge(
     ending: CommandResult, *, exit_codes: Mapping[str, Sequence[int]], idempotent: bool, needs_result: bool
 ) -> Verdict:
-    """Return the verdict on the job. If the effect is unknown, only an idempotent flow is tried again.
+    """Return the verdict on the job. A command that ends with an error is tried again.
 
-    `exit_codes` are the flow's own by outcome; empty means 64 and 65 business, 77 session, 75 platform.
+    After an uncertain end (killed, timeout, vanished) only an idempotent flow is tried again; otherwise the outcome is
+    unknown. `exit_codes` are the flow's own by outcome; they precede `DEFAULT_EXIT_CODES`.
     """
-    listed = _outcome_of_exit_code(ending.exit, exit_codes or DEFAULT_EXIT_CODES)
+    listed = _outcome_of_exit_code(ending.exit, exit_codes)
     verdict = _judge_cause(ending, listed, RunOutcome.TRANSIENT if idempotent else RunOutcome.UNKNOWN, needs_result)
     if ending.survivors:
         return Verdict(verdict.outcome, f"{verdict.reason}+survivors".lstrip("+"))
@@ -93,12 +96,13 @@ def retry_delay(failures: int, delays: Sequence[float], jitter: Callable[[], flo
     """
     if failures > len(delays):
         return None
-    delay = delays[max(failures, 1) - 1] * (1 + JITTER * jitter())
-    return timedelta(seconds=min(delay, max(delays)))
+    delay, cap = delays[max(failures, 1) - 1] * (1 + JITTER * jitter()), max(delays)
+    return timedelta(seconds=2 * cap - delay if delay > cap else delay)
 
 
 def _judge_cause(ending: CommandResult, listed: RunOutcome | None, open_end: RunOutcome, needs_result: bool) -> Verdict:
-    if ending.ended is ExitCause.CANCELLED:
+    has_result = ending.exit == 0 and ending.result is not None  # a stop that follows does not change that
+    if ending.ended is ExitCause.CANCELLED and not has_result:
         return Verdict(RunOutcome.CANCELLED, "cancelled")
     if ending.ended is ExitCause.NOT_STARTED:
         hopeless = ending.error in PERMANENT_START_ERRORS
@@ -107,8 +111,8 @@ def _judge_cause(ending: CommandResult, listed: RunOutcome | None, open_end: Run
         return Verdict(listed, f"exit_{ending.exit}")
     if ending.ended is ExitCause.EXITED:
         return _judge_exit(ending, open_end, needs_result)
-    if ending.exit == 0 and ending.result is not None:
-        return Verdict(RunOutcome.SUCCEEDED)  # it had its result before it received the stop
+    if has_result:
+        return Verdict(RunOutcome.SUCCEEDED)
     if ending.ended is ExitCause.NODE_STOPPING and open_end is RunOutcome.TRANSIENT:
         return Verdict(RunOutcome.DEFERRED, "node_stopping")
     return Verdict(open_end, ending.ended.value)
@@ -117,13 +121,16 @@ def _judge_cause(ending: CommandResult, listed: RunOutcome | None, open_end: Run
 def _judge_exit(ending: CommandResult, open_end: RunOutcome, needs_result: bool) -> Verdict:
     if ending.signal is not None:
         return Verdict(open_end, f"signal_{ending.signal}")
-    if ending.exit != 0:
+    if ending.exit in STOPPED_EXIT_CODES:
         return Verdict(open_end, f"exit_{ending.exit}")
+    if ending.exit != 0:
+        return Verdict(RunOutcome.TRANSIENT, f"exit_{ending.exit}")
     if needs_result and ending.result is None:
         return Verdict(RunOutcome.BUSINESS, ending.error or "no_result")
     return Verdict(RunOutcome.SUCCEEDED, ending.error)
 
 
 def _outcome_of_exit_code(code: int | None, exit_codes: Mapping[str, Sequence[int]]) -> RunOutcome | None:
-    """Return the first outcome in the table that has this exit status."""
-    return next((RunOutcome(outcome) for outcome, codes in exit_codes.items() if code in codes), None)
+    """Return the outcome of this exit status in the flow's table, otherwise in the default one."""
+    tables = (exit_codes, DEFAULT_EXIT_CODES)
+    return next((RunOutcome(name) for table in tables for name, codes in table.items() if code in codes), None)

@@ -17,7 +17,7 @@ def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
     """Return the running execution nodes and the need for them.
 
     Jobs whose queue no running node consumes, or that wait for the node of their browser profile, count for nothing: a
-    new node would not start them.
+    new node would not start them. A draining node and its jobs count for nothing either.
 
     Raises:
         OperationalError: PostgreSQL does not answer.
@@ -33,13 +33,15 @@ def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
 _NODES = """
 SELECT count(*), COALESCE(avg(slots), 0)::float8, COALESCE((
            SELECT array_agg(DISTINCT queue) FROM rpa_tasks_executionnode, jsonb_array_elements_text(queues) AS queue
-           WHERE seen_at > statement_timestamp() - %(silent)s
+           WHERE seen_at > statement_timestamp() - %(silent)s AND draining_at IS NULL
        ), '{}'),
-       (SELECT count(*) FROM rpa_tasks_job WHERE state = 'running'),
+       (SELECT count(*) FROM rpa_tasks_job WHERE state = 'running' AND node <> ALL(ARRAY(
+           SELECT name FROM rpa_tasks_executionnode WHERE draining_at IS NOT NULL
+       ))),
        (SELECT extract(epoch FROM avg(ended_at - started_at))::float8 FROM (
            SELECT started_at, ended_at FROM rpa_tasks_run
            WHERE outcome <> 'held' AND ended_at > statement_timestamp() - interval '1 hour'
            ORDER BY ended_at DESC LIMIT 200
        ) AS latest)
-FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(silent)s
+FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(silent)s AND draining_at IS NULL
 """

@@ -144,5 +144,5 @@ def _belongs_to_browser(process: Process, record: Record | None) -> bool:
     # Zygotes and renderers have overwritten their mark; the browser that leads their session has not.
     marks = {MARKER: registry.slot_marker(record.slot)}
     leader = read_process(process.session)
-    is_marked = carries_marks(process, marks) or (leader is not None and carries_marks(leader, marks))
+    is_marked = carries_marks(process.pid, marks) or (leader is not None and carries_marks(leader.pid, marks))
     return is_marked and not has_supervisor(process)

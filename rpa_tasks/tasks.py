@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from rpa_tasks.jobs import dispatch, scheduled_rounds, schedules
+from rpa_tasks.jobs import dispatch, scheduled_publications, schedules
 from rpa_tasks.worker import runner
 from scheduling.tasks import RETRY_OPTIONS
 
@@ -31,10 +31,10 @@ def dispatch_due() -> None:
 @shared_task(name="rpa_tasks.rescue", is_tick=True)
 def rescue_runs() -> None:
     dispatch.run_repair_passes()
-    scheduled_rounds.publish_waiting_rounds()  # rounds whose message was lost or whose worker vanished
+    scheduled_publications.run_waiting_publications()  # publications whose message was lost or whose worker vanished
 
 
-@shared_task(name="rpa_tasks.run_rounds", is_tick=True)
-def run_rounds() -> None:
-    """Publish stored rounds. The message carries no round."""
-    scheduled_rounds.publish_waiting_rounds()
+@shared_task(name="rpa_tasks.run_publications", is_tick=True)
+def run_publications() -> None:
+    """Publish the jobs of stored publications. The message names none."""
+    scheduled_publications.run_waiting_publications()

@@ -12,3 +12,8 @@ class SchedulingConfig(AppConfig):
 
     def ready(self) -> None:
         from scheduling import checks  # noqa: F401  (registers the system checks)
+        from scheduling.audit import feeds  # noqa: F401  (connects the signals)
+        from scheduling.delivery import admission
+        from scheduling.ledger.touches import quota_slots_freed
+
+        quota_slots_freed.connect(admission.return_quota_slots)

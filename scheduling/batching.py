@@ -1,14 +1,19 @@
-"""Run work in batches: collect items of an event loop for a thread, and halve a batch that fails."""
+"""Run work in batches: collect items of an event loop or of other threads for a thread, and halve a failed batch."""
 
 from __future__ import annotations
 
 import asyncio
+import queue as queues
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import structlog
 from django.db import close_old_connections
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -16,6 +21,7 @@ R = TypeVar("R")
 Done = Callable[[R | Exception], None]
 
 MAX_BATCH = 500  #: items per batch
+GATHER_LIMIT = 1000  #: items that a background thread gathers before it starts
 WAITING_LIMIT = 20_000  #: items; the results of more than a second's work would come too late
 
 
@@ -57,10 +63,11 @@ class MicroBatcher(Generic[T, R]):
     """Run `work` on batches of items in one thread. Belongs to one event loop.
 
     `work` gets the items in their order and never runs twice at the same time. The first item of a batch waits `moment`
-    seconds for others. An exception of `work` is the result of every item in the batch.
+    seconds for others. An exception of `work` is the result of every item in the batch. `work` may return an exception
+    as the result of an item.
     """
 
-    def __init__(self, work: Callable[[Sequence[T]], Sequence[R]], *, moment: float, name: str) -> None:
+    def __init__(self, work: Callable[[Sequence[T]], Sequence[R | Exception]], *, moment: float, name: str) -> None:
         self._work = work
         self._moment = moment
         self._waiting: deque[tuple[T, Done[R]]] = deque()
@@ -135,3 +142,42 @@ def set_result(future: asyncio.Future[R], result: R | Exception) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+class BackgroundBatcher(Generic[T]):
+    """Run `work` on items in a background thread, so that no request or commit waits for it.
+
+    What exceeds the capacity, fails or waits at the end of the process is lost. `name` is the first word of the log
+    events. A new process that was forked starts a thread of its own.
+    """
+
+    def __init__(self, work: Callable[[list[T]], object], *, name: str, capacity: int = 1000) -> None:
+        self._work = work
+        self._name = name
+        self._waiting: queues.Queue[list[T]] = queues.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def submit(self, items: list[T]) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(items)
+        except queues.Full:
+            log.warning(f"{self._name}_dropped", count=len(items))
+
+    def _run(self) -> None:
+        while True:
+            items = self._waiting.get()
+            while len(items) < GATHER_LIMIT:
+                try:
+                    items = items + self._waiting.get_nowait()
+                except queues.Empty:
+                    break
+            try:
+                close_old_connections()
+                self._work(items)
+            except Exception:
+                log.exception(f"{self._name}_lost", count=len(items))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 from celery import current_app
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
 from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import WAKEUP_LEASE
+
+LOCAL_HOST = re.compile(r"|localhost|127\..*|::1|/.*")
 
 
 @register
@@ -54,6 +57,7 @@ def check_registry_paths(**_: Any) -> list[CheckMessage]:
     registries = {
         "CHANNELS": settings.CHANNELS.values(),
         "REPUBLISHERS": settings.REPUBLISHERS.values(),
+        "BULK_LISTS": settings.BULK_LISTS.values(),
         "PRESENCE": settings.PRESENCE,
         "ALERTS": settings.ALERTS,
     }
@@ -71,6 +75,26 @@ def _importable(path: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+@register(deploy=True)
+def check_database_encryption(**_: Any) -> list[CheckMessage]:
+    """Check that the address of a PostgreSQL server on another machine decides about TLS.
+
+    By default libpq accepts a connection without TLS.
+    """
+    names = {"default": "DATABASE_URL", "replica": "DATABASE_REPLICA_URL"}
+    return [
+        Warning(
+            f"{name} names another machine and no sslmode.",
+            hint="Append ?sslmode=verify-full, or ?sslmode=disable inside a private network.",
+            id="aftertouch.W005",
+        )
+        for alias, name in names.items()
+        if (database := settings.DATABASES.get(alias))
+        and not LOCAL_HOST.fullmatch(database["HOST"])
+        and "sslmode" not in database["OPTIONS"]
+    ]
 
 
 @register

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from django.db import OperationalError, connection
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 
 from scheduling import sql
 
@@ -24,7 +24,8 @@ class Deadline:
     exceed the caller's deadline.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, alias: str = DEFAULT_DB_ALIAS) -> None:
+        self._alias = alias
         self._ends_at = monotonic() + seconds
         self._unavailable = False
 
@@ -46,14 +47,19 @@ class Deadline:
             with self._bound(), sql.limit_statement_time(min(time_limit, left)):
                 yield
         except Exception:
-            self._unavailable = connection.connection is None or connection.connection.closed
+            raw = connections[self._alias].connection
+            self._unavailable = raw is None or raw.closed
             raise
+
+    def is_over(self) -> bool:
+        return not self._left()
 
     def _left(self) -> float:
         return max(0.0, self._ends_at - monotonic())
 
     @contextmanager
     def _bound(self) -> Iterator[None]:
+        connection = connections[self._alias]
         usual = connection.settings_dict
         hasty = {**usual["OPTIONS"], "connect_timeout": CONNECT_TIMEOUT}
         connection.settings_dict = {**usual, "OPTIONS": hasty}

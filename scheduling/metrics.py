@@ -46,9 +46,16 @@ send_duration = Histogram(
 attempts = Counter(
     "aftertouch_delivery_attempts", "Channel calls by outcome and reason.", ["channel", "outcome", "reason"]
 )
+deferrals = Counter(
+    "aftertouch_deferrals", "Touches returned untried, because their receiver has no room.", ["kind", "reason"]
+)
 verdicts = Counter("aftertouch_verdicts", "Guard verdicts by decision and rule.", ["decision", "rule"])
 ended = Counter(
     "aftertouch_touches_ended", "Touches ended by delivery or rescue, by state and reason.", ["state", "reason"]
+)
+
+webhook_attempts = Counter(
+    "aftertouch_webhook_attempts", "Attempts to send messages of outgoing webhooks, by outcome.", ["webhook", "outcome"]
 )
 
 # --- Celery, by the names that its exporters use ------------------------------------------------------------------
@@ -103,6 +110,15 @@ pass_ended_at = Gauge(
     ["name"],
     multiprocess_mode="max",
 )
+replica_reads = Counter(
+    "aftertouch_replica_reads", "Reads meant for the read replica, by the server that answered.", ["server", "problem"]
+)
+replica_lag = Gauge(
+    "aftertouch_replica_lag_seconds",
+    "Age of the read replica's data at the last look, in seconds.",
+    ["server"],
+    multiprocess_mode="livemax",
+)
 
 
 # --- recording ----------------------------------------------------------------------------------------------------
@@ -156,6 +172,21 @@ def count_dropped_frames(reason: str, count: int) -> None:
 @never_raises
 def record_beat_tick(node: str) -> None:
     beat_ticked_at.labels(node).set(time.time())
+
+
+@never_raises
+def count_replica_read(server: str, problem: str) -> None:
+    replica_reads.labels(server, problem).inc()
+
+
+@never_raises
+def set_replica_lag(seconds: float) -> None:
+    replica_lag.labels("replica").set(seconds)
+
+
+@never_raises
+def count_webhook_attempt(webhook: str, outcome: str) -> None:
+    webhook_attempts.labels(webhook, outcome).inc()
 
 
 @never_raises

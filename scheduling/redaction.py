@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 HIDDEN = "****"
 #: Words in the names of secret values. A name is split at underscores, dashes and capitals.
@@ -37,6 +39,7 @@ JWT = re.compile(r"(?<![\w-])eyJ[\w-]{5,}\.[\w-]{2,}\.[\w-]*")
 #: Starts with the digits of a card issuer; the check digit decides.
 CARD = re.compile(r"(?<![0-9A-Za-z])(?:4|5[1-5]|2[2-7]|3[457]|6[025])(?:[ -]?[0-9]){11,17}(?![0-9A-Za-z])")
 FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
+MOST_SEARCHED = 500_000  #: characters of different texts; to redact them takes about a second
 
 
 def redact(value: Any) -> Any:
@@ -59,6 +62,28 @@ def redact_text(text: str) -> str:
     text = IN_ADDRESS.sub(rf"\1:{HIDDEN}@", text.translate(FULL_WIDTH))
     text = NAMED.sub(_redact_named, BEARER.sub(rf"\1 {HIDDEN}", JWT.sub(HIDDEN, text)))
     return CARD.sub(_redact_card, ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text)))
+
+
+def split_by_shown_term(term: str, texts: Iterable[tuple[UUID, str]]) -> tuple[list[UUID], list[UUID]]:
+    """Return the keys of the texts that show a term in any case, and of those that hide it.
+
+    With a search of hidden characters a user could find them one by one. After `MOST_SEARCHED` characters the keys of
+    further texts are in neither list.
+    """
+    term = term.translate(FULL_WIDTH).lower()
+    known: dict[str, bool] = {}
+    found: tuple[list[UUID], list[UUID]] = ([], [])
+    left = MOST_SEARCHED
+    for key, text in texts:
+        if text not in known:
+            # No pattern goes beyond a line.
+            lines = [line for line in text.split("\n") if term in line.translate(FULL_WIDTH).lower()]
+            left -= sum(map(len, lines))
+            if left < 0:
+                break
+            known[text] = any(term in redact_text(line).lower() for line in lines)
+        found[0 if known[text] else 1].append(key)
+    return found
 
 
 def _redact_card(found: re.Match[str]) -> str:

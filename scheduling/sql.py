@@ -9,12 +9,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg
-from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
 from psycopg.adapt import Dumper
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import Format
@@ -22,6 +31,8 @@ from psycopg.pq import Format
 #: Errors of PostgreSQL, not of the statement. `InternalError` is one of them: it reports the end of a transaction that
 #: waited too long for its next statement (25P03).
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
+#: Alias of the database that reads use; see `replica.read_from_replica`.
+reads_from: ContextVar[str] = ContextVar("reads_from", default=DEFAULT_DB_ALIAS)
 _UUID = psycopg.adapters.types["uuid"].oid
 _UUID_ARRAY = psycopg.adapters.types["uuid"].array_oid
 
@@ -34,9 +45,22 @@ def is_idle_timeout(error: BaseException) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == "25P03"
 
 
-def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement."""
-    with _open_cursor() as cursor:
+def choose_read_alias() -> str:
+    """Return the database that reads use: the replica within `replica.read_from_replica`.
+
+    Reads of an open transaction stay on the primary, because its writes may depend on them.
+    """
+    alias = reads_from.get()
+    return DEFAULT_DB_ALIAS if alias == DEFAULT_DB_ALIAS or connection.in_atomic_block else alias
+
+
+def rows(sql: str, parameters: Mapping[str, Any], *, replan: bool = False) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement. Within `replica.read_from_replica` it may only read.
+
+    `replan` plans each execution. A batch that probes ended touches needs it: a kept plan reads all of a partition that
+    was empty when PostgreSQL planned.
+    """
+    with _open_cursor(choose_read_alias(), _ReplanningCursor if replan else psycopg.Cursor) as cursor:
         cursor.execute(sql, parameters)
         found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
@@ -44,7 +68,7 @@ def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 def execute(sql: str, parameters: Mapping[str, Any]) -> int:
     """Return the number of rows that a statement changed."""
-    with _open_cursor() as cursor:
+    with _open_cursor(DEFAULT_DB_ALIAS) as cursor:
         cursor.execute(sql, parameters)
         return int(cursor.rowcount)
 
@@ -109,8 +133,9 @@ def limit_statement_time(seconds: float) -> Iterator[None]:
     Raises:
         OperationalError: a statement takes longer.
     """
-    with transaction.atomic():
-        with connection.cursor() as cursor:
+    alias = choose_read_alias()
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [_format_milliseconds(seconds)])
         yield
 
@@ -143,9 +168,15 @@ def _format_milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f}ms"
 
 
-def _open_cursor() -> Any:
-    connection.ensure_connection()
-    cursor = psycopg.Cursor(connection.connection)
+class _ReplanningCursor(psycopg.Cursor[Any]):
+    def execute(self, *args: Any, **options: Any) -> _ReplanningCursor:
+        return super().execute(*args, **options | {"prepare": False})
+
+
+def _open_cursor(alias: str, kind: type[psycopg.Cursor[Any]] = psycopg.Cursor) -> Any:
+    database: Any = connection if alias == DEFAULT_DB_ALIAS else connections[alias]
+    database.ensure_connection()
+    cursor = kind(database.connection)
     cursor.format = Format.BINARY
-    wrap = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
-    return wrap(cursor)  # type: ignore[arg-type]
+    wrap = database.make_debug_cursor if database.queries_logged else database.make_cursor
+    return wrap(cursor)

@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import redis
 import structlog
 from celery import shared_task
 
 from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.customers import erasure, import_batches, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
@@ -18,13 +19,16 @@ from scheduling.experiments import rollout_runs
 from scheduling.experiments.replay import runs
 from scheduling.ledger.touches import Reconfigured
 from scheduling.operations import bulk_actions, retention
-from scheduling.planning import inactivity
+from scheduling.planning import follow_ups, inactivity
+from scheduling.redis_client import UNREACHABLE_ERRORS
 from scheduling.web import login_lockout
+from scheduling.webhooks import message_history, outbox
+from scheduling.webhooks.outbox_sender import outbox_sender
 
 log = structlog.get_logger(__name__)
 
 #: Errors that end without a change. Every other error is a defect of the work.
-INFRASTRUCTURE = (*sql.UNAVAILABLE_ERRORS, redis.ConnectionError, redis.TimeoutError, Reconfigured)
+INFRASTRUCTURE = (*sql.UNAVAILABLE_ERRORS, *UNREACHABLE_ERRORS, Reconfigured)
 RETRY_OPTIONS: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
     "retry_backoff": 1,
@@ -54,11 +58,42 @@ def scan_inactive() -> None:
     inactivity.scan_inactive_customers()
 
 
+@shared_task(name="scheduling.follow_touches", is_tick=True)
+def follow_touches() -> None:
+    follow_ups.record_ends()
+
+
 @shared_task(name="scheduling.delete_expired", is_tick=True)
 def delete_expired_data() -> None:
     retention.delete_expired_rows()
+    imports.discard_stale_imports()
     runs.delete_expired_replays()
     login_lockout.clear_expired_sessions()
+    message_history.delete_old_messages()
+
+
+@shared_task(name="scheduling.erase_customers", is_tick=True)
+def erase_customers() -> None:
+    erasure.continue_erasures()
+
+
+@shared_task(name="scheduling.request_webhooks", is_tick=True)
+def request_webhooks() -> None:
+    """Wake the sender of one worker of touches. Its thread runs on, so a further message costs nothing."""
+    if not snapshot.current().webhooks:
+        outbox.forget_events()
+        return
+    try:
+        send_webhooks.apply_async(
+            queue="touch.low", headers=publication_headers() | {"periodic_task_name": request_webhooks.name}
+        )
+    except Exception as error:  # any error of the broker's client; the next pass publishes again
+        log.warning("webhooks_not_requested", error=str(error))
+
+
+@shared_task(name="scheduling.send_webhooks", is_tick=True)
+def send_webhooks() -> None:
+    outbox_sender().wake()
 
 
 @shared_task(name="scheduling.advance_rollouts", is_tick=True)
@@ -73,25 +108,32 @@ def run_next_replay() -> None:
 
 @shared_task(name="scheduling.request_bulk_batches", is_tick=True)
 def request_bulk_batches() -> None:
-    """Publish the next batch of every due bulk action: new ones, and those whose worker died."""
+    """Publish the next batch of every due bulk action and import: new ones, and those whose worker died."""
     for action_id in bulk_actions.due_actions():
-        _publish_batch(action_id)
+        _publish_batch(run_bulk_batch, action_id)
+    for import_id in import_batches.list_due_imports():
+        _publish_batch(run_customer_import, import_id)
 
 
 @shared_task(name="scheduling.run_bulk_batch", is_tick=True)
 def run_bulk_batch(action_id: str) -> None:
     wait = bulk_actions.run_batch(UUID(action_id))
     if wait is not None:
-        _publish_batch(UUID(action_id), wait)
+        _publish_batch(run_bulk_batch, UUID(action_id), wait)
 
 
-def _publish_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
+@shared_task(name="scheduling.run_import_batch", is_tick=True)
+def run_customer_import(import_id: str) -> None:
+    if import_batches.run_import_batch(UUID(import_id)):
+        _publish_batch(run_customer_import, UUID(import_id))
+
+
+def _publish_batch(task: Any, key: UUID, wait: timedelta = timedelta(0)) -> None:
     """Publish a batch that starts after `wait`. No worker blocks. The tick publishes a lost message again."""
-    seconds = wait.total_seconds()
     try:
-        run_bulk_batch.apply_async(
-            [str(action_id)], queue="ticks", countdown=seconds,
+        task.apply_async(
+            [str(key)], queue="ticks", countdown=wait.total_seconds(),
             headers=publication_headers() | {"periodic_task_name": request_bulk_batches.name},  # the tick repeats it
         )  # fmt: skip
     except Exception as error:  # any error of the broker's client
-        log.warning("bulk_batch_not_published", id=str(action_id), error=str(error))
+        log.warning("batch_not_published", task=task.name, id=str(key), error=str(error))

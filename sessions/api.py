@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from django.http import HttpRequest
 from ninja import Field, Router, Schema, Status
@@ -18,13 +19,15 @@ from scheduling.api.errors import RETRY_AFTER, Problem
 from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
-from sessions.frames import AGENT, Frame, check_id
-from sessions.store import inbox, sessions, stats
+from scheduling.ids import new_id
+from sessions.frames import AGENT, OTHER_USER, USER, Frame, check_id
+from sessions.store import answers, inbox, revocations, sessions, stats
 from sessions.store.client import StoreUnavailable
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, FrameEffect
+from sessions.store.inbox import Post, Posted
+from sessions.store.sessions import DROPPED, OUTCOMES, REFUSED, FrameEffect
 from sessions.websocket import hub, tokens
 from sessions.websocket.frame_writer import STALE_SEQ, FrameRequest, frame_writer
-from sessions.websocket.tokens import MAX_LIFETIME
+from sessions.websocket.protocol import ID_LENGTH, MAX_FRAME_BYTES
 
 Side = Literal["user", "agent"]
 Text = str  #: length and characters are checked by `Frame`, as for WebSockets
@@ -32,8 +35,9 @@ Text = str  #: length and characters are checked by `Frame`, as for WebSockets
 
 class ActivityIn(Request):
     """One frame. `user_id` is the user of the session, also in frames of the agent. `seq` increases over the life of
-    the session, separately for each side; a restarted counter needs a new `epoch`. `spoken`: the user has written in
-    this session before, so a ping starts the timer even if Redis lost the session."""
+    the session, separately for each side; a restarted counter needs a new `epoch`. `tag` and `tags` together replace
+    the session's tags; without both they stay. `spoken`: the user has written in this session before, so a ping starts
+    the timer even if Redis lost the session."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
 
@@ -44,6 +48,7 @@ class ActivityIn(Request):
     seq: int | None = None
     epoch: int | Text = ""
     tag: Text = ""
+    tags: list[Text] = []
     spoken: bool = False
 
 
@@ -77,28 +82,62 @@ class BatchOut(Schema):
     items: list[BatchNotedOut]
 
 
+class PolicyChoiceOut(Schema):
+    """A policy of the session, and the session's tags that chose it; without tags: the default policy."""
+
+    key: str
+    tags: list[str]
+
+
 class SessionOut(Schema):
-    """`state`: `idle` (the user has not written yet), `armed` (timer set), `paused` (by a tool, a transfer or a queue),
-    `silent` (silence detected, no message since) or `closed`."""
+    """`state`: `idle` (no timer), `armed` (timer set), `paused` (by a tool, a transfer or a queue), `silent` (silence
+    detected, no message since) or `closed`. `why` is the state, the reason of the pause, or for `armed` `outside_hours`
+    (no time counts now). For `idle` it is `no_message` (the user has not written yet),
+    `customer_wrote` or `agent_wrote` (the policy runs after the other side's message), `unknown_writer` (Redis lost the
+    session) or `policy_changed` (the next frame starts the timer)."""
 
     session_id: str
     user_id: str
     chat_id: str
     state: Literal["idle", "armed", "paused", "silent", "closed"]
     tags: list[str]
-    policy: str  #: the tag whose policy applies
+    policy: (
+        str  #: the key of the policy of the timer: the answer policy while an agent is awaited, else the guide policy
+    )
+    policy_tags: list[str]  #: the session's tags that chose it; empty for the default policy
+    guide_policy: PolicyChoiceOut | None  #: of the timer that waits for the customer
+    answer_policy: PolicyChoiceOut | None  #: of the timer that waits for an agent
+    awaited: Literal["customer", "agent"] | None  #: whose message the timer waits for
+    why: str
     deadline: datetime | None
     last_user_at: datetime | None  #: pings do not count
     last_agent_at: datetime | None
     nudges: int  #: guide messages sent since the user's last message
 
 
+class MessageIn(Request):
+    """A message to a chat. `agent`: it counts as the agent's message. `bot`: the timer stays as it is. A message with a
+    known `id` is a duplicate."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
+
+    sender: Annotated[Literal["agent", "bot"], Field(alias="from")] = "agent"
+    text: Annotated[str, Field(pattern=r"\S", max_length=MAX_FRAME_BYTES // 4)]
+    id: Annotated[str, Field(max_length=ID_LENGTH)] = ""
+
+
+class MessageOut(Schema):
+    id: str
+    duplicate: bool
+
+
 class TokenIn(Request):
     user_id: Text
     chat_id: Text = ""
     tag: Text = ""
+    tags: list[Text] = []
     role: Side = "user"
-    ttl_seconds: Annotated[int, Field(ge=1, le=int(MAX_LIFETIME.total_seconds()))] = 600
+    ttl_seconds: Annotated[int, Field(ge=1, le=int(revocations.MAX_LIFETIME.total_seconds()))] = 600
 
 
 class TokenOut(Schema):
@@ -110,8 +149,6 @@ router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 BATCH_LIMIT = 500
 UNCHARGED = ApiKeyAuth("sessions", charged=False)  #: the view charges after it knows the owners of the frames
-OTHER_USER = "must be the user of this session, in frames of the agent as well"
-OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}
 
 
 @router.post("/sessions/activity", response={200: BatchOut, PROBLEMS: ProblemOut}, auth=UNCHARGED)
@@ -158,28 +195,77 @@ async def post_activity(request: HttpRequest, session_id: str, activity: Activit
 @router.post("/sessions/{path:session_id}/token", response={200: TokenOut, PROBLEMS: ProblemOut})
 async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> dict[str, Any]:
     """Issue a token for one user, side and session: `/ws/v1/sessions/{session_id}?token=…`."""
-    admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role)
-    token, expires_at = tokens.issue_token(admission, timedelta(seconds=wish.ttl_seconds))
+    admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role, tags=tuple(wish.tags))
+    admission.frame("ping")  # validates the members
+    try:
+        issued_at = await asyncio.to_thread(
+            revocations.read_issue_time, sessions.live_store().server, admission.session_id
+        )
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    token, expires_at = tokens.issue_token(replace(admission, issued_at=issued_at), timedelta(seconds=wish.ttl_seconds))
     return {"token": token, "expires_at": expires_at}
+
+
+@router.delete("/sessions/{path:session_id}/token", response={204: None, PROBLEMS: ProblemOut})
+async def delete_tokens(request: HttpRequest, session_id: str, role: Side | None = None) -> Status[None]:
+    """Revoke all tokens issued so far for the session, or for one side. Their connections end in every web process.
+    Later tokens are valid."""
+    check_id(session_id)
+    sides = [role] if role else [USER, AGENT]
+    try:
+        server = sessions.live_store().server
+        at = await asyncio.to_thread(revocations.revoke_tokens, server, session_id, sides)
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    for side in sides:
+        await hub.hub().notify(session_id, hub.revoked_notification(side, at))
+    return Status(204, None)
+
+
+@router.post("/sessions/{path:session_id}/messages", response={200: MessageOut, PROBLEMS: ProblemOut})
+async def post_message(request: HttpRequest, session_id: str, message: MessageIn) -> dict[str, Any]:
+    """Write a message into the chat. Open pages of both sides get it at once, others with their cursor. 404 if the
+    session is unknown or closed."""
+    found = await _read_snapshot(session_id)
+    if found.closed:
+        raise NotFound("The session is closed.")
+    key = f"{message.sender}:{message.id}" if message.id else ""
+    post = Post(session_id, message.id or str(new_id()), message.sender, message.text, key=key, user_id=found.user_id)
+    frame = Frame(session_id, found.user_id or "-", sender=AGENT)
+    try:
+        if message.sender == AGENT:
+            filed = await frame_writer().submit_and_wait(FrameRequest(frame, post))
+            posted = cast("Posted", filed.posted)
+        else:
+            (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    except BatcherOverloaded as error:
+        raise Problem(503, "Too many frames wait to be noted.", retry_after=1) from error
+    if posted.outcome in ("no_session", "other_user"):  # closed since the read above, or another user's by now
+        raise NotFound("There is no such session.")
+    if posted.outcome == "stored":
+        await hub.hub().notify(session_id, hub.message_notification(post, posted))
+    return {"id": post.id, "duplicate": posted.outcome == "duplicate"}
 
 
 @router.get("/sessions/{path:session_id}", response={200: SessionOut, PROBLEMS: ProblemOut})
 async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
-    check_id(session_id)
-    try:
-        found = await asyncio.to_thread(stats.session_snapshot, sessions.live_store(), session_id)
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
-    if not found.armed_at:
-        raise NotFound("There is no such session.")
+    found = await _read_snapshot(session_id)
     return {
         "session_id": session_id,
         "user_id": found.user_id,
         "chat_id": found.chat_id,
         "state": found.state,
-        "tags": [found.tag] if found.tag else [],
-        "policy": found.policy,
+        "tags": list(found.tags),
+        "policy": found.policy.key,
+        "policy_tags": list(found.policy.tags),
+        "guide_policy": found.guide and found.guide._asdict(),
+        "answer_policy": found.answer and found.answer._asdict(),
+        "awaited": found.awaited or None,
+        "why": found.why,
         "deadline": found.deadline,
         "last_user_at": found.last_user_at,
         "last_agent_at": found.last_agent_at,
@@ -201,10 +287,21 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     return Status(204, None)
 
 
+async def _read_snapshot(session_id: str) -> stats.SessionSnapshot:
+    check_id(session_id)
+    try:
+        found = await asyncio.to_thread(stats.session_snapshot, sessions.live_store(), session_id)
+    except StoreUnavailable as error:
+        raise _unavailable_problem() from error
+    if not found.armed_at:
+        raise NotFound("There is no such session.")
+    return found
+
+
 def _build_frame(session_id: str, body: ActivityIn) -> Frame:
     return Frame(
         session_id, body.user_id, body.chat_id, body.sender, body.kind, body.seq, body.tag,
-        epoch=str(body.epoch), spoken=body.spoken,
+        epoch=str(body.epoch), spoken=body.spoken, tags=body.tags,
     )  # fmt: skip
 
 
@@ -251,7 +348,7 @@ def _unavailable_problem() -> Problem:
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
-    deadline = sessions.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
+    deadline = answers.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
 

@@ -10,6 +10,7 @@ class SessionsConfig(AppConfig):
     verbose_name = _("Live chats")
 
     def ready(self) -> None:
+        from sessions import checks  # noqa: F401  (registers them)
         from sessions.detection import policies
 
         policies.push_policies_on_save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduling.errors import ErrorCollector, InvalidInput
@@ -17,7 +18,10 @@ KINDS = {USER: USER_KINDS, AGENT: AGENT_KINDS}
 ID_LENGTH = 128  #: of a session id; an event id is that plus an arming
 USER_LENGTH = CHAT_LENGTH = 200
 TAG_LENGTH = EPOCH_LENGTH = 64
+MOST_TAGS = 8  #: of a session, besides `tag`
 MAX_SEQ = 2**53 - 1  #: largest integer that JSON and Lua represent exactly
+
+OTHER_USER = "must be the user of this session, in frames of the agent as well"
 
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -37,10 +41,11 @@ class Frame:
     sender: str = USER
     kind: str = "message"
     seq: int | None = None
-    tag: str = ""  #: "": the session's tag, else "default"
+    tag: str = ""  #: "" and no `tags`: the session's tags, else "default"
     epoch: str = ""  #: of the counter; "": the current one
     spoken: bool = False  #: the user has written before, so their ping starts the timer of a session that Redis lost
-    first_tag: bool = False  #: the tag applies only to a session without one
+    first_tag: bool = False  #: the tags apply only to a session without any
+    tags: Sequence[str] = ()  #: together with `tag` all tags of the session
 
     def __post_init__(self) -> None:
         if self._fits():
@@ -48,6 +53,11 @@ class Frame:
         found = ErrorCollector()
         for name, longest, least in _TEXTS:
             _check_text(found, name, getattr(self, name), longest, least)
+        if not isinstance(self.tags, (list, tuple)) or len(self.tags) > MOST_TAGS:
+            found.add("tags", f"must be a list of at most {MOST_TAGS} tags")
+        else:
+            for place, tag in enumerate(self.tags):
+                _check_text(found, f"tags.{place}", tag, TAG_LENGTH, 1)
         if self.sender not in KINDS:
             found.add("from", "must be user or agent")
         elif self.kind not in KINDS[self.sender]:
@@ -71,7 +81,21 @@ class Frame:
             and self.kind in KINDS.get(self.sender, ())
             and (self.seq is None or (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ))
             and not _UNSTORABLE.search("".join(texts))
+            and (not self.tags or self._tags_fit())
         )
+
+    def _tags_fit(self) -> bool:
+        return (
+            type(self.tags) in (list, tuple)
+            and len(self.tags) <= MOST_TAGS
+            and all(type(tag) is str and 0 < len(tag) <= TAG_LENGTH for tag in self.tags)
+            and not _UNSTORABLE.search("".join(self.tags))
+        )
+
+    @property
+    def joined_tags(self) -> str:
+        """Return all tags, sorted and separated by newlines, as the store keeps them."""
+        return "\n".join(sorted({self.tag, *self.tags} - {""})) if self.tags else self.tag
 
 
 _TEXTS = (

@@ -13,18 +13,19 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from django.conf import settings
+
 from scheduling.batching import BatcherOverloaded, MicroBatcher
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from sessions.detection.presence import SILENT, parse_event_id
+from sessions.detection.presence import SILENT, UNANSWERED, parse_event_id
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions
 from sessions.store.client import StoreUnavailable
-from sessions.store.inbox import Post, Posted
+from sessions.store.inbox import SYSTEM, Post, Posted
 from sessions.websocket import hub
 
 BATCH_WINDOW = 0.005  #: seconds
-SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class InApp:
     """Sends to the inbox of a session. No configuration.
 
     The optional `address`, from the customer's address `inapp`, is a session id. Without it, uses the session that
-    fell silent, else the session of the customer's last frame.
+    fell silent, else the session of the customer's last frame within the conversation window.
     """
 
     kind: ClassVar[str] = "inapp"
@@ -75,7 +76,7 @@ class InApp:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
         except (StoreUnavailable, TimeoutError) as error:
             return Unknown("inapp_away", str(error)[:500])
-        if posted.outcome == "no_session":
+        if posted.outcome in ("no_session", "other_user"):
             return Permanent("no_session", "the customer has no chat that is open")
         if posted.outcome == "stored":
             await hub.hub().notify(post.session_id, hub.message_notification(post, posted))
@@ -83,27 +84,46 @@ class InApp:
 
 
 def _build_post(message: Message) -> Post:
-    """Build the post of a message. `seq` is None, because the system has no order of frames."""
+    """Build the post of a message. `seq` is None, because the system has no order of frames.
+
+    The session of an address or of a silence may belong to another user now: a close drops its owner.
+    """
     address = str(message.target.get("address") or "")
-    if message.event.get("type") == SILENT:
+    if message.event.get("type") in (SILENT, UNANSWERED):
         address = parse_event_id(str(message.event.get("id", "")))[0]
     more = {"node": message.node, "content_type": message.content_type, "subject": message.subject}
     return Post(
-        address, str(message.delivery_key), SYSTEM, message.body, key=f"touch:{message.delivery_key}", more=more
-    )
+        address, str(message.delivery_key), SYSTEM, message.body,
+        key=f"touch:{message.delivery_key}", user_id=message.user_id, more=more,
+    )  # fmt: skip
 
 
-def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted]]:
-    """Find missing session ids, then store the posts. Runs in a thread."""
-    lost = [post_request.user_id for post_request in post_requests if not post_request.post.session_id]
-    found = iter(sessions.live_store().sessions_of(lost) if lost else ())
+def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted] | Exception]:
+    """Find missing session ids, then store the posts. Runs in a thread.
+
+    The result of a post of a cluster's node that is unavailable is `StoreUnavailable`; the others are stored.
+    """
+    lost = [each.user_id for each in post_requests if not each.post.session_id]
+    try:
+        found = iter(
+            sessions.live_store().sessions_of(lost, within=settings.AFTERTOUCH_CONVERSATION_WINDOW) if lost else ()
+        )
+    except StoreUnavailable:
+        if len(lost) == len(post_requests):
+            raise
+        found = iter([None] * len(lost))
+    session_ids = [each.post.session_id or next(found) for each in post_requests]
     posts = [
-        post_request.post if post_request.post.session_id else replace(post_request.post, session_id=next(found) or "")
-        for post_request in post_requests
+        replace(each.post, session_id=session_id or "")
+        for each, session_id in zip(post_requests, session_ids, strict=True)
     ]
-    answers = iter(inbox.live_inbox().put([post for post in posts if post.session_id]))
+    answers = iter(inbox.live_inbox().put_available([post for post in posts if post.session_id]))
     nowhere = Posted("no_session", "", inbox.START)
-    return [(post, next(answers) if post.session_id else nowhere) for post in posts]
+    results: list[tuple[Post, Posted] | Exception] = []
+    for post, session_id in zip(posts, session_ids, strict=True):
+        posted = next(answers) if session_id else nowhere if session_id == "" else None
+        results.append((post, posted) if posted else StoreUnavailable("the node does not answer"))
+    return results
 
 
 _batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[InappPost, tuple[Post, Posted]]] = (

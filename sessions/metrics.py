@@ -42,28 +42,30 @@ def _nudges_metric() -> Metric:
     """Return the counts of `nudge_stats` as a gauge."""
     family = GaugeMetricFamily(
         "aftertouch_nudges",
-        "Guide messages of the last 24 hours, by tag and outcome.",
-        labels=["tag", "outcome"],
+        "Guide messages of the last 24 hours, by silence policy and outcome.",
+        labels=["policy", "outcome"],
     )
     for tally in nudge_stats.recent_tallies():
-        family.add_metric([tally.tag, "sent"], tally.sent)
-        family.add_metric([tally.tag, "answered"], tally.answered)
-        family.add_metric([tally.tag, "false"], tally.false)
+        family.add_metric([tally.policy, "sent"], tally.sent)
+        family.add_metric([tally.policy, "answered"], tally.answered)
+        family.add_metric([tally.policy, "false"], tally.false)
     return family
 
 
 def _chats_metric(found: stats.Overview) -> Metric:
-    family = GaugeMetricFamily("aftertouch_sessions", "Live chats by tag and state.", labels=["tag", "state"])
-    for each in found.tags:
-        family.add_metric([each.tag, "armed"], each.armed)
-        family.add_metric([each.tag, "paused"], each.paused)
+    family = GaugeMetricFamily(
+        "aftertouch_sessions", "Live chats by silence policy and state.", labels=["policy", "state"]
+    )
+    for each in found.policies:
+        family.add_metric([each.policy, "armed"], each.armed)
+        family.add_metric([each.policy, "paused"], each.paused)
     return family
 
 
 def _silences_metric(silences: dict[str, int]) -> Metric:
-    family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["tag"])
-    for tag, count in silences.items():
-        family.add_metric([tag], count)
+    family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["policy"])
+    for policy, count in silences.items():
+        family.add_metric([policy], count)
     return family
 
 

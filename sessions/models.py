@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
@@ -12,18 +14,39 @@ from simple_history.models import HistoricalRecords
 
 from scheduling.models.node import key_validator
 from scheduling.models.versioned import Versioned
-from sessions.policy import DEFAULT_TAG, Override, Policy
+from sessions.policy import AGENT as AFTER_AGENT
+from sessions.policy import ALL, ANY, DEFAULT_KEY, TYPING, Override, Policy, own_tags
+from sessions.policy import CUSTOMER as AFTER_CUSTOMER
 
 
 class SilencePolicy(Versioned):
-    """Policy of sessions with a tag. An edit applies from the next arming; deadlines already set do not change."""
+    """Policy of sessions with certain tags. An edit applies from the next arming; deadlines already set do not change.
 
-    tag = models.CharField(_("tag"), max_length=64, unique=True, validators=[key_validator])
+    Of several policies whose tags a session has, the one with most tags applies; of equal ones, the first by key.
+    """
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    #: A session must have all of them. Only the default policy has none.
+    tags = models.JSONField(_("tags"), default=list, blank=True)
+    after = models.CharField(
+        _("timer runs after"), max_length=8, default=ANY,
+        choices=[
+            (ANY, _("any message")),
+            (AFTER_AGENT, _("a message of an agent, until the customer writes")),
+            (AFTER_CUSTOMER, _("a message of the customer, until an agent answers")),
+        ],
+    )  # fmt: skip
     threshold = models.DurationField(_("silent after"), default=timedelta(seconds=60))
+    #: Send windows in the zone of their calendar. Only time inside counts. Empty: all time.
+    hours = models.JSONField(_("opening hours"), default=list, blank=True)
     #: Random extra time, so that sessions that fell silent together are not due at the same moment.
     jitter = models.DurationField(_("random delay (jitter)"), default=timedelta(0))
-    #: One-time extension for a user who typed and did not send.
-    grace = models.DurationField(_("longer while writing"), default=timedelta(0))
+    #: One-time extension at the last moment, by the policy of that moment.
+    grace = models.DurationField(_("longer at the end"), default=timedelta(0))
+    grace_for = models.CharField(
+        _("longer for"), max_length=8, default=ALL,
+        choices=[(ALL, _("every chat")), (TYPING, _("customers who typed and have not sent"))],
+    )  # fmt: skip
     #: Maximum number of messages in one silence.
     max_nudges = models.PositiveSmallIntegerField(
         _("most messages"), default=1, validators=[MinValueValidator(1), MaxValueValidator(10)]
@@ -38,22 +61,30 @@ class SilencePolicy(Versioned):
     class Meta:
         verbose_name = _("silence policy")
         verbose_name_plural = _("silence policies")
-        ordering = ["tag"]
+        ordering = ["key"]
 
     def __str__(self) -> str:
-        return self.tag
+        return self.key
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the row. A new row without tags has its key as tag, except the default policy."""
+        self.tags = own_tags(self.key, self.tags)
+        super().save(*args, **kwargs)
 
     @property
     def is_default(self) -> bool:
-        """Whether the policy applies to all tags without a policy. It cannot be retired."""
-        return self.tag == DEFAULT_TAG
+        """Whether the policy applies to all sessions without another one. It cannot be retired."""
+        return self.key == DEFAULT_KEY
 
-    def spec(self) -> Policy:
-        return Policy(self.threshold, self.jitter, self.grace, self.max_nudges, self.growth)
+    def spec(self, hours: Sequence[tuple[datetime, datetime]] = ()) -> Policy:
+        return Policy(
+            self.threshold, self.jitter, self.grace, self.max_nudges, self.growth, self.after, self.tags,
+            self.grace_for, self.version, hours,
+        )  # fmt: skip
 
 
 class Campaign(Versioned):
-    """One threshold for all tags during a sale. Of overlapping campaigns the latest to start applies."""
+    """One threshold for all chats during a sale. Of overlapping campaigns the latest to start applies."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     threshold = models.DurationField(_("silent after"), default=timedelta(seconds=90))
@@ -85,7 +116,8 @@ class NudgeTally(models.Model):
     """
 
     at = models.DateTimeField(_("from"))
-    tag = models.CharField(_("tag"), max_length=64)
+    policy = models.CharField(_("silence policy"), max_length=64)
+    policy_version = models.PositiveIntegerField(_("version"), default=1)
     sent = models.PositiveIntegerField(_("sent"), default=0)
     answered = models.PositiveIntegerField(_("answered"), default=0)
     false = models.PositiveIntegerField(_("false"), default=0)
@@ -93,22 +125,22 @@ class NudgeTally(models.Model):
     class Meta:
         verbose_name = _("tally of guide messages")
         verbose_name_plural = _("tallies of guide messages")
-        constraints = [models.UniqueConstraint(fields=["at", "tag"], name="nudge_tally_once")]
+        constraints = [models.UniqueConstraint(fields=["at", "policy", "policy_version"], name="nudge_tally_once")]
 
     def __str__(self) -> str:
-        return f"{self.tag} {self.at:%Y-%m-%d %H:%M}"
+        return f"{self.policy} {self.at:%Y-%m-%d %H:%M}"
 
 
 class NudgeMark(models.Model):
     """Single row: the position up to which guide messages and signs of users are counted."""
 
-    attempts_to = models.BigIntegerField(default=0)
-    #: Attempts up to this id may be counted after all transactions before `ceiling_xid` have ended. Lower ids are
-    #: then committed or will never exist.
-    ceiling = models.BigIntegerField(default=0)
+    counted_to = models.DateTimeField()
+    #: Deliveries up to this instant may be counted after all transactions before `ceiling_xid` have ended. Earlier ones
+    #: are then committed or will never exist.
+    ceiling = models.DateTimeField()
     ceiling_xid = models.BigIntegerField(default=0)
     #: Last counted entry of the stream of signs, by shard.
     signs_to = models.JSONField(default=dict)
 
     def __str__(self) -> str:
-        return str(self.attempts_to)
+        return str(self.counted_to)

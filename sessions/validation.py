@@ -10,6 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from scheduling.errors import ErrorCollector
+from scheduling.policy.window_forms import check_windows
+from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
+from sessions.policy import AFTER, ALL, ANY, DEFAULT_KEY, GRACE_FOR
 
 #: The watcher checks at least once a second, so it cannot miss a timer longer than that.
 MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)
@@ -19,13 +22,30 @@ MAX_GRACE = timedelta(minutes=10)
 
 def check_policy(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
-    found.key(values, "tag")
+    found.key(values)
+    check_tags(values, found)
     found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     found.span(values, "jitter", most=MAX_JITTER)
     found.span(values, "grace", most=MAX_GRACE)
     found.number(values, "max_nudges", 1, 10)
     found.number(values, "growth", 1, 10)
+    if values.get("after", ANY) not in AFTER:
+        found.add("after", f"must be one of {', '.join(AFTER)}")
+    if values.get("grace_for", ALL) not in GRACE_FOR:
+        found.add("grace_for", f"must be one of {', '.join(GRACE_FOR)}")
+    check_windows(values.get("hours") or [], found, "hours")
     found.raise_if_any()
+
+
+def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.texts(values, "tags", longest=TAG_LENGTH)
+    tags = values.get("tags") or []
+    if len(tags) > MOST_TAGS:
+        found.add("tags", f"must be at most {MOST_TAGS} tags")
+    if any(has_control_characters(str(tag)) for tag in tags):
+        found.add("tags", "must not have control characters")
+    if values.get("key") == DEFAULT_KEY and tags:
+        found.add("tags", "must be empty: the default policy applies to sessions without another one")
 
 
 def check_campaign(values: Mapping[str, Any]) -> None:

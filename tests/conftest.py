@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
-from datetime import timedelta
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
 import redis
 from django.db import connection
+from pytest_django import DjangoDbBlocker
 
-from config.environment import ROOT, environment
+from config.environment import ROOT, Environment, environment
 from config.local import servers
 from config.local.reaper import Reaper
-from tests.slow_machine import raise_time_limits
+from tests.support.longer_limits import raise_time_limits
 
 pytest_plugins = [
-    "tests.time_limits", "tests.staff_users", "tests.captured_log", "tests.fault_runs", "tests.parallel_processes",
-    "tests.fixed_hour", "tests.emptying", "tests.static_files",
+    f"tests.support.{name}"
+    for name in (
+        "time_limits", "staff_users", "log_capture", "fault_runs", "parallel_processes", "fixed_hour", "table_cleanup",
+        "static_files", "matrix", "second_connection",
+    )
 ]  # fmt: skip
 
 _reaper = pytest.StashKey[Reaper]()
 
-# How long an example takes says something about the machine, not about the code.
+# The duration of an example depends on the machine, not on the code.
 hypothesis.settings.register_profile("no_deadline", deadline=None)
 hypothesis.settings.load_profile("no_deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the first connection: never the servers of a stack that somebody runs in this checkout."""
+    """Run before the first connection. Never use the servers of a stack that runs in this checkout."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.option.numprocesses and not worker:
         config.stash[_reaper] = Reaper.start()
@@ -56,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
             env.aftertouch_state_dir,
             "ALTER ROLE aftertouch CREATEDB",  # for the test databases
             "ALTER ROLE aftertouch SET synchronous_commit = off",  # they need not survive a crash
-            "GRANT SET ON PARAMETER session_replication_role TO aftertouch",  # see tests/emptying.py
+            "GRANT SET ON PARAMETER session_replication_role TO aftertouch",  # see tests/support/table_cleanup.py
         )
     _point_settings_at(env)
     raise_time_limits()
@@ -79,7 +82,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
-def _point_settings_at(env: Any) -> None:
+def _point_settings_at(env: Environment) -> None:
     from urllib.parse import unquote, urlsplit
 
     from django.conf import settings
@@ -102,9 +105,9 @@ def _point_settings_at(env: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """The threads of the sender keep their connections; the test database could not be dropped under them."""
-    from tests.emptying import note_kept_rows
+    from tests.support.table_cleanup import note_kept_rows
 
     with django_db_blocker.unblock():
         note_kept_rows()
@@ -118,63 +121,8 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 
 
 @pytest.fixture
-def matrix(db: None, valkey: Any) -> MatrixBuilder:
-    """With nobody in a chat: a server of an earlier test may have noted its last frame after that test's end."""
-    return MatrixBuilder()
-
-
-class MatrixBuilder:
-    """A small configuration: one stage, one log channel, nodes on demand, the article's limits."""
-
-    def __init__(self) -> None:
-        from scheduling.models import ChannelConfig, HarassmentRule, Stage
-
-        self.stage = Stage.objects.create(key="presale")
-        self.channel = ChannelConfig.objects.create(key="log", kind="log", idempotent=True)
-        HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
-        HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
-        HarassmentRule.objects.create(kind="conversation")
-
-    def template(self, key: str, content_type: str = "", body: str = "hi {{ user.name }}", **changes: Any) -> Any:
-        from scheduling.models import Template, TemplateText
-
-        template, made = Template.objects.get_or_create(
-            key=key, defaults={"content_type": content_type or key, **changes}
-        )
-        if made:
-            TemplateText.objects.create(template=template, body=body)
-        return template
-
-    def node(self, key: str = "guide", trigger: str = "material.downloaded", **changes: Any) -> Any:
-        from scheduling.models import Node
-
-        changes.setdefault("template", self.template(key))
-        changes.setdefault("channel", self.channel)
-        return Node.objects.create(key=key, stage=self.stage, trigger=trigger, **changes)
-
-
-@pytest.fixture
-def record_event() -> Callable[..., Any]:
-    """Record one event; returns its receipt."""
-    from scheduling.ids import new_id
-    from scheduling.planning.ingest import NewEvent, record_events
-
-    def record_event(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
-        event = NewEvent(
-            source=changes.pop("source", "shop"),
-            event_id=changes.pop("event_id", str(new_id())),
-            type=type,
-            user_id=user,
-            **changes,
-        )
-        return record_events([event])[0]
-
-    return record_event
-
-
-@pytest.fixture
-def valkey(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The test server, empty before and after: who chats here is in the middle of a conversation everywhere."""
+def valkey() -> Iterator[redis.Redis]:
+    """The test server, empty before and after: a leftover chat would defer touches of other tests."""
     with redis.Redis.from_url(environment().redis) as client:
         client.flushall()
         yield client

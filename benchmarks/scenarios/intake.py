@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import aiohttp
 
 from benchmarks import workload
-from benchmarks.environment import Bench, wait_until
+from benchmarks.environment import Bench, processor_seconds, wait_until
 from benchmarks.results import percentile
 from scheduling.models import ApiKey, Event, Touch
 from scheduling.operations.commands import create_api_key
@@ -38,18 +38,23 @@ def intake(bench: Bench) -> None:
     ApiKey.objects.filter(name="bench").delete()
     key = create_api_key("bench", ["events"], rate_per_minute=100_000_000)
     base = bench.environment["AFTERTOUCH_BASE_URL"]
-    with bench.running(*WEB, bench.environment["AFTERTOUCH_PORT"]):
+    with bench.running(*WEB, bench.environment["AFTERTOUCH_PORT"]) as web:
+        involved = [web, *bench.servers.values()]
         wait_until(lambda: _is_live(base), 60, "the web server")
         for number in range(bench.repeat):
             workload.delete_all()
             events = _events(f"run-{number}")
             asyncio.run(_measure_intake(bench, base, key, events, 4, 200))
             before = Event.objects.count()
+            spent = processor_seconds(involved)
             seconds, _ = asyncio.run(_measure_intake(bench, base, key, events, batches, 0))
+            spent = processor_seconds(involved) - spent
             _check_stored(before + batches * BATCH)
             add = bench.figures.add
             add("intake", "in batches of 500", batches * BATCH / seconds, "/s", goal=GOAL_BATCHED, at_least=True,
                 note="two server processes, each event stored with its customer and a touch")  # fmt: skip
+            add("intake", "in batches: processor time each", spent / (batches * BATCH) * 1e6, "µs",
+                note="web, PostgreSQL and Valkey, without the sender")  # fmt: skip
             seconds, took = asyncio.run(_measure_intake(bench, base, key, events, 0, singles))
             _check_stored(before + batches * BATCH + singles)
             add("intake", "one a request", singles / seconds, "/s", goal=GOAL_SINGLY, at_least=True,

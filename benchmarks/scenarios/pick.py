@@ -57,7 +57,7 @@ def _fill_jobs(flow: int, count: int) -> None:
         cursor.execute(
             """
             INSERT INTO rpa_tasks_job (
-                task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints, reason,
+                task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt, lease_no, wakeups, reason,
                 created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
                 progress_message)
             SELECT gen_random_uuid(), gen_random_uuid(), 'scheduled', n %% 3, now() - random() * interval '20 minutes',

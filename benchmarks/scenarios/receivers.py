@@ -105,6 +105,7 @@ def _measure_robot(bench: Bench, count: int, *, minutes: int) -> None:
     add("receivers", "robot: most in a minute", _count_most(started_at, quota.window), "touches", goal=quota.limit)
     add("receivers", "robot: verdicts for each delivered touch", _count_verdicts(node) / received, "",
         goal=GOAL_VERDICTS)  # fmt: skip
+    add("receivers", "robot: expired", workload.count_rows("reason = 'expired'"), "touches", goal=0)
     needed = (count // quota.limit - 1) * quota.window.total_seconds()
     add("receivers", "robot: planned end, deviation", abs(ends_at - due_at - needed) / needed * 100, "%",
         goal=GOAL_PLAN)  # fmt: skip
@@ -118,8 +119,8 @@ def _read_lateness(node: Node) -> list[float]:
     return [
         row[0]
         for row in _rows(
-            "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8 FROM scheduling_attempt AS a"
-            " JOIN scheduling_touch AS t ON t.task_id = a.touch_id WHERE a.number = 1 AND t.node_id = %s",
+            "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8 FROM scheduling_touch AS t"
+            " CROSS JOIN LATERAL touch_attempts(t.attempts) AS a WHERE a.number = 1 AND t.node_id = %s",
             node.pk,
         )
     ]
@@ -129,7 +130,7 @@ def _read_starts(node: Node) -> list[datetime]:
     return [
         row[0]
         for row in _rows(
-            "SELECT a.started_at FROM scheduling_attempt AS a JOIN scheduling_touch AS t ON t.task_id = a.touch_id"
+            "SELECT a.started_at FROM scheduling_touch AS t CROSS JOIN LATERAL touch_attempts(t.attempts) AS a"
             " WHERE t.node_id = %s ORDER BY 1",
             node.pk,
         )
@@ -149,8 +150,7 @@ def _count_most(instants: Sequence[datetime], window: timedelta) -> int:
 def _count_verdicts(node: Node) -> int:
     return int(
         _rows(
-            "SELECT count(*) FROM scheduling_verdict AS v JOIN scheduling_touch AS t ON t.task_id = v.touch_id"
-            " WHERE t.node_id = %s",
+            "SELECT sum(jsonb_array_length(verdicts)) FROM scheduling_touch WHERE node_id = %s",
             node.pk,
         )[0][0]
     )
@@ -163,7 +163,7 @@ def _read_last_due() -> float:
 def _count_versions() -> int:
     """Return the updates of touches so far, once the server has published its counts."""
     time.sleep(2)
-    return int(_rows("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'scheduling_touch'")[0][0])
+    return int(_rows("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'scheduling_touch_live'")[0][0])
 
 
 def _rows(statement: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]

@@ -54,6 +54,8 @@ def require_login_for_monitoring() -> None:
 
 # Same default as `manage.py`, for `celery -A config inspect` beside `make run`. Workers accept no outside requests.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+# Celery runs Django's checks and drops their results. They import all pages and the API: a second of processor time.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 
 require_flower_login(sys.argv, os.environ)
@@ -66,7 +68,7 @@ class Application(Celery):
         return self.subclass_with_self("config.celery.autoscaler:ScalingWorker")
 
 
-app = Application("aftertouch", task_cls="config.celery.guards:SafeTask")
+app = Application("aftertouch", amqp="config.celery.queues:BrokerQueues", task_cls="config.celery.guards:SafeTask")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 # A publish from a thread uses the same broker as one from the main thread.
 app.set_default()
@@ -134,7 +136,10 @@ def drain_sender(**_: Any) -> None:
     """Settle sent touches before a child process exits. The leases return the others."""
     from scheduling.delivery.outgoing import BATCH_DEADLINE
     from scheduling.delivery.sender import sender
+    from scheduling.webhooks.outbox_sender import TIMEOUT, outbox_sender
 
+    if outbox_sender.cache_info().currsize:
+        outbox_sender().finish(TIMEOUT.total_seconds())
     if sender.cache_info().currsize:
         sender().finish(BATCH_DEADLINE.total_seconds())
 

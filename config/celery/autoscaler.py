@@ -144,7 +144,7 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             processes=self.processes,
             busy=len(active),
             waiting=len(waiting),
-            oldest=max((_waited_seconds(request, now) for request in waiting), default=0.0),
+            oldest=max((measure_wait(request, now) for request in waiting), default=0.0),
             soon=sum(request.eta <= soon for request in state.scheduled_requests),
         )
 
@@ -179,7 +179,7 @@ def _idle_processes(pool: AsynPool) -> list[Any]:
     ]
 
 
-def _waited_seconds(request: Any, now: datetime) -> float:
+def measure_wait(request: Any, now: datetime) -> float:
     """Return the seconds that a request has waited, 0 for one without a timestamp (ticks of beat)."""
     published_at = request.request_dict.get("published_at")
     if not isinstance(published_at, int | float):

@@ -217,7 +217,7 @@ class LeaderScheduler(DatabaseScheduler):
             log.warning("round_not_stored", schedule=due.schedule, error=str(error))
             database.close()
             return False
-        log.info("round_stored", schedule=due.schedule, due_at=due.at.isoformat(), is_new=is_new)
+        log.info("publication_stored", schedule=due.schedule, due_at=due.at.isoformat(), is_new=is_new)
         return True
 
     def _wake(self, due: DueRound, producer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Report the load of a core worker, from which the wanted number of workers is computed.
+"""Report the state of a core worker, which a page shows and from which the wanted number of workers is computed.
 
 A thread of the main process reports, because its loop must not wait for Redis. Worker processes do not inherit it.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import structlog
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
-from redis.exceptions import RedisError
 
 from config.celery.queues import CORE_QUEUES
+from scheduling.redis_client import RedisError
 
 log = structlog.get_logger(__name__)
 
@@ -30,11 +30,12 @@ _threads: list[threading.Thread] = []
 
 @worker_ready.connect
 def start_load_reports(sender: Any, **_: Any) -> None:
-    """Start the thread in a worker that consumes touches."""
-    if any(name in CORE_QUEUES and name != "ticks" for name in sender.app.amqp.queues.consume_from):
+    """Start the thread in a worker that consumes touches or periodic passes."""
+    queues = sorted(sender.app.amqp.queues.consume_from)
+    if any(name in CORE_QUEUES for name in queues):
         worker = sender.controller
-        size = int(worker.max_concurrency or worker.concurrency)
-        _threads.append(threading.Thread(target=_report_load, args=(sender.hostname, size), name="load", daemon=True))
+        given = (sender.hostname, int(worker.max_concurrency or worker.concurrency), queues)
+        _threads.append(threading.Thread(target=_report_load, args=given, name="load", daemon=True))
         _threads[-1].start()
 
 
@@ -45,12 +46,13 @@ def stop_load_reports(**_: Any) -> None:
         thread.join(STOP_TIMEOUT)
 
 
-def _report_load(name: str, processes: int) -> None:
+def _report_load(name: str, processes: int, queues: list[str]) -> None:
     from scheduling.monitoring.worker_reports import WorkerReport, remove_worker_report, send_worker_report
 
     busy = 0.0
     while not _stopping.is_set():
-        _call_redis(partial(send_worker_report, WorkerReport(name, processes, busy)))
+        report = WorkerReport(name, processes, busy, queues, len(state.active_requests))
+        _call_redis(partial(send_worker_report, report))
         samples: list[int] = []
         while len(samples) < SAMPLES_PER_REPORT and not _stopping.wait(SAMPLE_INTERVAL):
             samples.append(min(len(state.active_requests), processes))

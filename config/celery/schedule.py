@@ -21,12 +21,17 @@ SCHEDULE = {
     # RPA
     "dispatch due jobs": tick_entry("rpa_tasks.dispatch_due", 5),
     "rescue lost runs and wake idle nodes": tick_entry("rpa_tasks.rescue", 5),
+    # journeys
+    "record ends of followed touches": tick_entry("scheduling.follow_touches", 5),
     # retention
     "delete expired data": tick_entry("scheduling.delete_expired", 60),
     # live chats
     "count effects of guide messages": tick_entry("chat_sessions.count_nudges", 10),
     # customers
     "find inactive customers": tick_entry("scheduling.scan_inactive", 60),
+    "erase customers": tick_entry("scheduling.erase_customers", 10),
+    # outgoing webhooks
+    "send webhooks": tick_entry("scheduling.request_webhooks", 5),
     # operations
     "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60),
     "run replays": tick_entry("scheduling.run_replay", 5),

@@ -1,10 +1,11 @@
-"""Store the addresses and secrets of this checkout's embedded servers."""
+"""Store the addresses, secrets and settings of this checkout's stack."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets as randomness
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +30,33 @@ def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(asdict(endpoints)))
     draft.replace(state_dir / "endpoints.json")
+
+
+#: A process that names one of these differently uses another stack.
+IDENTIFYING = ("DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE")
+
+
+def write_stack_settings(state_dir: Path, given: Mapping[str, str]) -> None:
+    """Store the settings of the running stack for `adopt_stack_settings`. The file is private: it holds secrets."""
+    draft = state_dir / "settings.json.new"
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(dict(given)))
+    draft.replace(state_dir / "settings.json")
+
+
+def remove_stack_settings(state_dir: Path) -> None:
+    (state_dir / "settings.json").unlink(missing_ok=True)
+
+
+def adopt_stack_settings(state_dir: Path, environ: MutableMapping[str, str]) -> None:
+    """Add the settings of the running stack that `environ` lacks, unless `environ` names another stack."""
+    try:
+        given: dict[str, str] = json.loads((state_dir / "settings.json").read_text())
+    except FileNotFoundError:
+        return
+    if all(environ.get(name, given.get(name)) == given.get(name) for name in IDENTIFYING):
+        for name, value in given.items():
+            environ.setdefault(name, value)
 
 
 def read_or_create_secret(state_dir: Path, name: str) -> str:

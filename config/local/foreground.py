@@ -16,7 +16,7 @@ from xmlrpc.client import Error as RpcError
 
 from config.environment import ROOT, Environment
 from config.local import servers
-from config.local.endpoints import read_or_create_secret
+from config.local.endpoints import read_or_create_secret, remove_stack_settings, write_stack_settings
 from config.local.ownership import LEFTOVERS_WITHIN, add_stack_marker, kill_stale_processes, single_instance_lock
 from config.local.processes import is_port_free, tail_of, wait_until
 from config.local.programs import Program, StackError, stop_time_limit
@@ -89,11 +89,16 @@ class Foreground:
         }
         return add_stack_marker({**os.environ, **ours}, self.state_dir)
 
+    def list_settings(self) -> dict[str, str]:
+        """Return what the programs read from their environment."""
+        known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE"}
+        return {name: value for name, value in self.environment.items() if name.upper() in known}
+
     def start(self) -> None:
         print_status(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
+        write_stack_settings(self.state_dir, self.list_settings())
         self.start_servers()
-        self.manage("migrate")
-        greeting = self.manage("bootstrap")
+        greeting = self.manage("bootstrap", "--migrate")  # one start of Python for both
         configuration = write_configuration(self.settings, self.state_dir, self.programs)
         self.supervisor = start_supervisor(configuration, self.environment)
         self.await_live()
@@ -104,15 +109,14 @@ class Foreground:
             self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url
         )
 
-    def manage(self, command: str) -> str:
-        """Return the output of the command. Raises `StackError` with that output on failure."""
+    def manage(self, *words: str) -> str:
+        """Return the output of the command. Raises `StackError` with output and errors on failure."""
         done = subprocess.run(
-            [sys.executable, str(ROOT / "manage.py"), command],
-            cwd=ROOT, env=self.environment, text=True, check=False, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, str(ROOT / "manage.py"), *words],
+            cwd=ROOT, env=self.environment, text=True, check=False, stdin=subprocess.DEVNULL, capture_output=True,
         )  # fmt: skip
         if done.returncode:
-            raise StackError(f"`manage.py {command}` failed:\n{done.stdout}")
+            raise StackError(f"`manage.py {' '.join(words)}` failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def await_live(self) -> None:
@@ -171,6 +175,7 @@ class Foreground:
     def stop(self) -> None:
         print_status("Aftertouch stops.")
         (self.state_dir / "stack.json").unlink(missing_ok=True)
+        remove_stack_settings(self.state_dir)
         if self.supervisor is not None and self.supervisor.poll() is None:
             self.supervisor.terminate()
             try:

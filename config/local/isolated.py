@@ -25,7 +25,7 @@ READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
 WORKER_WITHIN = 90.0  # seconds after the web process is live
 # Servers named in the environment are not used for experiments; `env` may name them explicitly.
 NOT_INHERITED = (
-    "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
+    "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_SESSIONS_REDIS_URL",
     "AFTERTOUCH_BASE_URL", "AFTERTOUCH_HOST", "DJANGO_SETTINGS_MODULE",
 )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,6 @@ from config.local.processes import is_alive
 from config.local.programs import Program, StackError, program_command
 
 SOCKET_PATH_LIMIT = 90  # bytes; the kernel accepts 107, and the supervisor first binds a longer name
-OPEN_FILES = 65_536
 
 TEMPLATE = Path(__file__).with_name("supervisor.conf.j2")
 GROUP = "aftertouch"  # the supervisor stops groups in sequence, but the programs of one group in parallel
@@ -38,7 +36,6 @@ GROUP = "aftertouch"  # the supervisor stops groups in sequence, but the program
 def write_configuration(settings: Environment, state_dir: Path, programs: Sequence[Program]) -> Path:
     logs = state_dir / "logs"
     logs.mkdir(mode=0o700, exist_ok=True)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The supervisor expands `%`.
     template = Template(
         TEMPLATE.read_text(), undefined=StrictUndefined, finalize=lambda value: str(value).replace("%", "%%")
@@ -48,7 +45,6 @@ def write_configuration(settings: Environment, state_dir: Path, programs: Sequen
     path.write_text(
         template.render(
             root=ROOT, logs=logs, state=state_dir, root_user=os.geteuid() == 0, group=GROUP,
-            open_files=min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES,
             socket=socket_path(state_dir), password=read_or_create_secret(state_dir, "supervisor"),
             programs=[(each.name, program_command(each, settings), each.stop_within) for each in programs],
         )
@@ -78,7 +74,7 @@ def parent_death_prefix() -> list[str]:
 def start_supervisor(configuration: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with (configuration.parent / "logs" / "supervisor.err").open("wb") as complaints:
         return subprocess.Popen(
-            [*parent_death_prefix(), sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)],
+            [*parent_death_prefix(), sys.executable, "-m", "config.local.supervisord", "-c", str(configuration)],
             cwd=ROOT, env=dict(environment), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints,
         )  # fmt: skip

@@ -20,6 +20,6 @@ def _operation_rows(api: object) -> Iterator[list[str]]:
         for path, view in router.path_operations.items():
             for operation in view.operations:
                 authenticators = operation.auth_callbacks or [router.auth]
-                scopes = ", ".join(f"`{each.scope}`" for each in authenticators)
+                scopes = " or ".join(f"`{scope}`" for each in authenticators for scope in each.scopes)
                 for method in operation.methods:
                     yield [f"`{method} {ROOT}{prefix}{path.replace('{path:', '{')}`", scopes]

@@ -82,4 +82,7 @@ def _describe_named_kind(kind: str) -> str:
         "CanaryGuard": "a mapping: `steps`, `time`, `touches`, `judged_from`, `complaints`, `failures`, `opt_outs`",
         "Instant": 'an instant with its offset, like `"2026-11-11T00:00:00+08:00"`',
         "Anything": "a mapping",
+        "SendWindows": "a send window, or a list of them",
+        "ConditionTree": "a condition: `all` or `any` with a list of rows",
+        "VariantList": "a list of at most 10: `key`, `when` and `template`",
     }.get(kind, kind.lower())

@@ -13,10 +13,18 @@ from config.reference.tables import Table
 
 #: Groups by prefix of the variable; the first match applies, and the last group takes the rest.
 GROUPS = {
-    "servers": ("database_", "redis_", "celery_", "aftertouch_sentinel", "aftertouch_rabbitmq", "aftertouch_prepare"),
+    "servers": (
+        "database_",
+        "redis_",
+        "celery_",
+        "aftertouch_sentinel",
+        "aftertouch_rabbitmq",
+        "aftertouch_prepare",
+        "aftertouch_replica_",
+    ),
     "django": ("django_",),
     "rpa": ("aftertouch_rpa_", "rpa_"),
-    "chats": ("aftertouch_silence_", "aftertouch_conversation_", "aftertouch_gateway_"),
+    "chats": ("aftertouch_silence_", "aftertouch_conversation_", "aftertouch_gateway_", "aftertouch_sessions_"),
     "email": ("aftertouch_email_",),
     "aftertouch": ("",),
 }
@@ -29,6 +37,7 @@ KINDS = {
     "path": "a folder",
     "password": "a secret",
     "string": "text",
+    "object": "pairs `value=role`, separated by commas",
 }
 #: By attribute of the field's constraints. The JSON schema leaves out those of durations.
 BOUNDS = {"ge": "from `{}`", "gt": "above `{}`", "le": "up to `{}`", "max_length": "of at most {} characters"}
@@ -58,7 +67,7 @@ def _default(schema: dict[str, Any]) -> str:
         return "the host's name"
     if schema.get("format") == "path":
         return f"`{Path(schema['default']).relative_to(ROOT)}` in the checkout"
-    return f"`{_format(schema['default'])}`" if schema["default"] not in (None, [], "") else "none"
+    return f"`{_format(schema['default'])}`" if schema["default"] not in (None, [], {}, "") else "none"
 
 
 def _format(value: Any) -> str:

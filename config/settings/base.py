@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from django.utils.translation import gettext_lazy as _
 
 from config.environment import ROOT, environment, parse_ranges
+from config.settings.databases import build_database
 from config.settings.layers import layer_host
 from config.settings.timeouts import Timeouts
 
@@ -51,6 +51,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "simple_history.middleware.HistoryRequestMiddleware",
+    "scheduling.web.own_writes.own_writes_middleware",
 ]
 
 ROOT_URLCONF = "config.urls"
@@ -72,34 +73,13 @@ TEMPLATES = [
     }
 ]
 
-_database = urlsplit(ENV.postgres)
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.postgresql",
-        "HOST": _database.hostname or "",
-        "PORT": str(_database.port or 5432),
-        "NAME": _database.path.lstrip("/"),
-        "USER": unquote(_database.username or ""),
-        "PASSWORD": unquote(_database.password or ""),
-        "CONN_MAX_AGE": 60,
-        "CONN_HEALTH_CHECKS": True,
-        # A cursor outlives its statement. Behind a pooler the next statement may use another connection.
-        "DISABLE_SERVER_SIDE_CURSORS": not ENV.aftertouch_prepare_statements,
-        "OPTIONS": {
-            "connect_timeout": 5,
-            "application_name": "aftertouch",
-            # Planning a small batch costs more than its execution. None behind a pooler without prepared statements.
-            "prepare_threshold": 3 if ENV.aftertouch_prepare_statements else None,
-            # A node that loses power or network does not disconnect. Without these its transactions keep their locks
-            # for two hours, and its processes wait 15 minutes for an answer.
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 20_000,  # milliseconds
-            **({"options": "-c idle_in_transaction_session_timeout=60s"} if ENV.aftertouch_prepare_statements else {}),
-        },
-    }
-}
+DATABASES = {"default": build_database(ENV.postgres, prepare_statements=ENV.aftertouch_prepare_statements)}
+if ENV.database_replica_url:
+    DATABASES["replica"] = build_database(
+        ENV.database_replica_url, prepare_statements=ENV.aftertouch_prepare_statements, connect_timeout=2
+    )
+DATABASE_ROUTERS = ["scheduling.replica.ReadRouter"]
+AFTERTOUCH_REPLICA_LAG_LIMIT = ENV.aftertouch_replica_lag_limit
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENV.redis
@@ -113,6 +93,7 @@ CHANNEL_LAYERS = {
 
 LANGUAGE_CODE = "zh-hans"
 LANGUAGES = [("zh-hans", _("Simplified Chinese")), ("en", _("English"))]
+FORMAT_MODULE_PATH = "config.formats"
 LOCALE_PATHS = [BASE_DIR / "config/locale", BASE_DIR / "config/third_party/locale"]
 TIME_ZONE = "Asia/Shanghai"
 USE_I18N = True
@@ -136,10 +117,21 @@ AUTH_PASSWORD_VALIDATORS = [
 AUTHENTICATION_BACKENDS = ["scheduling.web.login_lockout.Lockout", "django.contrib.auth.backends.ModelBackend"]
 AFTERTOUCH_LOGIN_TRIES = ENV.aftertouch_login_tries
 AFTERTOUCH_LOGIN_LOCKOUT = ENV.aftertouch_login_lockout
+AFTERTOUCH_REQUIRE_TOTP = ENV.aftertouch_require_totp
+#: "" for no provider.
+AFTERTOUCH_OIDC_ISSUER = ENV.aftertouch_oidc_issuer
+AFTERTOUCH_OIDC_CLIENT_ID = ENV.aftertouch_oidc_client_id
+AFTERTOUCH_OIDC_CLIENT_SECRET = ENV.aftertouch_oidc_client_secret.get_secret_value()
+AFTERTOUCH_OIDC_GROUP_CLAIM = ENV.aftertouch_oidc_group_claim
+#: Role by value of the claim.
+AFTERTOUCH_OIDC_GROUP_MAP = ENV.aftertouch_oidc_group_map
+AFTERTOUCH_OIDC_LINK_BY_EMAIL = ENV.aftertouch_oidc_link_by_email
+AFTERTOUCH_OIDC_ONLY = ENV.aftertouch_oidc_only
+SESSION_ENGINE = "scheduling.identity.session_store"
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
-FILE_UPLOAD_HANDLERS: list[str] = []  # no page accepts files
+FILE_UPLOAD_HANDLERS: list[str] = []  # no page accepts files; an import sends its file in parts
 
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +145,7 @@ AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_DISPATCH_WINDOW = ENV.aftertouch_dispatch_window
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
+AFTERTOUCH_JOURNEY_DEPTH = ENV.aftertouch_journey_depth
 AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
 AFTERTOUCH_ALERTS_EVERY = ENV.aftertouch_alerts_every
@@ -165,22 +158,31 @@ AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
 AFTERTOUCH_RPA_HOME_LEASE = ENV.aftertouch_rpa_home_lease
 AFTERTOUCH_RPA_AGEING = ENV.aftertouch_rpa_ageing
+AFTERTOUCH_RPA_TAKEOVER_IDLE = ENV.aftertouch_rpa_takeover_idle
+AFTERTOUCH_RPA_TAKEOVER_FILES_MB = ENV.aftertouch_rpa_takeover_files_mb
 AFTERTOUCH_RPA_BROWSERS = ENV.aftertouch_rpa_browsers
 AFTERTOUCH_RPA_WARM_BROWSERS = ENV.aftertouch_rpa_warm_browsers
 AFTERTOUCH_RPA_BROWSER_WAIT = ENV.aftertouch_rpa_browser_wait
 AFTERTOUCH_RPA_BROWSER_USES = ENV.aftertouch_rpa_browser_uses
 AFTERTOUCH_RPA_BROWSER_AGE = ENV.aftertouch_rpa_browser_age
 AFTERTOUCH_RPA_BROWSER_MEMORY_MB = ENV.aftertouch_rpa_browser_memory_mb
+#: Span of a partition of ended touches. A partition is dropped when its newest touch exceeds its retention time.
+AFTERTOUCH_PARTITION_DAYS = ENV.aftertouch_partition_days
 AFTERTOUCH_RETENTION_DAYS = ENV.aftertouch_retention_days
 AFTERTOUCH_DISABLED_TARGET_DAYS = ENV.aftertouch_disabled_target_days
+AFTERTOUCH_WEBHOOK_RETENTION_DAYS = ENV.aftertouch_webhook_retention_days
+AFTERTOUCH_VENDOR_IDS_DAYS = ENV.aftertouch_vendor_ids_days
+AFTERTOUCH_AUDIT_DAYS = ENV.aftertouch_audit_days
 AFTERTOUCH_RPA_RETENTION_DAYS = ENV.aftertouch_rpa_retention_days
 AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
+AFTERTOUCH_RPA_ECHO_URL = ENV.aftertouch_rpa_echo_url
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_RPA_ISOLATION = ENV.aftertouch_rpa_isolation
 #: If true, commands run without isolation only with the explicit value `none`.
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = False
 [AFTERTOUCH_RPA_UIDS] = parse_ranges(ENV.aftertouch_rpa_uids, 2**31)
 AFTERTOUCH_RPA_PORTS = parse_ranges(ENV.aftertouch_rpa_ports, 65_535)
+AFTERTOUCH_RPA_EXTENSIONS_DIR = ENV.aftertouch_rpa_extensions_dir
 AFTERTOUCH_RPA_PATHS = ENV.aftertouch_rpa_paths
 AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog
 AFTERTOUCH_SILENCE_STALE = ENV.aftertouch_silence_stale
@@ -188,19 +190,37 @@ AFTERTOUCH_SILENCE_RATE = ENV.aftertouch_silence_rate
 AFTERTOUCH_CONVERSATION_WINDOW = ENV.aftertouch_conversation_window
 AFTERTOUCH_SESSION_SOCKETS = ENV.aftertouch_session_sockets
 AFTERTOUCH_TOKEN_SOCKETS = ENV.aftertouch_token_sockets
+AFTERTOUCH_SOCKET_ORIGINS = ENV.aftertouch_socket_origins
+AFTERTOUCH_CHATWOOT_SECRET = ENV.aftertouch_chatwoot_secret.get_secret_value()
+AFTERTOUCH_ROCKETCHAT_TOKEN = ENV.aftertouch_rocketchat_token.get_secret_value()
+AFTERTOUCH_SESSIONS_REDIS_URL = ENV.aftertouch_sessions_redis_url
 AFTERTOUCH_GATEWAY_REDIS_URL = ENV.aftertouch_gateway_redis_url
+AFTERTOUCH_ENVIRONMENT = ENV.aftertouch_environment
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
+#: Start of redirects for links in messages; "" leaves links as they are.
+AFTERTOUCH_LINK_BASE_URL = ENV.aftertouch_link_base_url
+#: Where Flower is, and the first of its logins; "" hides the link.
+FLOWER_URL = "/flower/"
+FLOWER_LOGIN = ENV.flower_basic_auth.get_secret_value().partition(",")[0]
 TIMEOUTS = Timeouts()
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from
 # The first key encrypts and all keys decrypt. To rotate, insert a new first key.
 AFTERTOUCH_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_secrets_keys]
+AFTERTOUCH_RPA_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_rpa_secrets_keys]
 
 CHANNELS = {
     "webhook": "scheduling.channels.webhook.Webhook",
     "wecom": "scheduling.channels.robots.wecom.WeCom",
     "dingtalk": "scheduling.channels.robots.dingtalk.DingTalk",
     "feishu": "scheduling.channels.robots.feishu.Feishu",
+    "wecom_app": "scheduling.channels.vendors.wecom_app.WeComApp",
+    "wechat_kf": "scheduling.channels.vendors.wecom_app.WeChatService",
+    "wechat_official": "scheduling.channels.vendors.wechat.OfficialAccount",
+    "wechat_miniprogram": "scheduling.channels.vendors.wechat.MiniProgram",
+    "sms_aliyun": "scheduling.channels.vendors.sms.AliyunSms",
+    "sms_tencent": "scheduling.channels.vendors.sms.TencentSms",
+    "http": "scheduling.channels.vendors.declared.DeclaredHttp",
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
     "inapp": "sessions.inapp_channel.InApp",
@@ -215,26 +235,52 @@ CONFIG_SECTIONS = [
     "sessions.configuration.Campaigns",
 ]
 # Routers of other apps in the HTTP API: dotted paths of ninja routers.
-API_ROUTERS = ["rpa_tasks.api.jobs.router", "sessions.api.router"]
+API_ROUTERS = [
+    "rpa_tasks.api.jobs.router",
+    "rpa_tasks.api.shop_browsers.router",
+    "rpa_tasks.api.nodes.router",
+    "sessions.api.router",
+]
 # Argument checks by name of a periodic task: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
 # Periodic tasks of operators that are stored as rows before a message is sent. Values: the function that stores a row,
 # and the task of the wake-up.
 SCHEDULED_ROUNDS = {
-    "rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store_round", "rpa_tasks.run_rounds")
+    "rpa_tasks.publish_for_shops": (
+        "rpa_tasks.jobs.scheduled_publications.store_publication",
+        "rpa_tasks.run_publications",
+    )
 }
 # Republishers by origin of a failed task.
 REPUBLISHERS = {
     "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
     "rpa_job": "rpa_tasks.jobs.dead_letters.REPUBLISHER",
 }
+# How acts are taken back within ten seconds, by act (`scheduling.operations.undo.Reversal`).
+REVERSALS = {
+    "touch.cancel": "scheduling.operations.reversals.CANCELLATION",
+    "failed_task.retry": "scheduling.operations.reversals.RETRY",
+    "bulk.start": "scheduling.operations.reversals.BULK_START",
+    "pause": "scheduling.operations.reversals.PAUSE",
+    "replay.publish": "scheduling.experiments.replay.runs.REVERSAL",
+    "node.off": "scheduling.admin.matrix.card_actions.REVERSAL",
+    "job.cancel": "rpa_tasks.jobs.dead_letters.REVERSAL",
+}
+# Lists of other apps whose rows bulk actions change, by name (`scheduling.operations.bulk_lists.BulkList`).
+BULK_LISTS = {"job": "rpa_tasks.jobs.bulk.actions.JOB_LIST"}
 # Models and detail panels by origin of a failed task. A panel is a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.evidence_panel"}
-# Sidebar entries of other apps: dotted paths of lists of groups.
+# Menu entries of other apps: dotted paths of lists of groups (`scheduling.admin.sidebar`).
 ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
+# Finders of other apps for the search of every page: dotted paths of lists of finders.
+ADMIN_SEARCHES = ["rpa_tasks.admin.search.SEARCHES"]
 # Overview cards of other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
 DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.live_chats_card"]
+# What needs action in other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.actions`).
+OVERVIEW_ACTIONS = ["rpa_tasks.admin.dashboard.list_logins"]
+# Workers of other apps on the page of queues and workers: dotted paths of functions that return `WorkerReport`s.
+WORKER_LISTS = ["rpa_tasks.admin.dashboard.list_execution_workers"]
 # Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
 # Kinds of processes whose wanted number is answered (`scheduling.monitoring.wanted_numbers`): dotted paths of functions
@@ -254,8 +300,27 @@ SCALING_LIMITS = {
 ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.
 QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]
+# Functions that create the first rows of other apps and return a line to print (`manage.py bootstrap`). Idempotent.
+BOOTSTRAP = ["rpa_tasks.configuration.shipped.ship_platforms"]
 # Retention of other apps' rows: dotted paths of `retention.Kind`.
-RETENTION = ["rpa_tasks.jobs.retention.JOBS", "rpa_tasks.jobs.retention.ROUNDS"]
+RETENTION = [
+    "rpa_tasks.jobs.retention.JOBS",
+    "rpa_tasks.jobs.retention.PUBLICATIONS",
+    "rpa_tasks.jobs.retention.WINDOWS",
+]
+# Functions that remove an erased customer from other apps (`scheduling.customers.erasure`). Ends of jobs become
+# messages of webhooks, so the messages come last.
+USER_ERASERS = [
+    "sessions.store.personal_data.erase_sessions",
+    "rpa_tasks.jobs.personal_data.erase_jobs_of_customer",
+    "scheduling.webhooks.message_history.erase_messages_of_customer",
+]
+DELIVERY_ERASERS = ["rpa_tasks.jobs.personal_data.erase_jobs_of_touches"]
+# Functions that export a customer's data from other apps (`scheduling.customers.export`), by the name of their list.
+USER_EXPORTERS = {
+    "rpa_jobs": "rpa_tasks.jobs.personal_data.export_jobs",
+    "live_chats": "sessions.store.personal_data.export_chats",
+}
 # Presence checks at send time, in batches: dotted paths of `Presence` providers.
 PRESENCE = ["sessions.detection.presence.SessionPresence"]
 

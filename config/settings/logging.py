@@ -100,14 +100,17 @@ def _without_secrets(_: Any, __: str, line: str) -> str:
 
 
 class WithoutTokens(logging.Filter):
-    """Mask session tokens. uvicorn logs the URL of each WebSocket, and a page can send its token only there."""
+    """Mask tokens in URLs that uvicorn logs: of WebSockets, and of callbacks (`/hooks/<channel>/<token>`).
 
-    TOKEN = re.compile(r"(?<=[?&]token=)[^&\s\"]+")
+    Drop its debug lines, which contain the frames of chats and take-overs.
+    """
+
+    TOKEN = re.compile(r"([?&]token=|/hooks/[^/\s]+/|/admin/invitation/)[^&?\s\"]+")
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
-            record.args = tuple(self.TOKEN.sub("…", each) if isinstance(each, str) else each for each in record.args)
-        return True
+            record.args = tuple(self.TOKEN.sub(r"\1…", each) if isinstance(each, str) else each for each in record.args)
+        return record.levelno > logging.DEBUG
 
 
 class WithoutPasses(logging.Filter):
@@ -146,9 +149,11 @@ LOGGING = {
     "filters": {"without_tokens": {"()": WithoutTokens}, "without_passes": {"()": WithoutPasses}},
     "loggers": {
         "uvicorn.error": {"filters": ["without_tokens"]},
+        "uvicorn.access": {"handlers": ["stderr"], "filters": ["without_tokens"], "propagate": False},
         "celery.worker.strategy": {"filters": ["without_passes"]},
         "celery.app.trace": {"filters": ["without_passes"]},
         "aiohttp.access": {"level": "WARNING"},
+        "websockets": {"level": "INFO"},  # its debug lines contain what is typed in a take-over
         "django.request": {"level": "ERROR"},
     },
 }

@@ -6,7 +6,7 @@ import secrets
 import sys
 
 from config.settings.base import *  # noqa: F403
-from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_SECRETS_KEYS, ENV
+from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_RPA_SECRETS_KEYS, AFTERTOUCH_SECRETS_KEYS, ENV
 from rpa_tasks.supervisor.confine import block_inspection
 
 AFTERTOUCH_DEMO = False
@@ -37,19 +37,25 @@ _problems = [f"  {name}: must be set in production" for name, value in _required
 _problems += [f"  {name}: must not be set where AFTERTOUCH_ROLE is execution" for name in _unwanted]
 if ENV.aftertouch_time_scale != 1:
     _problems.append("  AFTERTOUCH_TIME_SCALE: must be 1 in production, it shortens every delay")
+if ENV.aftertouch_oidc_issuer and not ENV.aftertouch_oidc_issuer.startswith("https://"):
+    _problems.append("  AFTERTOUCH_OIDC_ISSUER: must start with https:// in production")
 _secret_key = ENV.django_secret_key.get_secret_value()
 if _secret_key and (len(_secret_key) < SHORTEST_SECRET_KEY or len(set(_secret_key)) < 5):
     _problems.append(
         f"  DJANGO_SECRET_KEY: must have {SHORTEST_SECRET_KEY} random characters or more; "
         "`openssl rand -base64 48` makes one"
     )
-if AFTERTOUCH_SECRETS_KEYS and len(AFTERTOUCH_SECRETS_KEYS[0]) < SHORTEST_KEY:
-    _problems.append(
-        f"  AFTERTOUCH_SECRETS_KEYS: the first must have {SHORTEST_KEY} random characters or more; "
-        "`openssl rand -base64 32` makes one"
-    )
-if any(len(key) < SHORTEST_OLD_KEY or len(set(key)) < 5 for key in AFTERTOUCH_SECRETS_KEYS):
-    _problems.append(f"  AFTERTOUCH_SECRETS_KEYS: each must have {SHORTEST_OLD_KEY} random characters or more")
+for _name, _keys in (
+    ("AFTERTOUCH_SECRETS_KEYS", AFTERTOUCH_SECRETS_KEYS),
+    ("AFTERTOUCH_RPA_SECRETS_KEYS", AFTERTOUCH_RPA_SECRETS_KEYS),
+):
+    if _keys and len(_keys[0]) < SHORTEST_KEY:
+        _problems.append(
+            f"  {_name}: the first must have {SHORTEST_KEY} random characters or more; "
+            "`openssl rand -base64 32` makes one"
+        )
+    if any(len(key) < SHORTEST_OLD_KEY or len(set(key)) < 5 for key in _keys):
+        _problems.append(f"  {_name}: each must have {SHORTEST_OLD_KEY} random characters or more")
 if _problems:
     sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(_problems))
 

@@ -21,11 +21,13 @@ class Timeouts:
     event_lock: float = 1.0  #: one lock while events are stored
     list_page: float = 5.0  #: one statement of an API list
     count: float = 2.0  #: one count for an admin page
+    search: float = 1.0  #: all statements of the search of every page together
     overview: float = 4.0  #: all counts of the overview together, so that it loads under overload
     dashboard: float = 1.0  #: one count of another dashboard card; all counts of a chart together
     export: float = 20.0  #: finding the rows of a CSV export
     complaint_rates: float = 15.0  #: longer than `overview`: the user requested these numbers
     conversion: float = 20.0  #: longer than `overview`: the user requested these numbers
+    receivers: float = 2.0  #: each statement of the page of receivers
     rollout: float = 20.0  #: each statement that counts the results of a roll-out
     bulk_count: float = 5.0  #: counting the rows of a bulk action
     bulk_batch: float = 20.0  #: each statement of a batch; beyond it the try has failed

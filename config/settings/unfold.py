@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.templatetags.static import static
+from django.urls import reverse_lazy
 from django.utils.translation import gettext_lazy as _
 
 UNFOLD: dict[str, Any] = {
@@ -12,14 +13,22 @@ UNFOLD: dict[str, Any] = {
     "SITE_HEADER": "Aftertouch",
     "SITE_SUBHEADER": _("The right touch at the right moment"),
     "SITE_SYMBOL": "touch_app",
+    "SITE_FAVICONS": [
+        {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("scheduling/favicon.svg")}
+    ],
     "SITE_URL": None,
+    "ENVIRONMENT": "scheduling.admin.sidebar.choose_environment_label",
     "SHOW_LANGUAGES": True,
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
-    "SHOW_BACK_BUTTON": True,
     "BORDER_RADIUS": "8px",
     "STYLES": [lambda request: static("scheduling/ops.css"), lambda request: static("rpa_tasks/rpa.css")],
-    "SCRIPTS": [lambda request: static("scheduling/live.js"), lambda request: static("scheduling/keyboard.js")],
+    "SCRIPTS": [
+        lambda request: static("scheduling/live.js"),
+        lambda request: static("scheduling/keyboard.js"),
+        lambda request: static("scheduling/submit_once.js"),
+        lambda request: static("scheduling/search.js"),
+    ],
     "COLORS": {
         "primary": {
             "50": "oklch(97.9% .012 200)",
@@ -37,6 +46,12 @@ UNFOLD: dict[str, Any] = {
     },
     "GLOBAL_CALLBACK": "scheduling.admin.dashboard.overview.build_page_context",
     "DASHBOARD_CALLBACK": "scheduling.admin.dashboard.overview.build_overview_context",
+    "ACCOUNT": {
+        "navigation": [
+            {"title": _("My account"), "link": reverse_lazy("admin:account")},
+            {"title": _("Change password"), "link": reverse_lazy("admin:password_change")},
+        ]
+    },
     "SIDEBAR": {
         "show_search": False,
         "show_all_applications": False,

@@ -21,14 +21,16 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-import sessions.admin.labels  # noqa: F401  (registers the terms of this app)
 from scheduling.admin import labels
 from scheduling.models import Event, Touch
 from scheduling.operations.commands import update_customer
-from sessions.detection.presence import SILENT
+from sessions.admin.labels import WHY
+from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER
 from sessions.models import SilencePolicy
+from sessions.policy import AGENT as AFTER_AGENT
+from sessions.policy import CUSTOMER as AFTER_CUSTOMER
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import live_store
@@ -36,6 +38,8 @@ from sessions.websocket import tokens
 
 TAG = "demo"
 THRESHOLD = timedelta(seconds=5)  #: of the demo's tag, so that a silence occurs within seconds
+ANSWER_TAG = "demo-sla"  #: sessions with it have also the tag `TAG`, so both sides have a timer
+ANSWER_WITHIN = timedelta(seconds=10)
 LIFETIME = timedelta(minutes=30)
 SHOWN = 10  #: silences
 SESSION = re.compile(r"demo-[A-Za-z0-9_-]{6,32}", re.ASCII)
@@ -90,7 +94,10 @@ def start_session(request: HttpRequest) -> HttpResponse:
     if not known:
         update_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message uses the page's language
     sides = {
-        role: tokens.issue_token(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
+        role: tokens.issue_token(
+            tokens.Admission(session_id, user_id, session_id, tag, role, tags=(TAG,) if tag == ANSWER_TAG else ()),
+            LIFETIME,
+        )[0]
         for role in (USER, AGENT)
     }
     return JsonResponse({"session": session_id, "user": user_id, "tag": tag, "tokens": sides})
@@ -114,6 +121,10 @@ def session_state(request: HttpRequest) -> HttpResponse:
             "armed_at": found.armed_at,
             "deadline": found.deadline,
             "nudges": found.nudges,
+            "state": found.state,
+            "awaited": found.awaited,
+            "why": str(WHY[found.why]),
+            "policy": found.policy.key,
             "pause": _(PAUSES.get(found.pause, found.pause)) if found.pause else "",
             "closed": found.closed,
             "silences": _latest_silences(session_id),
@@ -128,14 +139,19 @@ def _demo_user_of(session_id: str) -> str:
 def _tag_thresholds() -> list[dict[str, Any]]:
     """Return every tag with its threshold. In a demo, creates the demo's own tag on first use."""
     if getattr(settings, "AFTERTOUCH_DEMO", False):
-        SilencePolicy.objects.get_or_create(tag=TAG, defaults={"threshold": THRESHOLD})
+        SilencePolicy.objects.get_or_create(key=TAG, defaults={"threshold": THRESHOLD, "after": AFTER_AGENT})
+        SilencePolicy.objects.get_or_create(
+            key=ANSWER_TAG,
+            defaults={"threshold": ANSWER_WITHIN, "after": AFTER_CUSTOMER, "max_nudges": 3, "growth": 1},
+        )
     policies = SilencePolicy.objects.filter(retired_at=None)
     found = [
         {
-            "tag": policy.tag,
+            "tag": policy.key,
             "seconds": policy.threshold.total_seconds(),
             "jitter": policy.jitter.total_seconds(),
             "nudges": policy.max_nudges,
+            "awaits_agent": policy.after == AFTER_CUSTOMER,
         }
         for policy in policies
     ]
@@ -146,12 +162,12 @@ def _latest_silences(session_id: str) -> list[dict[str, Any]]:
     events = list(
         Event.objects.filter(
             customer__user_id=_demo_user_of(session_id),
-            type=SILENT,
+            type__in=SessionPresence.event_types,
             source=SOURCE,
             event_id__startswith=f"{session_id}:",
         ).order_by("-occurred_at")[:SHOWN]
     )
-    touches = Touch.objects.filter(event__in=events).select_related("node__channel").prefetch_related("attempts")
+    touches = Touch.objects.filter(event__in=events).select_related("node__channel")
     by_event: dict[Any, list[dict[str, Any]]] = {event.pk: [] for event in events}
     for touch in touches.order_by("pk"):
         by_event[touch.event_id].append(_serialize_touch(touch))
@@ -159,7 +175,8 @@ def _latest_silences(session_id: str) -> list[dict[str, Any]]:
         {
             "id": event.event_id,
             "at": event.occurred_at,
-            "nudge": event.data.get("nudge"),
+            "nudge": event.data.get("nudge") or event.data.get("step"),
+            "awaited": event.data.get("awaited"),
             "touches": by_event[event.pk],
         }
         for event in events
@@ -167,7 +184,7 @@ def _latest_silences(session_id: str) -> list[dict[str, Any]]:
 
 
 def _serialize_touch(touch: Touch) -> dict[str, Any]:
-    sent = [each.started_at for each in touch.attempts.all()]
+    sent = [each.started_at for each in touch.attempts]
     late = (sent[-1] - touch.planned_at) / timedelta(milliseconds=1) if sent else None
     return {
         "state": touch.state,
@@ -192,16 +209,20 @@ def _page_texts() -> dict[str, str]:
         "user": _("Customer"),
         "agent": _("Agent"),
         "system": _("Guide message"),
-        "armed": _("Timer running: silent in {seconds} s"),
+        "armed_customer": _("Waiting for the customer: silent in {seconds} s"),
+        "armed_agent": _("Waiting for an agent: next step in {seconds} s"),
+        "not_armed": _("Timer not running: {why}"),
         "paused": _("Paused: {why}"),
         "silent": _("Silent: event recorded, no more messages follow"),
         "closed": _("Closed"),
-        "unknown": _("Timer not started: no message yet"),
         "away": _("The server does not answer"),
         "entry_armed": _("Timer started"),
         "entry_armed_until": _("silent at {time} unless a frame comes"),
+        "why": _("{why} (policy {policy})"),
+        "entry_unanswered": _("No answer"),
+        "entry_step": _("step {number} while the customer waits for an agent"),
         "entry_silent": _("Silent"),
-        "entry_silent_number": _("silence {number} of this ladder"),
+        "entry_silent_number": _("silence {number} since the customer's last action"),
         "late": _("{ms} ms after its time"),
         "by": _("node {node}, channel {channel}"),
         "no_touch": _("no node of the matrix has this trigger"),

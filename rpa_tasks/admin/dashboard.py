@@ -1,4 +1,4 @@
-"""RPA card of the overview page."""
+"""What the overview and the page of workers show of RPA: a card, the shops that need a login, execution nodes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ from collections import Counter
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Count
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.run_chart import runs_chart
 from rpa_tasks.admin.shop import count_shops_by_state
+from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.jobs.pick import NODE_SILENT
-from rpa_tasks.models import ExecutionNode, Job
+from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
+from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.count_time_limits import PageTimeLimit, count_within
-from scheduling.admin.dashboard.cards import DashboardCard, Figure, format_capped_count
+from scheduling.admin.dashboard.cards import ActionLine, DashboardCard, Figure, format_capped_count
 from scheduling.admin.dashboard.charts import read_requested_days, split_period
+from scheduling.admin.touches.timeline import format_instant
 from scheduling.models import Priority
+from scheduling.monitoring.worker_reports import WorkerReport
 
 COUNT_LIMIT = 10_000
+SHOPS_NAMED = 5
 
 
 def card(request: HttpRequest) -> DashboardCard | None:
@@ -35,7 +42,10 @@ def card(request: HttpRequest) -> DashboardCard | None:
         may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
     )
     return DashboardCard(
-        _("RPA"), [*_shop_figures(shops), *_waiting_figures(), *_browser_figures()], link=shops, charts=[ended]
+        _("RPA"),
+        [*_shop_figures(shops), *_waiting_figures(), *_browser_figures()],
+        link=shops,
+        charts=[ended],
     )
 
 
@@ -53,7 +63,7 @@ def _waiting_figures() -> list[Figure]:
     link = reverse("admin:rpa_tasks_job_changelist")
 
     def count(tier: int) -> int:
-        waiting = Job.objects.filter(state="scheduled", parked="", due_at__lte=Now(), priority=tier)
+        waiting = Job.objects.filter(state="scheduled", paused_by="", due_at__lte=Now(), priority=tier)
         handed_over = Job.objects.filter(state="queued", priority=tier)
         return waiting[:COUNT_LIMIT].count() + handed_over[:COUNT_LIMIT].count()
 
@@ -85,3 +95,37 @@ def _browser_figures() -> list[Figure]:
         for state, tone in (("idle", ""), ("quarantined", "bad"))
         if counts[state]
     ]
+
+
+def list_logins(request: HttpRequest) -> list[ActionLine]:
+    """Name the shops whose jobs wait for a login, the first lost one first."""
+    if not request.user.has_perm("rpa_tasks.view_shop"):
+        return []
+    needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
+    page = "take_over" if request.user.has_perm(PERMISSION) else "change"
+    shops = needed.select_related("platform").order_by("login_lost_at", "pk")[: SHOPS_NAMED + 1]
+    lines = [
+        ActionLine(
+            "login", _("Shop %(name)s needs a login") % {"name": shop},
+            reverse(f"admin:rpa_tasks_shop_{page}", args=[shop.pk]),
+            _("since %(time)s") % {"time": format_instant(shop.login_lost_at)} if shop.login_lost_at else "",
+        )
+        for shop in shops[:SHOPS_NAMED]
+    ]  # fmt: skip
+    if len(shops) > SHOPS_NAMED:
+        all_shops = f"{reverse('admin:rpa_tasks_shop_changelist')}?state=login"
+        lines.append(ActionLine("login", _("More shops need a login"), all_shops))
+    return lines
+
+
+def list_execution_workers() -> list[WorkerReport]:
+    """Return the execution nodes as workers. A silent one stays until an operator deletes it."""
+    nodes = list(ExecutionNode.objects.order_by("name"))
+    running = Counter(dict(Job.objects.filter(state="running").order_by().values_list("node").annotate(Count("pk"))))
+    return [
+        WorkerReport(
+            node.name, node.slots, running[node.name] / max(node.slots, 1), node.serves, running[node.name],
+            (now() - node.seen_at).total_seconds(),
+        )
+        for node in nodes
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import display
-from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
 from rpa_tasks.admin.job_page import format_json
@@ -90,6 +90,24 @@ def _parse_codes(text: str) -> list[int]:
         ) from None
 
 
+class VariablesField(TextLikeField):
+    """Variables with their values, `NAME=value`, one a line. Spaces around name and value are dropped."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("required", False)
+        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 3, "class": "at-mono"}))
+        super().__init__(**kwargs)
+
+    def write(self, value: dict[str, str]) -> str:
+        return "\n".join(f"{name}={text}" for name, text in sorted(value.items()))
+
+    def to_python(self, value: Any) -> Any:
+        lines = [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
+        if wrong := [line for line in lines if "=" not in line]:
+            raise ValidationError(gettext("“%(given)s” must look like NAME=value") % {"given": wrong[0][:100]})
+        return {name.strip(): text.strip() for name, _, text in (line.partition("=") for line in lines)}
+
+
 class JsonField(TextLikeField):
     """A JSON object; empty text means an empty object."""
 
@@ -125,7 +143,12 @@ class JsonField(TextLikeField):
 USUAL_COMMAND = [
     "{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
 ]  # fmt: skip
-EXAMPLE = {"param": '{"shop_id": "…", "debug_port": 9222, "payload": {…}, …}'}
+EXAMPLE = {"param": '{"debug_port": 9222, "shop_id": "…", "profile_id": "…", "task_id": "…", …}'}
+#: A person chooses: the wrong answer repeats an effect or leaves each killed run to an operator.
+IDEMPOTENT_CHOICES = [
+    ("", _("Please choose")), ("True", _("Yes: a repeat has no second effect")),
+    ("False", _("No: a repeat may do it twice")),
+]  # fmt: skip
 
 
 class FlowForm(CheckedForm):
@@ -148,13 +171,29 @@ class FlowForm(CheckedForm):
         required=False,
         help_text=_(
             "transient: retried; business: needs a manual decision; session: the shop needs a login; "
-            "platform: the platform blocks the run. Empty: business=65, session=77, platform=75. "
-            "Other codes count as transient."
+            "platform: the platform blocks the run. They add to the defaults business=64 65, session=77, platform=75. "
+            "All other errors count as transient."
+        ),
+    )
+    idempotent = forms.TypedChoiceField(
+        label=_("idempotent"),
+        choices=IDEMPOTENT_CHOICES,
+        coerce=lambda chosen: chosen == "True",
+        widget=UnfoldAdminSelectWidget,
+        help_text=_(
+            "May a run be repeated although it may have had its effect? It concerns runs that were killed, timed out "
+            "or whose worker was lost. Yes: they are tried again. No: an operator decides about each. A command that "
+            "ends with an error is tried again in both cases."
         ),
     )
     retry_delays = DurationsField(
         label=_("retries after"), required=False,
         help_text=_("When a transient failure is tried again, like 30s, 1m, 2m. Empty: never."),
+    )  # fmt: skip
+    dedupe_window = DurationField(
+        label=_("runs once within"), required=False,
+        help_text=_("Like 24h: from the start of a job on, requests of the same shop and kind start no other one. Also "
+                    "after it has succeeded. Empty: requests merge only while a job waits."),
     )  # fmt: skip
     payload_schema = JsonField(
         label=_("schema of the payload"), help_text=_("A JSON schema that every payload must fit. Empty: anything.")
@@ -166,6 +205,10 @@ class FlowForm(CheckedForm):
         ),
     )
 
+    env = VariablesField(
+        label=_("fixed variables"),
+        help_text=_("NAME=value, one a line. Every editor can read the values: pass secrets by their names above."),
+    )
     path = NamesField(
         label=_("program folders"),
         help_text=_("Absolute folders that come first in the command's PATH; one a line."),
@@ -176,11 +219,15 @@ class FlowForm(CheckedForm):
         exclude = ("version", "retired_at")
         help_texts: ClassVar[Any] = {
             "task_type": _("Like sync_order: what publishers ask for."),
-            "idempotent": _("A repeated run has no second effect. A run whose worker was lost is then retried; "
-                "otherwise an operator decides."),
+            "param_style": _("Where the command finds the payload in its JSON."),
             "needs_browser": _("The shop's own browser is started or kept for it."),
             "needs_result": _("Exit code 0 without a line {“result”: …} is a failure."),
-            "dedupe_by": _("Which requests without a dedupe_key merge into a job of the shop that waits."),
+            "dedupe_by": _("Which requests without a dedupe_key are of the same kind and merge into one waiting job."),
+            "dedupe_period": _("Instead of a time span: once in each of them by the clock, also after success. Jobs "
+                               "that start in different ones never merge."),
+            "dedupe_timezone": _("Whose clock decides, like Asia/Shanghai. Empty: that of the product."),
+            "dedupe_rerun": _("Whether a request in this time may start another job."),
+            "cwd": _("An absolute folder where the command starts. Empty: a new empty one for each run."),
             "clear_cookies": _("Clears the login of the shop's browser before each run."),
         }  # fmt: skip
 
@@ -188,10 +235,12 @@ class FlowForm(CheckedForm):
         super().__init__(*args, **kwargs)
         if self.instance.pk is None and "command" in self.fields:
             self.fields["command"].initial = USUAL_COMMAND
+        if self.instance.pk is None:
+            self.initial.pop("idempotent", None)
 
 
 #: Fields that decide which command runs on a node and how its end is judged.
-COMMAND_FIELDS = ("command", "path", "environment", "exit_codes")
+COMMAND_FIELDS = ("command", "path", "cwd", "environment", "env", "exit_codes")
 
 
 def may_define_commands(request: HttpRequest) -> bool:
@@ -222,7 +271,7 @@ class FlowAdmin(HistoryAdmin, Retirable):
     shown_as: ClassVar[dict[str, str]] = {
         "command": "as_typed", "timeout": "timeout_text", "exit_codes": "exit_codes_text",
         "retry_delays": "retry_delays_text", "payload_schema": "schema_text", "environment": "environment_text",
-        "path": "path_text",
+        "path": "path_text", "env": "env_text", "dedupe_window": "dedupe_window_text",
     }  # fmt: skip
     timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
     exit_codes_text = make_readonly_display(
@@ -235,6 +284,10 @@ class FlowAdmin(HistoryAdmin, Retirable):
         "payload_schema", _("schema of the payload"), lambda value: format_json(value) if value else "–"
     )
     path_text = make_readonly_display("path", _("program folders"), lambda value: ", ".join(value) or "–")
+    env_text = make_readonly_display("env", _("fixed variables"), lambda value: ", ".join(sorted(value)) or "–")
+    dedupe_window_text = make_readonly_display(
+        "dedupe_window", _("runs once within"), lambda value: describe_duration(value) if value else "–"
+    )
     environment_text = make_readonly_display(
         "environment", _("environment variables"), lambda value: ", ".join(value) or "–"
     )
@@ -242,15 +295,19 @@ class FlowAdmin(HistoryAdmin, Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
         words = ("command", "as_typed") if edits and obj is not None else ("command",)
-        path, environment, codes = "path", "environment", "exit_codes"
+        surroundings, codes = ("path", "cwd", "environment", "env"), "exit_codes"
         if edits and obj is not None and not may_define_commands(request):
             words = ("as_typed",)
-            path, environment, codes = "path_text", "environment_text", "exit_codes_text"
+            surroundings, codes = ("path_text", "cwd", "environment_text", "env_text"), "exit_codes_text"
         return [
-            (None, {"fields": (("platform", "task_type"), *words, "timeout", path, environment)}),
-            (_("Evaluation of the exit"), {"fields": (codes, "retry_delays", ("idempotent", "needs_result"))}),
+            (None, {"fields": (("platform", "task_type"), *words, "timeout", *surroundings)}),
+            (_("Evaluation of the exit"), {"fields": ("idempotent", codes, "retry_delays", "needs_result")}),
             (_("Browser"), {"fields": (("needs_browser", "clear_cookies"),)}),
-            (_("Payload"), {"fields": ("payload_schema", "dedupe_by")}),
+            (_("Payload"), {"fields": ("param_style", "payload_schema")}),
+            (
+                _("Repeated requests"),
+                {"fields": ("dedupe_by", ("dedupe_window", "dedupe_period", "dedupe_timezone"), "dedupe_rerun")},
+            ),
             (_("Life"), {"fields": ("change_reason",) if obj is None else ("version", "change_reason")}),
         ]
 
@@ -273,7 +330,7 @@ class FlowAdmin(HistoryAdmin, Retirable):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
         super().save_model(request, obj, form, change)
-        if problem := missing_program({"command": obj.command, "path": obj.path}):
+        if problem := missing_program({"command": obj.command, "path": obj.path, "cwd": obj.cwd}):
             words = gettext(
                 "Saved. On this machine the command cannot be started: %(problem)s. Execution nodes need it."
             )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from django import forms
 from django.contrib import admin, messages
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.urls import URLPattern, path, reverse
+from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -17,36 +21,54 @@ from unfold.contrib.filters.admin import (
     AutocompleteSelectFilter,
     ChoicesDropdownFilter,
     DropdownFilter,
-    RangeDateTimeFilter,
 )
 from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin import live, run_job
 from rpa_tasks.admin.evidence import evidence_response
 from rpa_tasks.admin.job_page import job_page, short_reason
-from rpa_tasks.admin.labels import REASONS, STATE_TONES
+from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.jobs import publish
-from rpa_tasks.models import Flow, Job, Platform, Shop
+from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
+from rpa_tasks.jobs.bulk.filters import (
+    UNFINISHED,
+    filter_job_status,
+    filter_jobs_by_key,
+    filter_jobs_by_words,
+    filter_jobs_of_platform,
+    filter_jobs_of_task_type,
+)
+from rpa_tasks.jobs.dead_letters import digest_jobs
+from rpa_tasks.models import ExecutionNode, Flow, Job, Platform
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
 from scheduling.admin.csv_export import CsvExportMixin
+from scheduling.admin.failed_tasks.actions import PaceForm
+from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_filters import ReasonFilter
+from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.touches.touch import SpanFilter
+from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
+from scheduling.models import Priority
 
 
 class DueFilter(DropdownFilter):  # type: ignore[misc]
-    """Filter of jobs that could start if a slot were free."""
+    """Filter of jobs that could start if a slot were free, and of those whose due date has passed."""
 
     title = _("current status")
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("due", _("due"))]
+        return [("due", _("due")), ("late", _("late"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        due = Q(state="scheduled", parked="", due_at__lte=Now()) | Q(state="queued")
-        return queryset.filter(due) if self.value() == "due" else queryset
+        try:
+            return queryset.filter(filter_job_status(self.value() or ""))
+        except ValueError:
+            return queryset
 
 
 class PlatformFilter(DropdownFilter):  # type: ignore[misc]
@@ -57,12 +79,8 @@ class PlatformFilter(DropdownFilter):  # type: ignore[misc]
         return [(str(row.pk), str(row)) for row in Platform.objects.all()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Filter by the ids of the platform's shops, which use an index."""
-        if not (self.value() or "").isdecimal():
-            return queryset
-        return queryset.filter(
-            shop_id__in=list(Shop.objects.filter(platform=self.value()).values_list("pk", flat=True))
-        )
+        value = self.value() or ""
+        return queryset.filter(filter_jobs_of_platform(value)) if value.isdecimal() else queryset
 
 
 class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
@@ -73,23 +91,81 @@ class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
         return [(key, key) for key in Flow.objects.order_by("task_type").values_list("task_type", flat=True).distinct()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        if not self.value():
-            return queryset
-        return queryset.filter(
-            flow_id__in=list(Flow.objects.filter(task_type=self.value()).values_list("pk", flat=True))
-        )
+        return queryset.filter(filter_jobs_of_task_type(self.value() or ""))
 
 
-class JobReasonFilter(ReasonFilter):
-    reasons = REASONS
-
-
-UNFINISHED = ("scheduled", "queued", "running")
 CANCELLED_AT_ONCE = 500
 
 
+def offer_cancel_undo(request: HttpRequest, digests: dict[str, str], task_ids: Sequence[UUID], label: str = "") -> str:
+    """Return the address that publishes those of these cancelled jobs again that have a digest; "" without one."""
+    kept = {str(task_id): digests[str(task_id)] for task_id in task_ids if str(task_id) in digests}
+    return create_undo_link(request, "job.cancel", list(kept), label=label, digests=kept)
+
+
+class PriorityForm(PaceForm):
+    priority = forms.ChoiceField(
+        label=_("Priority"), choices=[(each.name.lower(), each.label) for each in Priority],
+        widget=UnfoldAdminSelectWidget,
+    )  # fmt: skip
+    field_order = ("priority",)
+
+
+class NodeForm(PaceForm):
+    node = forms.ModelChoiceField(
+        label=_("Execution node"), queryset=ExecutionNode.objects.all(), widget=UnfoldAdminSelectWidget
+    )
+    field_order = ("node",)
+
+    def clean_node(self) -> str:
+        return str(self.cleaned_data["node"].name)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchingAction:
+    """The texts and the form of an action on all jobs that match the list's filter."""
+
+    title: str | Promise
+    text: str | Promise
+    danger: bool = False
+    form: type[PaceForm] = PaceForm
+    warning: str | Promise = ""
+
+
+MATCHING_ACTIONS = {
+    "cancel": MatchingAction(
+        _("Cancel all matching jobs"),
+        _("A waiting job does not start. A running command gets a stop signal and is killed 15 seconds later; "
+          "completed work stays."), danger=True,
+    ),
+    "run_again": MatchingAction(
+        _("Run all matching jobs again"),
+        _("Publishes a new job for each ended one with the same payload. An open failed task is retried if you may "
+          "handle failed tasks, else it stays open. A job is skipped if one of its kind waits or its time window has "
+          "not ended."),
+        warning=_("What a first run did may be done a second time."),
+    ),
+    "priority": MatchingAction(
+        _("Change the priority of all matching jobs"),
+        _("Waiting jobs only. Nodes start jobs of a higher priority first."), form=PriorityForm,
+    ),
+    "move": MatchingAction(
+        _("Move all matching jobs to another node"),
+        _("Moves the shops of waiting jobs, so that the node runs these and all later jobs. A shop is skipped if it is "
+          "running. A job without a browser is skipped."), form=NodeForm,
+        warning=_("The login stays on the old node: platforms may ask for a login again."),
+    ),
+}  # fmt: skip
+
+
+def describe_job_count(count: int | None) -> str:
+    if count is None:
+        return gettext("Applies to too many jobs to count now.")
+    return ngettext("Applies to %(count)s job.", "Applies to %(count)s jobs.", count) % {"count": count}
+
+
 @admin.register(Job)
-class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
+class JobAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
         "made",
         "state_tag",
@@ -104,12 +180,13 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     list_display_links = ("made", "short_id")
     list_filter = (
         DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
-        JobReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
+        ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", SpanFilter),
     )  # fmt: skip
     list_select_related = ("shop__platform__breaker", "shop__lane", "flow")
     ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first
     search_fields = ("task_id",)
     search_help_text = _("Task id, shop id or dedupe key, in full")
+    list_after_template = "rpa_tasks/jobs_below.html"
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel", "again")
@@ -121,6 +198,7 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
         (_("task type"), lambda row: row.flow.task_type), (_("priority"), lambda row: row.get_priority_display()),
         (_("requests"), lambda row: row.requests), (_("dedupe key"), lambda row: row.dedupe_key),
         (_("published at"), lambda row: row.created_at), (_("due at"), lambda row: row.due_at),
+        (_("to be done by"), lambda row: row.deadline),
         (_("settled at"), lambda row: row.settled_at), (_("attempts"), lambda row: row.attempt),
         (_("node"), lambda row: row.node), (_("delivery key"), lambda row: row.root_id),
     )  # fmt: skip
@@ -131,6 +209,7 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
+            path("matching/<str:name>/", view(self.matching_view), name="rpa_tasks_job_matching"),
             path("live/", view(self.live_view), name="rpa_tasks_job_live"),
             path("<uuid:pk>/evidence/<int:piece>/", view(self.evidence_view), name="rpa_tasks_job_evidence"),
             *super().get_urls(),
@@ -149,13 +228,46 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Find complete ids and keys only."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if uuid := parse_uuid(term):
-            return queryset.filter(Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)), False
-        return queryset.filter(Q(shop__shop_id=term) | Q(dedupe_key=term)), False
+        search = filter_jobs_by_words if run_job.may_edit_payload(request) else filter_jobs_by_key
+        return queryset.filter(search(search_term)), False
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        shown = super().get_changelist_instance(request)
+        if run_job.may_edit_payload(request):
+            shown.search_help_text = _("Task id, shop id or dedupe key in full, or words of a recent payload")
+        return shown
+
+    def may_share(self, request: HttpRequest) -> bool:
+        return self.has_run_permission(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        links = [
+            (f"{self.url('matching', name)}?{request.GET.urlencode()}", verb.title)
+            for name, verb in MATCHING_ACTIONS.items()
+            if request.user.has_perm(JOB_ACTIONS[f"job.{name}"].permission)
+        ]
+        return super().changelist_view(request, {"matching_links": links, **(extra_context or {})})
+
+    def matching_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Confirm an action on all jobs that match the list's filter, and start it as a bulk action."""
+        verb, row_action = MATCHING_ACTIONS.get(name), JOB_ACTIONS.get(f"job.{name}")
+        if verb is None or row_action is None:
+            raise Http404
+        if not request.user.has_perm(row_action.permission):
+            raise PermissionDenied
+        return matching_rows_page(
+            self, request, f"job.{name}", verb.form.for_action(row_action, request.POST or None),
+            address=self._read_address(request), describe_count=describe_job_count, title=verb.title,
+            button=row_action.title, text=verb.text, danger=verb.danger, warning=verb.warning,
+        )  # fmt: skip
+
+    def _read_address(self, request: HttpRequest) -> QueryDict:
+        """Return the list's parameters. The term of a user who may read payloads is searched there, too."""
+        address = request.GET.copy()
+        address.pop("payload", None)
+        if run_job.may_edit_payload(request) and "q" in address:
+            address.setlist("payload", address.pop("q"))
+        return address
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -213,11 +325,14 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
 
     @admin.action(description=_("Cancel the selected ones"), permissions=["cancel"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        chosen = queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE]
-        outcomes = [self._cancel(request, pk) for pk in chosen]
+        chosen = list(queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE])
+        digests = digest_jobs(chosen)
+        found = {pk: self._cancel(request, pk) for pk in chosen}
+        outcomes = list(found.values())
         done = len(outcomes) - outcomes.count("")
         words = ngettext("%(count)s job was cancelled.", "%(count)s jobs were cancelled.", done)
-        (messages.success if done else messages.info)(request, words % {"count": done})
+        link = offer_cancel_undo(request, digests, [pk for pk, outcome in found.items() if outcome == "cancelled"])
+        (messages.success if done else messages.info)(request, words % {"count": done}, extra_tags=link)
         if running := outcomes.count("cancel_requested"):
             words = ngettext("%(count)s of them is running and ends within seconds.",
                              "%(count)s of them are running and end within seconds.", running)  # fmt: skip
@@ -230,11 +345,14 @@ class JobAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
                 "seconds later; completed work stays.")  # fmt: skip
 
         def act() -> None:
+            digests = digest_jobs([row.pk])
             outcome = self._cancel(request, row.pk)
             words = {"cancelled": gettext("The job was cancelled."),
                      "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
             if outcome:
-                messages.success(request, words[outcome])
+                keys, label = [row.pk] if outcome == "cancelled" else [], gettext("job %(id)s") % {"id": row}
+                link = offer_cancel_undo(request, digests, keys, label)
+                messages.success(request, words[outcome], extra_tags=link)
             else:
                 messages.error(request, gettext("The job has already ended."))
 

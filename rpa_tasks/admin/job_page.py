@@ -19,9 +19,14 @@ from rpa_tasks.admin import (
     live,
 )
 from rpa_tasks.admin.labels import STATE_TONES
+from rpa_tasks.jobs.gates.login_checks import is_login_check
+from rpa_tasks.jobs.gates.node_drains import waits_for_drained_node
 from rpa_tasks.models import Evidence, Job, LoginState, Platform, Run, Shop
+from rpa_tasks.takeover.page_socket import PERMISSION
+from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.touches.timeline import format_instant
+from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.models import WAITING, FailedTask, Pause
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.redaction import redact_json, redact_text
@@ -30,15 +35,15 @@ from scheduling.redaction import redact_json, redact_text
 WaitingReason = tuple[str, str]
 
 
-def closed_gate_reason(shop: Shop) -> str:
-    """Return why no job of this shop may start, or ""."""
+def closed_gate_reason(shop: Shop, *, is_check: bool = False) -> str:
+    """Return why no job of this shop may start, or "". The job that checks its login needs no login."""
     if shop.retired_at or shop.platform.retired_at:
         return translate_reason("retired")
     if shop.paused:
         return _("The shop is paused")
     if shop.platform.paused:
         return _("The platform is paused")
-    if shop.login_state == LoginState.NEEDED:
+    if shop.login_state == LoginState.NEEDED and not is_check:
         return translate_reason("login_needed")
     return breaker_text(shop.platform)
 
@@ -58,25 +63,33 @@ def breaker_blocks_until(platform: Platform) -> datetime | None:
 def explain_waiting(job: Job) -> WaitingReason:
     """Return why the job waits. It comes with shop, platform, breaker and lane."""
     link = reverse("admin:rpa_tasks_shop_change", args=[job.shop_id])
-    if job.parked or Pause.objects.filter(scope="all").exists():
+    if job.paused_by or Pause.objects.filter(scope="all").exists():
         return translate_reason("paused"), reverse("admin:scheduling_pause_changelist")
-    if gate := closed_gate_reason(job.shop):
+    if gate := closed_gate_reason(job.shop, is_check=is_login_check(job)):
         return gate, link
     if job.due_at > now():
         again = _("starts in %(span)s") if not job.reason else _("retried in %(span)s")
         return again % {"span": describe_duration(job.due_at - now())}, ""
+    held_until = job.shop.lane.held_until
+    if held_until and held_until > now():
+        return _("An operator has taken over the shop"), link
     running = job.shop.lane.task_id
     if running:
         return _("Another job of the shop is running"), reverse("admin:rpa_tasks_job_change", args=[running])
+    if waits_for_drained_node(job):
+        home = job.shop.lane.home
+        return _("Its node %(node)s is drained") % {"node": home}, reverse(
+            "admin:rpa_tasks_executionnode_change", args=[home]
+        )
     return _("Waits for a free node"), reverse("admin:rpa_tasks_executionnode_changelist")
 
 
 def short_reason(job: Any) -> str:
     """Return the reason for a list, without further queries."""
-    if job.parked:
+    if job.paused_by:
         return translate_reason("paused")
     if job.state in ("scheduled", "queued"):
-        if gate := closed_gate_reason(job.shop):
+        if gate := closed_gate_reason(job.shop, is_check=is_login_check(job)):
             return gate
         words = translate_reason(job.reason) if job.reason else ""
         if job.due_at > now():
@@ -128,11 +141,21 @@ class RunStory:
     def output_tail(self) -> str:
         return redact_text(self.run.detail)
 
+    @property
+    def error_line(self) -> str:
+        return find_error_line(self.output_tail)
+
+    @property
+    def has_more(self) -> bool:
+        return has_more_lines(self.output_tail)
+
 
 def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     """Render the whole page, or only its live part if an open page requests that."""
     job = Job.objects.select_related("shop__platform__breaker", "shop__lane", "flow").get(pk=row.pk)
     may_see_evidence = request.user.has_perm("rpa_tasks.view_evidence")
+    failed = FailedTask.objects.filter(task_id=job.pk).first()
+    edited_from = FailedTask.objects.filter(task_id=job.retry_of).first() if job.retry_of else None
     context = {
         "job": job,
         "original": job,
@@ -145,7 +168,8 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
         "evidence_kept": may_see_evidence,
         "payload": redact_json(job.payload),
         "result": redact_json(job.result) if job.result is not None else "",
-        "failed": FailedTask.objects.filter(task_id=job.pk).first(),
+        "failed": failed,
+        "difference": render_difference(edited_from) + render_difference(failed),
         "again": Job.objects.filter(retry_of=job.pk).first(),
         "running_for": describe_duration(timedelta(seconds=int((now() - job.sending_at).total_seconds())))
         if job.state == "running" and job.sending_at
@@ -154,14 +178,19 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     }
     if request.headers.get("X-Live"):
         return TemplateResponse(request, "rpa_tasks/job_body.html", context)
-    return jobs_admin.page(request, "rpa_tasks/job.html", _("Job"), **context)  # type: ignore[no-any-return]
+    return jobs_admin.page(request, "rpa_tasks/job.html", f"{job.shop} · {job.flow.task_type}", **context)  # type: ignore[no-any-return]
 
 
 def _button_links(jobs_admin: Any, request: HttpRequest, job: Job) -> dict[str, str]:
     """Return the links of the actions that the user may take on this job now."""
+    may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
+        (job.state == "running" and job.flow.needs_browser)
+        or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
+    )  # fmt: skip
     may_cancel = jobs_admin.has_cancel_permission(request, job) and not job.cancel_requested_at
     return {
         "cancel_link": jobs_admin.url("cancel", job.pk) if may_cancel and job.state in (*WAITING, "running") else "",
+        "take_over_link": reverse("admin:rpa_tasks_shop_take_over", args=[job.shop_id]) if may_take_over else "",
         "again_link": jobs_admin.url("again", job.pk) if jobs_admin.has_run_permission(request, job) else "",
     }
 

@@ -4,19 +4,24 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.contrib import admin
-from django.db.models import QuerySet
+from django.contrib import admin, messages
+from django.db.models import Count, Q, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import display
+from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
+from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
+from rpa_tasks.jobs.gates import node_drains
 from rpa_tasks.jobs.pick import NODE_SILENT
-from rpa_tasks.models import ExecutionNode, Job
+from rpa_tasks.jobs.shops import unpin_matching_shops
+from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.labels import translate_reason
 from scheduling.monitoring.duration_text import describe_duration
@@ -35,8 +40,18 @@ def has_stopped_reporting(row: ExecutionNode) -> bool:
 
 @admin.register(ExecutionNode)
 class ExecutionNodeAdmin(ReadOnlyAdmin):
-    list_display = ("name", "shown_state", "seen", "slots", "running", "browser_counts", "queue_names")
+    list_display = ("name", "shown_state", "seen", "running", "free_slots", "shops", "browser_counts", "queue_names")
     actions = None
+    actions_detail = ("drain", "resume", "release_shops")
+
+    def has_drain_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.add_pause"))
+
+    def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.delete_pause"))
+
+    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("rpa_tasks.run_job"))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow deletion of a node that has stopped reporting; a running one would report itself again."""
@@ -46,16 +61,26 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def shown_state(self, row: ExecutionNode) -> str:
         if has_stopped_reporting(row):
-            return live.render_tag(gettext("no report"), "danger")
-        return live.render_tag(gettext("alive"), "success")
+            tag = live.render_tag(gettext("no report"), "danger")
+        else:
+            tag = live.render_tag(gettext("alive"), "success")
+        return format_html("{} {}", tag, live.render_tag(gettext("drained"), "warning") if row.draining_at else "")
 
     @display(description=_("last heard of"), ordering="seen_at")  # type: ignore[untyped-decorator]
     def seen(self, row: ExecutionNode) -> str:
         return format_age(row.seen_at)
 
     @display(description=_("running jobs"))  # type: ignore[untyped-decorator]
-    def running(self, row: ExecutionNode) -> str:
-        return f"{self.jobs_of(row).count()} / {row.slots}"
+    def running(self, row: Any) -> str:
+        return f"{row.load.running} / {row.slots}"
+
+    @display(description=_("free slots"))  # type: ignore[untyped-decorator]
+    def free_slots(self, row: Any) -> int:
+        return node_drains.count_free_slots(row, row.load, reports=not has_stopped_reporting(row))
+
+    @display(description=_("pinned shops, with due jobs"))  # type: ignore[untyped-decorator]
+    def shops(self, row: Any) -> str:
+        return f"{row.load.pinned} / {row.load.waiting}"
 
     @display(description=_("browsers"))  # type: ignore[untyped-decorator]
     def browser_counts(self, row: ExecutionNode) -> str:
@@ -69,6 +94,13 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     def queue_names(self, row: ExecutionNode) -> str:
         return format_html('<span class="at-mono">{}</span>', ", ".join(row.serves) or "–")
 
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        found = super().get_changelist_instance(request)
+        loads = node_drains.measure_loads([row.name for row in found.result_list])
+        for row in found.result_list:
+            row.load = loads[row.name]
+        return found
+
     def jobs_of(self, row: ExecutionNode) -> QuerySet[Job]:
         return Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")
 
@@ -76,13 +108,110 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
+        row.load = node_drains.measure_loads([row.name])[row.name]
         return self.page(
-            request, "rpa_tasks/node.html", gettext("Execution node"), original=row, node=row, subtitle=None,
+            request, "rpa_tasks/node.html", row.name, original=row, node=row, subtitle=None,
             state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
-            up=format_age(row.started_at), browsers=[_browser_row(each) for each in row.browsers],
+            up=format_age(row.started_at), warm=describe_warm_share(row), free=self.free_slots(row),
+            browsers=[_browser_row(each) for each in row.browsers],
             jobs=[{"job": job, "bar": live.render_progress(job)} for job in self.jobs_of(row)],
-            delete_link=self.url("delete", row.pk) if self.has_delete_permission(request, row) else "",
+            take_overs=node_drains.open_take_overs().filter(node=row.name).select_related("shop__platform"),
+            shops=_shop_rows(row) if request.user.has_perm("rpa_tasks.view_shop") else [], shops_shown=SHOPS_SHOWN,
+            **self._links(request, row),
         )  # fmt: skip
+
+    def _links(self, request: HttpRequest, row: Any) -> dict[str, str]:
+        drains = row.draining_at is not None
+        allowed = {
+            "drain": not drains and self.has_drain_permission(request),
+            "resume": drains and self.has_resume_permission(request),
+            "release_shops": row.load.pinned and self.has_run_permission(request),
+            "delete": self.has_delete_permission(request, row),
+        }
+        return {f"{name}_link": self.url(name, row.pk) if may else "" for name, may in allowed.items()}
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        if row.draining_at and request.method == "GET":
+            messages.warning(request, gettext("The node is drained. If it comes back after this, it takes jobs."))
+        return super().delete_view(request, object_id, extra_context)  # type: ignore[no-any-return]
+
+    @action(description=_("Drain"), icon="water_drop", url_path="drain", permissions=["drain"])  # type: ignore[untyped-decorator]
+    def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        load = node_drains.measure_loads([row.name])[row.name]
+        pinned = gettext("Shops whose browser profile is on this node: %(count)s") % {"count": load.pinned}
+        facts = [gettext("Running jobs: %(count)s") % {"count": load.running}, pinned]
+
+        def act() -> None:
+            if node_drains.drain_node(row.name, by=request.user.get_username()):
+                messages.success(request, gettext("The node starts nothing new."))
+
+        return self.confirm(
+            request, gettext("Drain the node “%(node)s”?") % {"node": row.name}, act, facts=facts, original=row,
+            text=gettext("Running jobs and take-overs continue to their end; no new ones start here. Shops of "
+                         "platforms that wait for the preferred node wait until you resume the node or release them. "
+                         "The drain lasts over a restart."),
+            button=gettext("Drain"), back=self.url("change", row.pk),
+        )  # fmt: skip
+
+    @action(description=_("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
+    def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            if node_drains.resume_node(row.name, by=request.user.get_username()):
+                messages.success(request, gettext("The node takes jobs again."))
+
+        return self.confirm(
+            request, gettext("Resume the node “%(node)s”?") % {"node": row.name}, act, original=row,
+            text=gettext("The node takes jobs again, and its shops continue."),
+            button=gettext("Resume"), back=self.url("change", row.pk),
+        )  # fmt: skip
+
+    @action(description=_("Release its shops"), icon="moving", url_path="release", permissions=["run"])  # type: ignore[untyped-decorator]
+    def release_shops(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        load = node_drains.measure_loads([row.name])[row.name]
+
+        def act() -> None:
+            done = unpin_matching_shops(by=request.user.get_username(), node=row.name)
+            self.log_change(request, row, gettext("Shops released: %(count)s.") % {"count": done.released})
+            words = gettext("%(released)s shops are free to move; %(running)s run at this moment and stay.")
+            messages.success(request, words % {"released": done.released, "running": done.running})
+
+        return self.confirm(
+            request, gettext("Release the %(count)s shops of this node?") % {"count": load.pinned}, act, original=row,
+            text=gettext("Nodes with room take the shops, each with a browser profile of its own: the platform may "
+                         "ask for logins again. Shops that run at this moment keep their node."),
+            button=gettext("Yes, release them"), back=self.url("change", row.pk),
+        )  # fmt: skip
+
+
+SHOPS_SHOWN = 200
+
+
+def _shop_rows(row: ExecutionNode) -> list[dict[str, Any]]:
+    """Prepare the first shops that are pinned to the node."""
+    shops: Any = node_drains.pinned_shops(row.name)[:SHOPS_SHOWN]
+    return [
+        {
+            "shop": shop, "link": reverse("admin:rpa_tasks_shop_change", args=[shop.pk]), "waiting": shop.waiting,
+            "success": format_age(shop.lane.last_success_at),
+            "only_here": shop.login_state == LoginState.OK and not uses_browser_elsewhere(shop),
+        }
+        for shop in shops
+    ]  # fmt: skip
+
+
+def describe_warm_share(row: ExecutionNode) -> str:
+    """Describe the share of the node's runs with a browser that found it running, in the last 24 hours."""
+    ended = Run.objects.filter(node=row.name, ended_at__gt=Now() - timedelta(days=1)).exclude(outcome="held")
+    found, warm = ended.aggregate(all=Count("warm"), found=Count("pk", filter=Q(warm=True))).values()
+    if not found:
+        return "–"
+    words = gettext("%(share)s %% (%(warm)s of %(all)s)")
+    return words % {"share": round(100 * warm / found), "warm": warm, "all": found}
 
 
 def _browser_row(browser: dict[str, Any]) -> dict[str, Any]:

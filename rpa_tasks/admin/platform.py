@@ -17,14 +17,17 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
+from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
 from rpa_tasks.admin.live import render_tag
 from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
-from rpa_tasks.models import Breaker, Platform
-from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin
+from rpa_tasks.models import Breaker, Platform, Shop
+from scheduling.admin.base import HistoryAdmin, OpsAdmin
+from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.timeline import format_instant
+from scheduling.errors import NotFound
 
 
 class Pausing(OpsAdmin):
@@ -80,12 +83,16 @@ class Pausing(OpsAdmin):
         self, request: HttpRequest, object_id: str, change: Callable[..., bool], title: str, *, logged: str,
         done: str = "", unchanged: str = "", **context: Any,
     ) -> HttpResponse:  # fmt: skip
-        """Ask for confirmation, then change the row and log the change. `change` is like `pauses`."""
+        """Ask for confirmation, then change the row. `change` is like `pauses`."""
         row = self.get_row_or_404(request, object_id)
 
         def act() -> None:
-            if change(row.pk, by=request.user.get_username()):
-                self.log_change(request, row, logged)
+            try:
+                changed = change(row.pk, by=request.user.get_username())
+            except NotFound:  # the page was open before the retirement
+                messages.error(request, translate_reason("retired"))
+                return
+            if changed:
                 messages.success(request, done or logged)
             else:
                 messages.info(request, unchanged or gettext("Nothing was changed: the state was already set."))
@@ -94,12 +101,10 @@ class Pausing(OpsAdmin):
         return self.confirm(request, title % {"what": row}, act, back=back, original=row, **context)
 
 
-class PlatformForm(CheckedForm):
-    check = staticmethod(check_platform)
-
+class PlatformForm(BrowserForm):
     class Meta:
         model = Platform
-        exclude = ("version", "retired_at", "paused")
+        exclude = ("version", "retired_at", "paused", *BrowserForm.written_columns)
         help_texts: ClassVar[Any] = {
             "key": _("Like pdd, temu or tiktok; part of the flows' names."),
             "dedicated_queue": _("Jobs go to the queues p.KEY.high, .normal and .low instead of the shared ones. "
@@ -109,7 +114,15 @@ class PlatformForm(CheckedForm):
                                 "the first node with room takes them, and the shop may need a login there."),
             "breaker_threshold": _("Number of consecutive platform errors after which the breaker opens for all "
                                    "shops of the platform."),
+            "check_task_type": _("Task type of a flow of this platform that finds out whether a shop is logged in. It "
+                                 "runs after an operator reports a login. Empty: the report is believed."),
         }  # fmt: skip
+
+    def check(self, values: Any, /) -> None:  # type: ignore[override]
+        stored = self.instance if self.instance.pk else None
+        flows = stored.flows.filter(retired_at=None) if stored else ()
+        all_shops = Shop.objects.select_related("platform")
+        check_platform({"key": self.instance.key} | values, {flow.task_type for flow in flows}, stored, all_shops)
 
 
 def breaker_tag(breaker: Breaker) -> tuple[str, str]:
@@ -126,7 +139,7 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
 
 
 @admin.register(Platform)
-class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
+class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     form = PlatformForm
     list_display = (
         "name_or_key",
@@ -148,12 +161,14 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     resumes = staticmethod(shops.resume_platform)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        fields = ("key", "name", "dedicated_queue", ("backlog_limit", "breaker_threshold"), "waits_for_home")
+        limits = ("backlog_limit", "breaker_threshold")
+        fields = ("key", "name", "dedicated_queue", limits, "waits_for_home", "check_task_type")
         if obj is None:
-            return [(None, {"fields": (*fields, "change_reason")})]
+            return [(None, {"fields": (*fields, "change_reason")}), *self.browser_layout(request, obj)]
         return [
             (_("Now"), {"fields": ("shown_state", "breaker_state", "breaker_story")}),
             (_("Settings"), {"fields": fields}),
+            *self.browser_layout(request, obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from django import forms
 from django.contrib import messages
@@ -19,11 +20,16 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin.flow import JsonField
-from rpa_tasks.jobs.publish import RESERVED_KEY_PREFIX, BacklogFull, PublishRequest, Receipt, publish_job
-from rpa_tasks.models import Flow, Job, Shop
+from rpa_tasks.jobs.bulk.actions import repeat_request
+from rpa_tasks.jobs.dead_letters import read_job_payload
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
+from rpa_tasks.models import Flow, Job, JobState, Shop
+from scheduling.admin.base import build_user_actor
 from scheduling.admin.labels import translate_error
-from scheduling.errors import InvalidInput
-from scheduling.models import Priority
+from scheduling.admin.touches.timeline import format_instant
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.models import FailedTask, Priority
+from scheduling.operations.failed_tasks import retry_failed_task
 from scheduling.redaction import redact
 
 
@@ -53,32 +59,56 @@ def source_of(request: HttpRequest) -> str:
 
 
 def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
+    """Publish a job again. If its failed task is open, the retry of that settles it, with the edited payload."""
     initial = {"priority": row.priority, "payload": row.payload}
     form = PublishForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
+    failed = FailedTask.objects.filter(task_id=row.pk, state=FailedTask.State.OPEN).first()
+    settles = failed is not None and request.user.has_perm("scheduling.act_on_failedtask")
 
     def act() -> HttpResponse | None:
         try:
-            receipt = publish_job(_repeat_request(request, row, form.cleaned_data))
-        except (InvalidInput, BacklogFull) as error:
+            if failed and settles:
+                task_id = _retry_failed_job(request, failed, form.cleaned_data)
+            else:
+                receipt = publish_job(_repeat_request(request, row, form.cleaned_data))
+                show_receipt(request, receipt)
+                task_id = receipt.task_id
+        except (InvalidInput, BacklogFull, Conflict) as error:
             form.add_error(None, " ".join(refusal_reasons(error)))
             return None
-        show_receipt(request, receipt)
-        return redirect(jobs_admin.url("change", receipt.task_id))
+        return redirect(jobs_admin.url("change", task_id))
 
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
+    if settles:
+        text = _("A new job for the same shop and task type, in place of the failed one. It settles the failed task.")
     return jobs_admin.confirm(  # type: ignore[no-any-return]
         request, _("Run again"), act, form=form, text=text, original=row,
-        facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)], warning=_repeat_warning(row),
+        facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)],
+        warning=_repeat_warning(row, left_open=failed is not None and not settles),
         back=jobs_admin.url("change", row.pk),
     )  # fmt: skip
 
 
+def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str, Any]) -> UUID:
+    """Publish the job of a failed task again.
+
+    An edited payload has a new delivery key. After an unknown outcome the page has warned that the effect may happen
+    twice.
+    """
+    actor = build_user_actor(request, _("Run again"))
+    payload = given.get("payload")
+    edited = payload is not None and payload != read_job_payload(failed)
+    task_id = retry_failed_task(
+        failed.pk, actor, as_new=edited and failed.failure == "unknown", payload=payload, priority=given["priority"]
+    )
+    messages.success(request, _("The job was published. Its failed task is settled."))
+    return task_id
+
+
 def _repeat_request(request: HttpRequest, row: Job, given: dict[str, Any]) -> PublishRequest:
-    return PublishRequest(
-        platform=row.shop.platform.key, shop_id=row.shop.shop_id, task_type=row.flow.task_type,
-        payload=given.get("payload", row.payload), priority=given["priority"],
-        dedupe_key=None if not row.dedupe_key or row.dedupe_key.startswith(RESERVED_KEY_PREFIX) else row.dedupe_key,
-        source=source_of(request), keeps_payload="payload" not in given,
+    return repeat_request(
+        row, source_of(request), payload=given.get("payload", row.payload), priority=given["priority"],
+        keeps_payload="payload" not in given,
     )  # fmt: skip
 
 
@@ -86,27 +116,37 @@ def _shown_payload(form: PublishForm, row: Job) -> list[str]:
     return [] if "payload" in form.fields else [json.dumps(redact(row.payload), ensure_ascii=False)]
 
 
-def _repeat_warning(row: Job) -> str:
-    if row.state in ("failed", "unknown"):
+def _repeat_warning(row: Job, *, left_open: bool) -> str:
+    if left_open:
         return _("Its failed task stays open: “Retry” there runs it again as well and settles it, with the same key.")
     if not row.flow.idempotent:
         return _("This flow is not marked as idempotent: what the first run did may be done a second time.")
     return ""
 
 
-def refusal_reasons(error: InvalidInput | BacklogFull) -> list[str]:
+def refusal_reasons(error: InvalidInput | BacklogFull | Conflict) -> list[str]:
     """Return the reasons of a refusal as sentences for the user."""
     if isinstance(error, BacklogFull):
         words = _("%(scope)s: %(limit)s jobs wait already, no more are taken.")
         return [words % {"scope": error.scope, "limit": error.limit}]
+    if isinstance(error, Conflict):
+        return [translate_error(str(error))]
     return [f"{each.field}: {translate_error(each.message)}" for each in error.errors]
 
 
 def show_receipt(request: HttpRequest, receipt: Receipt) -> None:
-    if receipt.duplicate:
+    if receipt.because in ("running", "window") and receipt.window_ends_at:
+        messages.warning(request, describe_window(receipt))
+    elif receipt.duplicate:
         messages.info(request, _("The request was merged into a waiting job of the same kind."))
     else:
         messages.success(request, _("The job was published."))
+
+
+def describe_window(receipt: Receipt) -> str:
+    words = _("No new job: one of its kind (%(state)s) has the time window until %(end)s.")
+    state = JobState(receipt.state).label if receipt.state else "–"
+    return words % {"state": state, "end": format_instant(receipt.window_ends_at)}
 
 
 MOST_AT_ONCE = 500  #: shops; a request must end
@@ -182,18 +222,22 @@ def common_task_types(shops: Iterable[Shop]) -> list[str]:
 def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> PublishResults:
     """Publish for each shop in a separate transaction, so that a refusal does not undo the others."""
     outcome = PublishResults()
+    edits = "payload" in wanted  # a user who may not choose a payload means any waiting job
     for shop in shops:
         request = PublishRequest(
             platform=shop.platform.key, shop_id=shop.shop_id, task_type=wanted["task_type"],
-            payload=wanted.get("payload", {}), keeps_payload="payload" not in wanted, priority=wanted["priority"],
-            source=source,
+            payload=wanted.get("payload", {}), priority=wanted["priority"], source=source,
+            keeps_payload=not edits, merges_into_any=not edits,
         )  # fmt: skip
         try:
             receipt = publish_job(request)
         except (InvalidInput, BacklogFull) as error:
             outcome.refused.append((shop, " ".join(refusal_reasons(error))))
         else:
-            (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
+            if receipt.window_ends_at:
+                outcome.refused.append((shop, describe_window(receipt)))
+            else:
+                (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
     return outcome
 
 

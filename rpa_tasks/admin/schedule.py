@@ -55,6 +55,12 @@ class ScheduleForm(forms.Form):
         help_text=gettext_lazy("Each shop starts at its own time within this span. Usually the same as the interval; "
                                "0: all at once."),
     )  # fmt: skip
+    due = forms.IntegerField(
+        label=gettext_lazy("Done within minutes"), required=False, min_value=1, max_value=MAX_SPREAD // 60,
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text=gettext_lazy("Later the jobs count as late and raise an alert. They run all the same. "
+                               "Empty: no limit."),
+    )  # fmt: skip
     shops = NamesField(
         label=gettext_lazy("Shops"),
         help_text=gettext_lazy("Shop ids, one a line or separated by commas. Empty: all of the platform, also those "
@@ -101,7 +107,7 @@ class ScheduleForm(forms.Form):
             "platform": given["flow"].platform.key, "task_type": given["flow"].task_type,
             "shops": given["shops"] or ALL_SHOPS, "priority": given["priority"], "payload": given["payload"],
             "spread_seconds": given["spread"] * 60,
-        }  # fmt: skip
+        } | ({"due_seconds": given["due"] * 60} if given["due"] else {})  # fmt: skip
 
     def _usual_name(self) -> str:
         given = self.cleaned_data
@@ -119,7 +125,7 @@ class ScheduleForm(forms.Form):
         row.interval, row.crontab, row.clocked, row.solar = interval, None, None, None
         row.name, row.enabled = given["name"], given["enabled"]
         row.args, row.kwargs = "[]", json.dumps(self.order(), ensure_ascii=False)
-        # A round that could not start before the next one is due is skipped.
+        # A publication that could not start before the next one is due is skipped.
         row.expire_seconds = given["every"] * 60
         row.save()
         return row
@@ -168,7 +174,7 @@ def _arguments_of(row: PeriodicTask) -> dict[str, Any]:
 
 
 def _schedule_problem(order: dict[str, Any]) -> str:
-    """Return why its rounds publish nothing at present, or ""."""
+    """Return why it publishes nothing at present, or ""."""
     try:
         parse_arguments(order)
     except InvalidInput as error:
@@ -220,5 +226,6 @@ def _initial_values(row: PeriodicTask) -> dict[str, Any]:
     return {
         "flow": flow, "every": _interval_minutes(row), "spread": round(float(order.get("spread_seconds") or 0) / 60),
         "shops": [] if shops == ALL_SHOPS else shops, "priority": order.get("priority", "normal"),
+        "due": round(float(order.get("due_seconds") or 0) / 60) or None,
         "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip

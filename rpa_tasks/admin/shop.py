@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, JSONObject, Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -21,26 +21,30 @@ from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from rpa_tasks.admin import live, run_job, schedule
+from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
 from rpa_tasks.admin.job_page import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import format_age
 from rpa_tasks.admin.platform import Pausing
+from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, subquery_of_operator
+from rpa_tasks.configuration.browser_settings import find_browser_address, map_browsers_to_shops
 from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
+from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import CheckedForm, HistoryAdmin
+from scheduling.admin.base import HistoryAdmin
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.timeline import format_instant
-from scheduling.models import WAITING
+from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 
 
-class ShopForm(CheckedForm):
+class ShopForm(BrowserForm):
     """Form without pause and login, which are buttons: saving an old form must not start or stop jobs."""
 
     class Meta:
         model = Shop
-        exclude = ("version", "retired_at", "paused", "login_state", "login_lost_at")
+        exclude = ("version", "retired_at", "paused", "login_state", "login_lost_at", *BrowserForm.written_columns)
         help_texts: ClassVar[Any] = {
             "shop_id": _("The platform's own id of the shop; it can't be changed later."),
             "profile_id": _(
@@ -59,7 +63,9 @@ class ShopForm(CheckedForm):
             "shop_id": values.get("shop_id") or self.instance.shop_id,
         }
         others = Shop.objects.select_related("platform").exclude(pk=self.instance.pk)
-        check_shop({**values, **known}, map_profiles_to_shops(others))
+        template = platform.browser.get("cdp_url", "") if platform else ""
+        inherited = find_browser_address("", template, known["shop_id"] or "")
+        check_shop({**values, **known}, map_profiles_to_shops(others), map_browsers_to_shops(others), inherited)
 
 
 #: Filters of the list by state.
@@ -74,8 +80,8 @@ STATES = {
 
 
 def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
-    """Annotate each shop with `waiting`, the number of waiting jobs, and `run`, the running job or None."""
-    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, parked="").order_by()
+    """Annotate each shop with `waiting`, the number of waiting jobs, `run`, the running job or None, and `operator`."""
+    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, paused_by="").order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
     running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
@@ -83,7 +89,17 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     return shops.select_related("platform__breaker", "lane").annotate(
         waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
         run=Subquery(running.values(running_job=running_job)[:1]),
+        operator=subquery_of_operator(),
+        checked=is_being_checked(),
+        has_failure=Exists(_open_failures()),
     )
+
+
+def _open_failures() -> QuerySet[FailedTask]:
+    """Return the open failed tasks of a shop's jobs that ended after its last success. Few tasks are open."""
+    since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
+    jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
+    return FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
 
 
 def filter_by_state(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
@@ -103,8 +119,10 @@ def state_of(shop: Any) -> tuple[str, str]:
     """Return tone and text for the state of the shop."""
     if shop.retired_at:
         return "default", gettext("Retired")
+    if shop.operator:
+        return "info", gettext("Taken over by %(name)s") % {"name": shop.operator}
     if shop.login_state == LoginState.NEEDED:
-        return "danger", gettext("Login needed")
+        return ("info", gettext("Login is being checked")) if shop.checked else ("danger", gettext("Login needed"))
     if shop.paused or shop.platform.paused:
         return "warning", gettext("Paused") if shop.paused else gettext("Platform paused")
     if shop.waiting >= shop.backlog_limit:
@@ -113,15 +131,18 @@ def state_of(shop: Any) -> tuple[str, str]:
         return "info", str(JobState.RUNNING.label)
     if breaker_blocks_until(shop.platform):
         return "danger", gettext("Resting")
-    return ("default", gettext("Waiting")) if shop.waiting else ("success", gettext("Idle"))
+    if shop.waiting:
+        return "default", gettext("Waiting")
+    return ("danger", gettext("Last run failed")) if shop.has_failure else ("success", gettext("Idle"))
 
 
 def work_of(shop: Any) -> SafeString | str:
     """Return the running job with its progress, or what the shop waits for."""
     if shop.run:
         return render_running_job(shop.run)
-    if shop.login_state == LoginState.NEEDED and shop.login_lost_at:
-        return gettext("since %(time)s") % {"time": format_instant(shop.login_lost_at)}
+    if shop.login_state == LoginState.NEEDED and shop.login_lost_at and not shop.checked:
+        since = gettext("since %(time)s") % {"time": format_instant(shop.login_lost_at)}
+        return f"{since} · {describe_failed_check(shop.lane)}" if shop.lane.check_reason else since
     if until := breaker_blocks_until(shop.platform):
         return gettext("next try at %(time)s") % {"time": format_instant(until)}
     return ""
@@ -172,7 +193,7 @@ class StateFilter(DropdownFilter):  # type: ignore[misc]
 
 
 @admin.register(Shop)
-class ShopAdmin(Pausing, HistoryAdmin, Retirable):
+class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     form = ShopForm
     list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
     list_filter = (StateFilter, ("platform", RelatedDropdownFilter), RetiredFilter)
@@ -183,7 +204,16 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
     readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
     write_only = frozenset({"change_reason"})
     actions = ("run_selected", "release_selected")
-    actions_detail = ("run_now", "confirm_login", "leave_home", "pause_row", "resume_row", "retire", "bring_back")
+    actions_detail = (
+        "run_now",
+        "take_over",
+        "confirm_login",
+        "leave_home",
+        "pause_row",
+        "resume_row",
+        "retire",
+        "bring_back",
+    )
     pauses = staticmethod(shops.pause_shop)
     resumes = staticmethod(shops.resume_shop)
 
@@ -202,10 +232,11 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("platform", ("shop_id", "name"), "profile_id", ("backlog_limit", "dedicated_queue"))
         if obj is None:
-            return [(None, {"fields": (*fields, "change_reason")})]
+            return [(None, {"fields": (*fields, "change_reason")}), *self.browser_layout(request, obj)]
         return [
             (_("Now"), {"fields": (("state_now", "work_now"), ("backlog", "last_success"), ("home", "profile_name"))}),
             (_("Settings"), {"fields": fields}),
+            *self.browser_layout(request, obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
 
@@ -223,7 +254,7 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
         return field
 
     def in_use(self, row: Shop) -> bool:
-        return row.jobs.exists()
+        return row.jobs.exists() or row.take_overs.exists()
 
     # --- the board ----------------------------------------------------------------------------------------------
 
@@ -282,7 +313,10 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
         """Render the buttons. `get_list_display` omits them for users without permission."""
         links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
         if row.login_state == LoginState.NEEDED:
-            links.insert(0, (self.url("confirm_login", row.pk), gettext("Confirm login")))
+            links[:0] = [
+                (self.url("take_over", row.pk), gettext("Take over")),
+                (self.url("confirm_login", row.pk), gettext("Confirm login")),
+            ]
         shown = format_html_join(" ", '<a class="at-button at-slim" href="{}">{}</a>', links)
         return format_html('<span class="at-nowrap">{}</span>', shown)
 
@@ -321,7 +355,7 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
             hidden.add("confirm_login")
         if not row.lane.home:
             hidden.add("leave_home")
-        return hidden | ({"run_now", "confirm_login", "leave_home"} if row.retired_at else set())
+        return hidden | ({"run_now", "take_over", "confirm_login", "leave_home"} if row.retired_at else set())
 
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
@@ -351,19 +385,6 @@ class ShopAdmin(Pausing, HistoryAdmin, Retirable):
     @action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])  # type: ignore[untyped-decorator]
     def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.get_row_or_404(request, object_id).pk}")
-
-    @action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
-    def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        where = gettext("Browser profile %(profile)s on node %(node)s.")
-        return self.confirm_row(
-            request, object_id, shops.record_login, gettext("Is “%(what)s” logged in again?"),
-            text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
-                         "starts at once; a run that still finds no login asks again."),
-            facts=[where % {"profile": row.profile, "node": row.lane.home or "–"}],
-            button=gettext("Yes, it is logged in"), logged=gettext("Logged in."),
-            done=gettext("The jobs of the shop continue."), unchanged=gettext("No login was needed any more."),
-        )  # fmt: skip
 
     @action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])  # type: ignore[untyped-decorator]
     def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -13,10 +14,14 @@ from ninja import Path, Query, Router
 from ninja.responses import Status
 
 from rpa_tasks.api.schemas import (
+    BulkJobsIn,
     JobFilters,
     JobIn,
     JobOut,
+    JobResultsOut,
+    JobsIn,
     JobsOut,
+    MatchingJobsIn,
     RebalancedOut,
     RebalanceIn,
     ReceiptOut,
@@ -25,52 +30,132 @@ from rpa_tasks.api.schemas import (
     ShopsOut,
 )
 from rpa_tasks.jobs import queries, shops
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
-from rpa_tasks.models import Evidence, Job, Run, Shop
+from rpa_tasks.jobs.bulk.actions import LEAVES_FAILED_TASKS
+from rpa_tasks.jobs.bulk.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs.gates import login_checks
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
+from rpa_tasks.models import Evidence, Job, Platform, Run, Shop
 from rpa_tasks.worker.evidence import unpack_text
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, get_principal
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch, get_principal, require_scope
+from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
 from scheduling.api.errors import Problem
 from scheduling.api.pagination import build_page, limit_list_time
 from scheduling.api.schemas import ProblemOut, Text
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import Priority
+from scheduling.models import Priority, Scope
+from scheduling.operations import bulk_actions
 
 PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiKeyAuth("rpa.operate")
 router = Router(tags=["RPA"], auth=READ)
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 LARGEST_KEY = 2**63 - 1
 JOB_FIELDS = (
-    "task_id", "retry_of", "state", "reason", "parked", "dedupe_key", "requests", "source", "due_at", "planned_at",
-    "created_at", "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
+    "task_id", "retry_of", "state", "reason", "paused_by", "dedupe_key", "requests", "source", "due_at", "planned_at",
+    "deadline", "created_at", "settled_at", "attempt", "failures", "node", "progress", "progress_message",
+    "cancel_requested_at",
 )  # fmt: skip
 RUN_FIELDS = ("number", "lease_no", "node", "started_at", "ended_at", "outcome", "reason", "exit_code", "detail")
 SHOP_FIELDS = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
 STATE_FIELDS = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
 
 
-@router.post("/rpa/jobs", auth=PUBLISH, response={202: ReceiptOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/jobs", auth=PUBLISH, response={(200, 202): ReceiptOut, PROBLEMS: ProblemOut})
 def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
     """Publish a job for a shop. While a job of the same shop, task type and `dedupe_key` waits (also for a retry), the
-    request merges into it: latest payload, highest priority, earliest time. The response then has `duplicate`.
-    Without a `dedupe_key` the flow decides which requests merge. A request with an empty one never merges."""
+    request merges into it: latest payload, highest priority, earliest time. A flow with a window starts no second job
+    in that time. In both cases the status is 200, and the response has `duplicate`, the job and `because`. Without a
+    `dedupe_key` the flow decides which requests are of the same kind. A request with an empty one always starts a job.
+    """
     try:
         with sql.brief_lock_waits():
-            receipt = publish_job(
-                PublishRequest(
-                    platform=wish.platform,
-                    shop_id=wish.shop_id,
-                    task_type=wish.task_type,
-                    payload=wish.payload,
-                    priority=Priority[wish.priority.upper()],
-                    delay=timedelta(seconds=wish.delay_seconds),
-                    dedupe_key=wish.dedupe_key,
-                    source=build_api_key_actor(request).name,
-                )
-            )
+            receipt = publish_job(_build_publish_request(wish, build_api_key_actor(request).name))
     except BacklogFull as refused:
         raise Problem(429, str(refused), retry_after=refused.retry_after) from refused
-    return Status(202, {"task_id": receipt.task_id, "duplicate": receipt.duplicate, "state": receipt.state})
+    return Status(200 if receipt.duplicate else 202, _serialize_receipt(receipt))
+
+
+@router.post("/rpa/jobs/batch", auth=PUBLISH, response={200: JobResultsOut, PROBLEMS: ProblemOut})
+def publish_batch(request: HttpRequest, wish: JobsIn) -> dict[str, Any]:
+    """Publish 1 to 500 jobs, each on its own. `results` has one entry for each job, in the same order, with the
+    `status` that it would have alone: 202, 200 (`duplicate`), 422 (`errors`), 429 (a backlog is full), 503 (busy:
+    repeat). A request that is no valid batch stores nothing, nor does one above the rate of the key (429). To repeat a
+    batch is safe for jobs that merge."""
+    charge_batch(request, len(wish.jobs), "jobs")
+    actor = build_api_key_actor(request).name
+    results = publish_many([_build_publish_request(each, actor) for each in wish.jobs])
+    return {"results": [_serialize_result(each) for each in results]}
+
+
+def _serialize_result(result: PublishResult) -> dict[str, Any]:
+    if isinstance(result, Receipt):
+        return {"status": 200 if result.duplicate else 202} | _serialize_receipt(result)
+    if isinstance(result, InvalidInput):
+        return {"status": 422, "errors": [{"field": each.field, "message": each.message} for each in result.errors]}
+    if isinstance(result, BacklogFull):
+        return {"status": 429, "errors": [{"field": "shop_id", "message": str(result)}]}
+    return {"status": 503, "errors": [{"field": "", "message": "the database is busy; repeat this job"}]}
+
+
+def _build_publish_request(wish: JobIn, source: str) -> PublishRequest:
+    return PublishRequest(
+        platform=wish.platform,
+        shop_id=wish.shop_id,
+        task_type=wish.task_type,
+        payload=wish.payload,
+        priority=Priority[wish.priority.upper()],
+        delay=timedelta(seconds=wish.delay_seconds),
+        not_before=wish.not_before,
+        deadline=wish.due_at,
+        dedupe_key=wish.dedupe_key,
+        source=source,
+    )
+
+
+def _serialize_receipt(receipt: Receipt) -> dict[str, Any]:
+    return asdict(receipt) | {"because": receipt.because or None}
+
+
+@router.post("/rpa/jobs/bulk", auth=OPERATE, response={202: BulkActionOut, PROBLEMS: ProblemOut})
+def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[dict[str, Any]]:
+    """Apply an action to all jobs that match now, at `per_second`. `priority` and `move` need their value in `given`.
+    The filter `payload` needs the scope `rpa.read`, the action `run_again` needs `rpa.publish`. With the scope
+    `failed-tasks` it retries the open failed task of a job, without it leaves that open (`leaves_failed_tasks`).
+    `GET /bulk-actions/{id}` returns the progress."""
+    if wish.filter.payload:
+        require_scope(request, Scope.RPA_READ.value)
+    given = wish.given.model_dump(exclude_none=True)
+    if wish.action == "run_again":
+        require_scope(request, Scope.RPA_PUBLISH.value)
+        if Scope.FAILED_TASKS.value not in get_principal(request).scopes:
+            given |= LEAVES_FAILED_TASKS
+    row = bulk_actions.start_bulk_action(
+        f"job.{wish.action}", _read_job_filter(wish.filter), build_api_key_actor(request, wish.reason),
+        per_second=wish.per_second, given=given,
+    )  # fmt: skip
+    return Status(202, serialize_bulk_action(row))
+
+
+def _read_job_filter(wish: MatchingJobsIn) -> dict[str, str]:
+    """Return the filter with the names of the back office's list."""
+    chosen = {name: str(getattr(wish, name)) for name in ("task_type", "reason", "status", "q", "payload")}
+    chosen["state__exact"] = wish.state or ""
+    chosen["priority__exact"] = str(int(Priority[wish.priority.upper()])) if wish.priority else ""
+    if wish.platform:
+        pk = Platform.objects.filter(key=wish.platform).values_list("pk", flat=True).first()
+        if pk is None:
+            raise InvalidInput.of("filter.platform", f"there is no platform “{wish.platform}”")
+        chosen["platform"] = str(pk)
+    if wish.shop:
+        of_platform = {"platform__key": wish.platform} if wish.platform else {}
+        found = Shop.objects.filter(shop_id=wish.shop, **of_platform).values_list("pk", flat=True)[:2]
+        if len(found) != 1:
+            problem = (
+                "names shops of several platforms; add the platform" if found else f"there is no shop “{wish.shop}”"
+            )
+            raise InvalidInput.of("filter.shop", problem)
+        chosen["shop__id__exact"] = str(found[0])
+    return {name: value for name, value in chosen.items() if value}
 
 
 @router.get("/rpa/jobs", response={200: JobsOut, PROBLEMS: ProblemOut})
@@ -105,7 +190,7 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     with sql.brief_lock_waits():
         request_cancel(task_id, by=build_api_key_actor(request).name)
     unread: dict[str, Any] = (
-        {} if READ.scope in get_principal(request).scopes else {"payload": None, "result": None, "runs": []}
+        {} if Scope.RPA_READ.value in get_principal(request).scopes else {"payload": None, "result": None, "runs": []}
     )
     return _serialize_job(task_id) | unread
 
@@ -153,8 +238,9 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
-    """Confirm that an operator logged the shop in. Its jobs continue."""
-    return _act_on_shop(request, platform, shop_id, shops.record_login)
+    """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
+    and `login` is `checking` until it has ended."""
+    return _act_on_shop(request, platform, shop_id, login_checks.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
@@ -233,5 +319,6 @@ def _serialize_shop(state: queries.ShopState) -> dict[str, Any]:
     return (
         {name: getattr(shop, name) for name in SHOP_FIELDS}
         | {name: getattr(state, name) for name in STATE_FIELDS}
-        | {"platform": shop.platform.key, "login": shop.login_state, "platform_paused": shop.platform.paused}
+        | {"platform": shop.platform.key, "platform_paused": shop.platform.paused}
+        | {"login": "checking" if state.checking else shop.login_state}
     )

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
-from pydantic import AfterValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from rpa_tasks.jobs.publish import MAX_DELAY
 from rpa_tasks.models import JobState, LoginState
 from scheduling.api.pagination import Page
-from scheduling.api.schemas import Request, Text
+from scheduling.api.schemas import ActionIn, Request, Text
 from scheduling.api.strict_json import find_unstorable_text
+from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 
 
 def _require_storable(text: str) -> str:
@@ -22,6 +23,14 @@ def _require_storable(text: str) -> str:
     return text
 
 
+def _parse_rfc3339(value: Any) -> Any:
+    try:
+        return datetime.fromisoformat(value.upper()) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be an instant of RFC 3339, like 2026-03-01T06:00:00+08:00") from None
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_parse_rfc3339)]
 ShortText = Annotated[str, Field(max_length=200), AfterValidator(_require_storable)]
 PriorityName = Literal["high", "normal", "low"]
 
@@ -36,12 +45,48 @@ class JobIn(Request):
     #: The business key within shop and task type: while a job of it waits, another request merges into that one.
     #: Absent: the flow chooses (`dedupe_by`). Empty: the request merges with nothing.
     dedupe_key: ShortText | None = None
+    #: The earliest start, beside `delay_seconds`. The past means at once.
+    not_before: Instant | None = None
+    #: When the job is to be done. It starts as soon as it can; a job that is not done by then is late.
+    due_at: Instant | None = None
+
+
+MOST_AT_ONCE = 500
+
+
+class JobsIn(Request):
+    jobs: Annotated[list[JobIn], Field(min_length=1, max_length=MOST_AT_ONCE)]
 
 
 class ReceiptOut(Schema):
+    """`because` of a duplicate: its job waits, runs, or the window of the flow has not ended."""
+
     task_id: UUID
     duplicate: bool
     state: str
+    because: Literal["waiting", "running", "window"] | None
+    window_ends_at: datetime | None
+
+
+class FieldErrorOut(Schema):
+    field: str
+    message: str
+
+
+class JobResultOut(Schema):
+    """The answer to one job of a batch: the status that it would have alone, and a receipt or errors."""
+
+    status: int
+    task_id: UUID | None = None
+    duplicate: bool | None = None
+    state: str | None = None
+    because: Literal["waiting", "running", "window"] | None = None
+    window_ends_at: datetime | None = None
+    errors: list[FieldErrorOut] = []
+
+
+class JobResultsOut(Schema):
+    results: list[JobResultOut]
 
 
 class JobFilters(Page):
@@ -49,6 +94,32 @@ class JobFilters(Page):
     shop: Text = ""
     task_type: Text = ""
     state: JobState | None = None
+
+
+class MatchingJobsIn(Request):
+    """A missing filter matches any value. `payload` are words of the payload."""
+
+    platform: Text = ""
+    shop: Text = ""
+    task_type: Text = ""
+    state: JobState | None = None
+    reason: Text = ""
+    priority: PriorityName | None = None
+    status: Literal["due", "late", ""] = ""
+    q: Text = ""
+    payload: Text = ""
+
+
+class GivenIn(Request):
+    priority: PriorityName | None = None
+    node: Text | None = None
+
+
+class BulkJobsIn(ActionIn):
+    action: Literal["cancel", "run_again", "priority", "move"]
+    filter: MatchingJobsIn
+    given: GivenIn = GivenIn()
+    per_second: Annotated[float, Field(ge=SLOWEST, le=FASTEST)] | None = None
 
 
 class EvidenceOut(Schema):
@@ -81,7 +152,7 @@ class JobBriefOut(Schema):
     task_type: str
     state: str
     reason: str
-    parked: str
+    paused_by: str
     priority: str
     dedupe_key: str
     requests: int
@@ -89,6 +160,7 @@ class JobBriefOut(Schema):
     touch: UUID | None
     due_at: datetime
     planned_at: datetime
+    deadline: datetime | None
     created_at: datetime
     settled_at: datetime | None
     attempt: int

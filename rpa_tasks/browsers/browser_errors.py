@@ -4,6 +4,7 @@ import errno
 
 BROWSER_WAIT = "browser_wait"  #: every slot was busy during the whole wait
 BROWSER_FAILED = "browser_failed"  #: Chromium is missing, or did not start
+PROXY_FAILED = "proxy_failed"  #: the proxy cannot be used, or is not used
 DISK_FULL = "disk_full"
 PROFILE_BUSY = "profile_busy"  #: the shop's profile is used by another run, a person, or a process that does not end
 
@@ -19,5 +20,8 @@ class NoBrowser(Exception):
 
 def no_browser_for(error: OSError) -> NoBrowser:
     """Return the `NoBrowser` for a state directory that cannot be written."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return NoBrowser(DISK_FULL if full else BROWSER_FAILED, str(error))
+    return NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error))
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

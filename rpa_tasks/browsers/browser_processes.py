@@ -38,7 +38,7 @@ def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = 
 
     def is_marked(process: Process) -> bool:
         return (
-            carries_marks(process, marks)
+            carries_marks(process.pid, marks)
             and (not profile or reaches_profile(process.pid, profile))
             and not has_supervisor(process, known)
         )
@@ -146,6 +146,11 @@ def listens_on(pid: int, port: int) -> bool:
     if _has_socket(pid, sockets):
         return True
     return any(_has_socket(each.pid, sockets) for each in all_processes() if each.session == pid)
+
+
+def has_listener(port: int) -> bool:
+    """Return whether any process listens on this port, also one whose descriptors are hidden."""
+    return bool(_listening_sockets(port))
 
 
 def _has_socket(pid: int, sockets: set[str]) -> bool:

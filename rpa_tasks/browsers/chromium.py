@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 
@@ -18,6 +19,10 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
+from rpa_tasks.browsers.providers.downloads import set_download_folder
+from rpa_tasks.browsers.providers.extensions import find_extensions, make_extension_flags
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.providers.proxy import Forwarding, open_forwarding
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 
@@ -64,6 +69,8 @@ class RunningBrowser:
     ticks: int
     port: int
     path: str
+    proxy_port: int = 0  #: of its forwarder
+    remote: bool = False  #: it runs elsewhere; the process is the forwarder of its debug port
 
 
 def find_chromium() -> str:
@@ -75,7 +82,7 @@ def find_chromium() -> str:
     raise NoBrowser(BROWSER_FAILED, f"Chromium was not found ({wanted or ', '.join(NAMES)}).")
 
 
-def start_browser(slot: int, profile_id: str) -> RunningBrowser:
+def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> RunningBrowser:
     """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
 
     Raises: `NoBrowser`. A process may be running then; the caller ends it.
@@ -91,30 +98,43 @@ def start_browser(slot: int, profile_id: str) -> RunningBrowser:
     port_file = profile / "DevToolsActivePort"
     port_file.unlink(missing_ok=True)
     log = registry.browser_logs_dir() / f"browser-{slot}.log"
-    pid = _spawn_command(
-        [find_chromium(), *_launch_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id
-    )
+    set_download_folder(profile, launch.downloads)
+    forwarding = open_forwarding(launch)
+    try:
+        pid = _spawn_chromium(slot, profile_id, launch, forwarding, log=log)
+    finally:
+        if forwarding:
+            forwarding.listener.close()
     process = read_process(pid)
     for _ in _poll_until(START_TIMEOUT):
         if process is None or not is_alive(pid, process.started):
             break
         # Other processes can write to the profile: the port must belong to this browser.
         if (found := _read_debug_port(port_file)) and listens_on(pid, found[0]) and _answers_on_port(*found):
-            return RunningBrowser(pid, process.started, *found)
+            return RunningBrowser(pid, process.started, *found, proxy_port=forwarding.port if forwarding else 0)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_tail_of_log(log)}")
 
 
 def _launch_flags(profile: Path) -> list[str]:
     flags = [*FLAGS, f"--user-data-dir={profile}"]
     try:
-        kind = isolation.mode()
+        if find_sandbox_obstacle():
+            flags.append("--no-sandbox")  # otherwise it refuses to start
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
-    if (os.geteuid() == 0 and kind != isolation.UID) or not may_use_namespaces():
-        flags.append("--no-sandbox")  # otherwise it refuses to run as root, or without namespaces
     if shutil.disk_usage("/dev/shm").free < 512 * 1024 * 1024:  # noqa: S108  (the kernel's, not ours)
         flags.append("--disable-dev-shm-usage")
-    return [*flags, "about:blank"]
+    return flags
+
+
+def find_sandbox_obstacle() -> str:
+    """Return why Chromium runs without its sandbox on this machine; empty if it has one.
+
+    Raises: `isolation.CannotIsolate`.
+    """
+    if os.geteuid() == 0 and isolation.mode() != isolation.UID:
+        return "it runs as root"
+    return "" if may_use_namespaces() else "user.max_user_namespaces is 0"
 
 
 def may_use_namespaces() -> bool:
@@ -125,21 +145,47 @@ def may_use_namespaces() -> bool:
         return True
 
 
-def _spawn_command(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
-    """Start the command and return its pid. Raises `NoBrowser` if it cannot be executed."""
+def _spawn_chromium(
+    slot: int, profile_id: str, launch: LaunchSettings, forwarding: Forwarding | None, *, log: Path
+) -> int:
+    """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser`."""
+    profile = registry.profile_dir(profile_id)
+    extensions = find_extensions(launch.extensions)
+    flags = [*_launch_flags(profile), *launch.command_line, *make_extension_flags(extensions)]
+    flags += [*(forwarding.flags if forwarding else ()), "about:blank"]
+    environment = browser_environment(slot, profile) | launch.environment
     try:
-        with isolation.plan_for_browser(profile_id) as plan:
-            answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
-                [sys.executable, "-I", "-S", str(SPAWNER), str(log), json.dumps(plan.confine), *plan.prefix, *command],
-                env=_browser_environment(slot, profile),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=START_TIMEOUT,
-                check=False,
-                pass_fds=plan.descriptors,
-            )
+        with isolation.plan_for_browser(profile_id, forwarding.port if forwarding else None, extensions) as plan:
+            return spawn_session(
+                [*plan.prefix, find_chromium(), *flags], {"log": str(log), "confine": plan.confine},
+                environment, forwarding, descriptors=plan.descriptors,
+            )  # fmt: skip
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
+
+
+def spawn_session(
+    command: list[str],
+    order: dict[str, Any],
+    environment: dict[str, str],
+    forwarding: Forwarding | None,
+    *,
+    descriptors: Sequence[int] = (),
+) -> int:
+    """Start a command and its forwarder in a session of their own and return the leader's pid. Raises `NoBrowser`."""
+    listener = (forwarding.listener.fileno(),) if forwarding else ()
+    whole = {"profile": "", "confine": {}, "listener": listener[0] if listener else -1} | order
+    try:
+        answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
+            [sys.executable, "-I", "-S", str(SPAWNER), json.dumps(whole), *command],
+            env=environment,
+            # By standard input, because every process of this user can read a command line and an environment.
+            input=json.dumps(forwarding.order).encode() if forwarding else b"",
+            capture_output=True,
+            timeout=START_TIMEOUT,
+            check=False,
+            pass_fds=(*descriptors, *listener),
+        )
     except subprocess.TimeoutExpired as error:
         raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error
     try:
@@ -148,7 +194,7 @@ def _spawn_command(command: list[str], *, log: Path, slot: int, profile: Path, p
         raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
 
 
-def _browser_environment(slot: int, profile: Path) -> dict[str, str]:
+def browser_environment(slot: int, profile: Path) -> dict[str, str]:
     """Return the environment of a browser: neither secrets nor run markers, which would make it a process of a run.
 
     The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`).

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
@@ -84,6 +84,32 @@ def send_command(port: int, path: str, method: str, *, timeout: float | None = N
 def clear_cookies(port: int) -> None:
     """Delete all cookies of the profile. Raises `NoAnswer`."""
     send_command(port, websocket_path(port), "Storage.clearCookies")
+
+
+PAGE_STATE = """(() => {
+    const entry = performance.getEntriesByType("navigation")[0];
+    const body = document.body ? document.body.innerText : "";
+    return [location.href, document.readyState, entry ? entry.responseStatus : 0, body.slice(0, 10000)];
+})()"""
+
+
+def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
+    """Open a page in a tab of its own. Returns its status, 0 if it was not loaded, and text. Raises `NoAnswer`."""
+    tab = _request_http(port, f"/json/new?{quote(url, safe='')}", TIMEOUT, method="PUT")["id"]
+    ends_at = time.monotonic() + timeout
+    try:
+        while time.monotonic() < ends_at:
+            answer = send_command(
+                port, f"/devtools/page/{tab}", "Runtime.evaluate", expression=PAGE_STATE, returnByValue=True
+            )
+            address, state, status, text = answer["result"].get("value") or ("", "", 0, "")
+            if state == "complete" and address != "about:blank":
+                return (0 if address.startswith("chrome-error:") else int(status)), text
+            time.sleep(0.05)
+    finally:
+        with suppress(NoAnswer):
+            _request_http(port, f"/json/close/{tab}", TIMEOUT, text=True)
+    raise NoAnswer(f"{url} was not loaded in {timeout:.0f} s")
 
 
 def _request_http(port: int, path: str, timeout: float, *, method: str = "GET", text: bool = False) -> Any:

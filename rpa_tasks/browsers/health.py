@@ -1,8 +1,8 @@
 """Check every idle browser once a minute with a real page.
 
-A browser can answer its port for hours but show no page, or take ten times as long as at first. The slot is locked only
-for the page, some tens of milliseconds; connecting takes longer and comes before. A browser that hangs is ended after
-its time limit.
+A browser can answer its port for hours but show no page, or take ten times as long as at first. The slot is locked for
+the whole check, some hundred milliseconds: a run must not share its browser with the examiner, which dismisses dialogs.
+A browser that hangs is ended after its time limit.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ MIN_SLOWDOWN = 0.5  #: seconds; a slower page below this only shows a busy machi
 
 
 def check_idle() -> None:
-    """Check the idle browsers that are due; end those that fail."""
-    due = [record for record in records_in(IDLE) if time.time() - record.checked_at >= CHECK_INTERVAL]
+    """Check the idle browsers that are due; end those that fail. A check in the future counts as due: the clock was set
+    back.
+    """
+    due = [record for record in records_in(IDLE) if abs(time.time() - record.checked_at) >= CHECK_INTERVAL]
     if not due:
         return
-    with _run_examiner() as examiner:
+    with run_examiner() as examiner:
         if not _wait_for_examiner(examiner):
             log.warning("browser_check_not_started")  # the state of the browsers is unknown
             return
         for record in due:
-            _ask_examiner(examiner, record, "connect")
             with lock_unused_slot(record.slot) as slot:
                 if slot and slot.record == record:  # not used since
                     _check_slot(examiner, slot, record)
@@ -58,7 +59,10 @@ def _check_slot(examiner: subprocess.Popen[bytes], slot: Slot, record: Record) -
     if not is_recorded_browser(record):
         slot.empty("not in order")
         return
-    health = _ask_examiner(examiner, record, "navigate")
+    if record.remote:  # it answers; a run on another node may use its pages
+        slot.write(replace(record, checked_at=time.time()))
+        return
+    health = _ask_examiner(examiner, record)
     if why := _health_problem(health, record.baseline):
         log.warning("browser_unhealthy", slot=slot.number, profile=record.profile, why=why)
         slot.empty(why)
@@ -75,7 +79,7 @@ def _health_problem(health: dict[str, Any], baseline: float) -> str:
 
 
 @contextmanager
-def _run_examiner() -> Iterator[subprocess.Popen[bytes]]:
+def run_examiner() -> Iterator[subprocess.Popen[bytes]]:
     """Start the examiner as a separate process, so that a broken browser cannot affect the maintainer."""
     with subprocess.Popen(
         [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "examine"],
@@ -103,13 +107,12 @@ def _wait_for_examiner(examiner: subprocess.Popen[bytes]) -> bool:
     return bool(select.select([examiner.stdout], [], [], EXAMINER_START_LIMIT)[0] and examiner.stdout.readline())
 
 
-def _ask_examiner(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
+def _ask_examiner(examiner: subprocess.Popen[bytes], record: Record) -> dict[str, Any]:
     """Return the browser's health.
 
     An examiner that does not answer in time is killed; the next question then fails at once.
     """
     question = {
-        "do": what,
         "port": record.port,
         "profile": str(registry.profile_dir(record.profile)),
         "seconds": PAGE_TIME_LIMIT,
@@ -118,7 +121,7 @@ def _ask_examiner(examiner: subprocess.Popen[bytes], record: Record, what: str) 
     assert examiner.stdout
     try:
         examiner.stdin.write(json.dumps(question).encode() + b"\n")
-        if select.select([examiner.stdout], [], [], PAGE_TIME_LIMIT + 5)[0]:
+        if select.select([examiner.stdout], [], [], 2 * PAGE_TIME_LIMIT + 5)[0]:
             return dict(json.loads(examiner.stdout.readline()))
         examiner.kill()
         examiner.wait()

@@ -72,7 +72,7 @@ def _open_connection(port: int, timeout: float) -> Iterator[Browser]:
 
 
 def _connect(playwright: Playwright, port: int, timeout: float) -> Browser:
-    """Connect to the browser. Leaving Playwright disconnects; closing would end a browser that other processes use."""
+    """Connect to the browser. Closing the result, or leaving Playwright, only disconnects."""
     return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000)
 
 
@@ -143,26 +143,27 @@ def main(words: list[str]) -> int:
 def serve_health_checks() -> None:
     """Print {"ready": true}; then answer one question per line with one health per line.
 
-    A question is {"do": "connect" | "navigate", "port", "profile", "seconds"}.
+    A question is {"port", "profile", "seconds"}.
     """
     with sync_playwright() as playwright:
         _print_answer({"ready": True})
-        browsers: dict[int, Browser] = {}
         for line in sys.stdin:
-            question = json.loads(line)
-            _print_answer(dataclasses.asdict(_answer_question(playwright, browsers, question)))
+            _print_answer(dataclasses.asdict(_check_browser(playwright, **json.loads(line))))
 
 
-def _answer_question(playwright: Playwright, browsers: dict[int, Browser], question: dict[str, Any]) -> Health:
-    port, timeout = question["port"], question["seconds"]
+def _check_browser(playwright: Playwright, port: int, profile: str, seconds: float) -> Health:
+    """Check a browser and disconnect: Playwright dismisses each dialog of a browser that it is connected to.
+
+    A browser that fails the check may not even disconnect. The maintainer ends it.
+    """
     try:
-        if port not in browsers:
-            browsers[port] = _connect(playwright, port, timeout)
+        browser = _connect(playwright, port, seconds)
+        health = _check_navigation(browser, profile, seconds)
+        if health.ok:
+            browser.close()
     except Error as error:
         return Health(False, 0.0, _first_line(error))
-    if question["do"] == "connect":
-        return Health(True, 0.0)
-    return _check_navigation(browsers[port], question["profile"], timeout)
+    return health
 
 
 def _print_snapshot(order: argparse.Namespace) -> dict[str, Any]:

@@ -12,9 +12,12 @@ from typing import Self
 
 import structlog
 
-from rpa_tasks.browsers import chromium, devtools, profiles, recycling, registry
+from rpa_tasks.browsers import devtools, profiles, recycling, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
-from rpa_tasks.browsers.browser_processes import listens_on, names_profile, read_command_line
+from rpa_tasks.browsers.browser_processes import has_listener, listens_on, names_profile, read_command_line
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.providers.proxy import prove_proxy
+from rpa_tasks.browsers.providers.remote_browser import choose_provider
 from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
 from rpa_tasks.browsers.slots import Slot, records_of_profile, take_slot
 from rpa_tasks.supervisor.processes import is_alive
@@ -73,10 +76,13 @@ class AcquiredBrowser:
         self.release(dirty=kind is not None)
 
 
-def acquire_browser(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> AcquiredBrowser:
+def acquire_browser(
+    profile_id: str, shop: str, *, wait: timedelta, lease_no: int, launch: LaunchSettings
+) -> AcquiredBrowser:
     """Acquire the shop's browser exclusively. Waits at most `wait` for profile and slot.
 
-    Starting a browser may take `chromium.START_TIMEOUT` more. Raises `NoBrowser`.
+    A browser with other launch settings is replaced. Starting one may take `chromium.START_TIMEOUT` more, and the proof
+    of its proxy `PROOF_TIMEOUT`. Raises `NoBrowser`.
     """
     began = time.monotonic()
     ends_at = began + wait.total_seconds()
@@ -85,7 +91,7 @@ def acquire_browser(profile_id: str, shop: str, *, wait: timedelta, lease_no: in
         try:
             slot = _wait_for_slot(profile_id, ends_at)
             try:
-                record, warm = _prepare_browser(slot, profile_id, shop, lease_no)
+                record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
             except BaseException:
                 slot.release()
                 raise
@@ -125,19 +131,21 @@ def _poll(ends_at: float) -> Iterator[int]:
         time.sleep(max(0.0, min(POLL_INTERVAL, ends_at - time.monotonic())))
 
 
-def _prepare_browser(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Record, bool]:
-    """Mark the slot busy with its own browser if that is healthy, otherwise with a new one."""
+def _prepare_browser(
+    slot: Slot, profile_id: str, shop: str, lease_no: int, launch: LaunchSettings
+) -> tuple[Record, bool]:
+    """Mark the slot busy with its own browser if that is healthy and has these settings, otherwise with a new one."""
     found = slot.record
-    if found and found.state == IDLE and is_recorded_browser(found):
+    if found and found.state == IDLE and found.launch == launch.fingerprint and is_recorded_browser(found):
         slot.write(replace(found, state=BUSY, shop=shop, lease_no=lease_no))
         assert slot.record is not None
         return slot.record, True
     if not slot.empty("its user died" if found and found.state == BUSY else "not in order"):
         raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
-    return start_in_slot(slot, profile_id, shop, lease_no), False
+    return start_in_slot(slot, profile_id, shop, launch, lease_no), False
 
 
-def start_in_slot(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record:
+def start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings, lease_no: int = 0) -> Record:
     """Start the shop's browser in this empty slot, marked busy.
 
     Raises: `NoBrowser`. The slot is empty then, or quarantined.
@@ -145,8 +153,10 @@ def start_in_slot(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> 
     slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
     assert slot.record is not None
     try:
-        running = chromium.start_browser(slot.number, profile_id)
-        profiles.restore_session_cookies(running.port, running.path, registry.profile_dir(profile_id))
+        running = choose_provider(launch)(slot.number, profile_id, launch)
+        address = prove_proxy(running.port) if running.proxy_port else ""
+        if not running.remote:
+            profiles.restore_session_cookies(running.port, running.path, registry.profile_dir(profile_id))
         now = time.time()
         slot.write(
             replace(
@@ -155,6 +165,9 @@ def start_in_slot(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> 
                 ticks=running.ticks,
                 port=running.port,
                 path=running.path,
+                launch=launch.fingerprint,
+                proxy_port=running.proxy_port,
+                remote=running.remote,
                 started_at=now,
                 last_used_at=now,
             )
@@ -162,17 +175,21 @@ def start_in_slot(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> 
     except (NoBrowser, OSError):
         slot.empty("did not start")
         raise
-    log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port)
+    log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port, address=address)
     return slot.record
 
 
 def is_recorded_browser(record: Record) -> bool:
-    """Return whether it is the recorded browser, by process, profile, port and its random address."""
+    """Return whether it is the recorded browser, by process, profile, port and its random address.
+
+    The forwarder to its proxy must live too.
+    """
     profile = str(registry.profile_dir(record.profile))
     if not (
         is_alive(record.pid, record.ticks)
         and names_profile(read_command_line(record.pid), profile)
         and listens_on(record.pid, record.port)
+        and (not record.proxy_port or has_listener(record.proxy_port))
     ):
         return False
     try:
@@ -185,7 +202,6 @@ def _return_to_slot(slot: Slot, why: str) -> None:
     record = slot.record
     assert record is not None
     record = replace(record, uses=record.uses + 1, last_used_at=time.time())
-    registry.record_use(record.profile, record.shop)
     if why := why or recycling.recycling_reason(record) or _cleanup_problem(record):
         slot.empty(why)
     else:

@@ -65,7 +65,10 @@ def recycle_old() -> None:
 
 
 def end_surplus() -> None:
-    """End browsers that are idle too long, or in a slot beyond the setting. The pre-warmed ones, used last, stay."""
+    """End browsers that are idle too long, or in a slot beyond the setting.
+
+    As many as are pre-warmed stay, those that were used last.
+    """
     idle = sorted(records_in(IDLE), key=lambda record: record.last_used_at, reverse=True)
     stale = time.time() - IDLE_FOR
     surplus = {

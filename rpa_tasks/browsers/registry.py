@@ -1,4 +1,4 @@
-"""Paths, slot records, locks and recent uses of browsers in the state directory.
+"""Paths, slot records and locks of browsers in the state directory.
 
 There is one small file per slot. Only the holder of the slot's lock writes it, by rename; any process reads it. A
 record is written before its browser starts and removed after the browser's end is proven. So a running browser of the
@@ -13,17 +13,17 @@ import hashlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from django.conf import settings
 
 LONGEST_NAME = 200
 LOCK = ".lock"  #: of a profile, in its directory
+UNNEEDED_MARK = ".left"  #: a file in a profile: since when it is not needed, by PostgreSQL's clock
 
 
 def browser_root() -> Path:
@@ -157,6 +157,9 @@ class Record:
     checked_at: float = 0.0
     baseline: float = 0.0  #: seconds of its first timed navigation
     reason: str = ""
+    launch: str = ""  #: fingerprint of its launch settings
+    proxy_port: int = 0  #: of its forwarder
+    remote: bool = False  #: it runs elsewhere; the process is the forwarder of its debug port
 
 
 def read_record(slot: int) -> Record | None:
@@ -209,9 +212,16 @@ class Lock:
 
     def try_acquire(self) -> bool:
         """Try to take the lock, without waiting. Raises `OSError` if the file cannot be created."""
+        return self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def acquire(self) -> None:
+        """Wait for the lock. Raises `OSError` if the file cannot be created."""
+        self._take(fcntl.LOCK_EX)
+
+    def _take(self, operation: int) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
@@ -231,6 +241,30 @@ class Lock:
             os.close(descriptor)
 
 
+@contextmanager
+def homes_lock() -> Iterator[None]:
+    """Hold the lock of all homes while a run takes its home, or a deletion sets one aside: microseconds."""
+    lock = Lock(browser_root() / "homes.lock")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def claim_home(profile_id: str) -> Iterator[Path]:
+    """Yield the path of the shop's HOME under the lock of all homes, and keep it for `old_profiles.KEPT_FOR`.
+
+    Flows without a browser run on any node, also on one that the profile has left.
+    """
+    name = directory_name(profile_id)
+    folder = homes_dir() / name
+    with homes_lock():
+        (profiles_dir() / name / UNNEEDED_MARK).unlink(missing_ok=True)
+        yield folder
+
+
 def _close_locks_in_child() -> None:
     for lock in _locks_held:
         if lock._descriptor is not None:
@@ -240,42 +274,3 @@ def _close_locks_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_locks_in_child)
-
-
-USES_KEPT = 64
-
-
-class Use(NamedTuple):
-    profile: str
-    shop: str
-    at: float  #: seconds since the epoch
-
-
-def record_use(profile: str, shop: str) -> None:
-    _change_recent_uses(
-        lambda uses: [Use(profile, shop, time.time()), *(use for use in uses if use.profile != profile)]
-    )
-
-
-def delete_recent_uses(folder: str) -> None:
-    """Remove the profile with this `directory_name` from the recent uses."""
-    _change_recent_uses(lambda uses: [use for use in uses if directory_name(use.profile) != folder])
-
-
-def _change_recent_uses(change: Callable[[list[Use]], list[Use]]) -> None:
-    """Change the recent uses. If another process is writing, the change is skipped: the next use records it."""
-    lock = Lock(browsers_dir() / "recent.lock")
-    if not lock.try_acquire():
-        return
-    try:
-        replace_json(browsers_dir() / "recent.json", change(last_uses())[:USES_KEPT])
-    finally:
-        lock.release()
-
-
-def last_uses() -> list[Use]:
-    """Return the recent uses, the latest first."""
-    try:
-        return [Use(*use) for use in json.loads((browsers_dir() / "recent.json").read_bytes())]
-    except (OSError, ValueError, TypeError):
-        return []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
 
 from rpa_tasks.browsers import devtools, profiles, registry
 from rpa_tasks.browsers.browser_processes import find_browser_family, read_command_line
-from rpa_tasks.browsers.registry import Record
+from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.processes import Process, is_alive
@@ -63,6 +64,11 @@ def _identify_main_process(record: Record) -> Record:
 def _request_close(record: Record) -> bool:
     """Ask the browser to close. Only if it is the recorded one: another program may listen on its port."""
     if not (record.port and is_alive(record.pid, record.ticks)):
+        return False
+    if record.remote:  # its owner ends it
+        if record.state == BUSY:  # an idle one has no pages of ours, but maybe those of a run on another node
+            with suppress(devtools.NoAnswer):
+                devtools.reset_to_blank_page(record.port)
         return False
     try:
         profiles.save_session_cookies(record.port, record.path, registry.profile_dir(record.profile))

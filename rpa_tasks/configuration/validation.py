@@ -7,31 +7,42 @@ is always the platform's key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
+from zoneinfo import available_timezones
 
 import jsonschema_rs
 
-from rpa_tasks.jobs.publish import unstorable_reason
-from rpa_tasks.models import DedupeBy, Shop
+from rpa_tasks.configuration.browser_settings import check_browser_settings
+from rpa_tasks.jobs.payloads import unstorable_reason
+from rpa_tasks.models import DedupeBy, DedupePeriod, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.markers import MARKERS
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.errors import ErrorCollector
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
+MAX_WINDOW = timedelta(days=31)
 MAX_BACKLOG = 1_000_000
 MAX_SCHEMA = 65_536  #: characters
 EXIT_CLASSES = ("transient", "business", "session", "platform")
 MAX_VARIABLES = 50
+MAX_VALUE = 4_000  #: characters of a variable's value
+MAX_FOLDER = 1_000  #: characters
 #: Variables that the runner sets; the flow's value would be replaced.
 OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
 #: With these a command could sign in as any user and read the secrets of every channel.
 FORBIDDEN_VARIABLES = {
-    "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_GATEWAY_REDIS_URL",
-    "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH",
+    "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "AFTERTOUCH_RPA_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL",
+    "AFTERTOUCH_GATEWAY_REDIS_URL", "AFTERTOUCH_SESSIONS_REDIS_URL",
+    "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH", "AFTERTOUCH_OIDC_CLIENT_SECRET",
+    "AFTERTOUCH_CHATWOOT_SECRET", "AFTERTOUCH_ROCKETCHAT_TOKEN",
 }  # fmt: skip
+#: Its directories are mounted for a command that runs in isolation; only the node may name them.
+MOUNTED_VARIABLE = "AFTERTOUCH_RPA_FLOWS"
+#: Prefixes of variables that the dynamic linker reads. The program that isolates a command would obey them first.
+LOADER_VARIABLES = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
 
 #: It is part of the names of a directory and a queue.
 _SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -39,12 +50,24 @@ _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
-def check_platform(values: Mapping[str, Any]) -> None:
+def check_platform(
+    values: Mapping[str, Any],
+    task_types: Collection[str] = (),
+    stored: Platform | None = None,
+    shops: Iterable[Shop] = (),
+) -> None:
+    """Check a platform. `task_types` are those of its flows in use. If it exists, `stored` is its row, and `shops` are
+    all shops, for the browsers elsewhere.
+    """
     found = ErrorCollector()
     found.key(values)
+    check = values.get("check_task_type", "")
+    if check and check not in task_types:
+        found.add("check_task_type", f"{values.get('key') or 'it'} has no task type “{check}”")
     _check_name(values, found, longest=100)
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     found.number(values, "breaker_threshold", 1, 100)
+    check_browser_settings(values, found, is_platform=True, stored=stored, shops=shops)
     found.raise_if_any()
 
 
@@ -61,20 +84,36 @@ def check_flow(values: Mapping[str, Any]) -> None:
     if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
         found.add("dedupe_by", f"must be one of {', '.join(DedupeBy.values)}")
     found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
+    found.span(values, "dedupe_window", least=MIN_TIMEOUT, most=MAX_WINDOW)
+    _check_period(values, found)
     _check_exit_codes(values.get("exit_codes", {}), found)
     _check_schema(values.get("payload_schema", {}), found)
     check_retry_delays(values, found)
     _check_environment(values, found)
+    _check_fixed_variables(values, found)
+    _check_working_directory(values.get("cwd", ""), found)
     found.raise_if_any()
+
+
+def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    period, timezone = values.get("dedupe_period", ""), values.get("dedupe_timezone", "")
+    if period and period not in DedupePeriod.values:
+        found.add("dedupe_period", f"must be one of {', '.join(DedupePeriod.values)}")
+    if period and values.get("dedupe_window"):
+        found.add("dedupe_period", "has no effect beside a time span; remove one of the two")
+    if timezone and timezone not in available_timezones():
+        found.add("dedupe_timezone", "must be a time zone like Asia/Shanghai")
+    elif timezone and not period:
+        found.add("dedupe_timezone", "has no effect without a period; remove it or set the period")
 
 
 def missing_program(values: Mapping[str, Any]) -> str:
     """Return why the command of a valid flow cannot be started on this machine, or "". It may be no execution node."""
-    return check_program(values["command"][0], values.get("path", []))
+    return check_program(values["command"][0], values.get("path", []), values.get("cwd", ""))
 
 
 def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.texts(values, "path", longest=1_000)
+    found.texts(values, "path", longest=MAX_FOLDER)
     folders = values.get("path", [])
     if not isinstance(folders, list):
         return
@@ -85,8 +124,14 @@ def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
             found.add("path", f"“{folder}” is not an absolute folder without “:”")
 
 
-def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None) -> None:
-    """Check a shop. `taken` maps the browser profiles of all other shops, retired ones included, to their shops.
+def check_shop(
+    values: Mapping[str, Any],
+    taken: Mapping[str, str] | None = None,
+    browsers: Mapping[str, str] | None = None,
+    inherited: str = "",
+) -> None:
+    """Check a shop. `taken` maps the browser profiles of all other shops, retired ones included, to their shops;
+    `browsers` maps the addresses of their browsers that run elsewhere. `inherited` is the address from its platform.
 
     A profile has the cookies of its shop, so another shop may never get it.
     """
@@ -104,6 +149,7 @@ def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None
     elif (name := profile_of(values)) in (taken or {}):
         found.add("profile_id", f"browser profile “{name}” belongs to {(taken or {})[name]}; set another one")
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    check_browser_settings(values, found, taken=browsers, inherited=inherited)
     found.raise_if_any()
 
 
@@ -181,3 +227,28 @@ def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None
             found.add("environment", f"{name} is set for every run anyway")
         elif name in FORBIDDEN_VARIABLES:
             found.add("environment", f"{name} is never given to a command")
+
+
+def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    fixed = values.get("env", {})
+    if not isinstance(fixed, dict):
+        found.add("env", "must be a mapping of names to texts")
+        return
+    if len(fixed) > MAX_VARIABLES:
+        found.add("env", f"must not name more than {MAX_VARIABLES} variables")
+    for name, value in fixed.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            found.add("env", f"“{name}” is not the name of an environment variable")
+        elif name in OWN_VARIABLES:
+            found.add("env", f"{name} is set for every run anyway")
+        elif name in FORBIDDEN_VARIABLES or name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
+            found.add("env", f"{name} is never given to a command")
+        elif name in values.get("environment", []):
+            found.add("env", f"{name} is named in environment already")
+        elif not isinstance(value, str) or len(value) > MAX_VALUE or unstorable_reason(value):
+            found.add("env", f"{name} must be a text of at most {MAX_VALUE} characters without NUL")
+
+
+def _check_working_directory(cwd: Any, found: ErrorCollector) -> None:
+    if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
+        found.add("cwd", f"must be an absolute folder of at most {MAX_FOLDER} characters")

@@ -67,7 +67,7 @@ def _build_flow_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m rpa_tasks.flow_sdk", description="Runs flows: Python files with a run(flow).")
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="run a flow as workers do")
-    run.add_argument("--param", required=True, help="JSON: shop_id, debug_port, payload, …")
+    run.add_argument("--param", required=True, help="JSON: shop_id, debug_port, …, members of the payload")
     attempt = commands.add_parser("try", help="run a flow by hand in a new browser")
     attempt.add_argument("--shop", default="s1", help="the shop id (default: s1)")
     attempt.add_argument("--payload", default="{}", help="JSON (default: {})")

@@ -22,8 +22,8 @@ PARAM_FIELDS: Mapping[str, tuple[type | tuple[type, ...], str, Any]] = {
     "task_id": (str, "a string", ""),
     "delivery_key": (str, "a string", ""),
     "lease_no": (int, "a whole number", 0),
-    "payload": (dict, "an object", {}),
     "debug_port": ((int, type(None)), "a port number or null", None),
+    "payload": (dict, "an object", {}),
 }
 HIGHEST_PORT = 65_535
 
@@ -72,6 +72,8 @@ class Flow:
 def read_param(text: str) -> dict[str, Any]:
     """Return the fields of `--param`, checked for their types.
 
+    Without a member `payload` all unknown members are the payload: both styles of `Flow.param_style` are accepted.
+
     Raises: `Misused`. The message contains no value, as a payload may be secret.
     """
     try:
@@ -80,6 +82,8 @@ def read_param(text: str) -> dict[str, Any]:
         raise Misused(f"--param is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise Misused("--param must be a JSON object.")
+    if "payload" not in given:
+        given["payload"] = {name: value for name, value in given.items() if name not in PARAM_FIELDS}
     read = {name: _checked_field(given, name) for name in PARAM_FIELDS}
     if read["debug_port"] is not None and not 0 < read["debug_port"] <= HIGHEST_PORT:
         raise Misused("--param: debug_port must be between 1 and 65535.")

@@ -1,7 +1,6 @@
 """Bulk publish one request for many shops without merging: two statements for 500 shops.
 
-One transaction per shop would occupy a core worker's process for seconds in each round. The same processes deliver
-touches.
+One transaction per shop would occupy a core worker's process for seconds each time. The same processes deliver touches.
 """
 
 from __future__ import annotations
@@ -9,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs.publish import INSERT_JOBS, as_stored, flow_key_of, key_of_payload
+from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs.payloads import add_period, as_stored, flow_key_of, key_of_payload
+from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow
 from scheduling import sql
@@ -52,30 +53,38 @@ def publish_bulk(
     *,
     payload: Mapping[str, Any],
     priority: int,
+    due_at: datetime | None = None,
+    due_seconds: float | None = None,
     note: ProgressCallback | None = None,
 ) -> BulkPublishCounts:
     """Publish a job of `flow` for each shop (primary key) after its delay. Safe to repeat and to run concurrently.
 
-    A shop with a waiting job keeps that job unchanged. Shops that were refused are left to the next round. Counting
-    and inserting are separate transactions. Otherwise two rounds could deadlock: one holds waiting jobs while it waits
-    for the insert of the other.
+    A shop with a waiting job, or whose window has not ended, keeps its job unchanged. Shops that were refused are left
+    to the next call. With a period of the clock all jobs belong to that of `due_at`, when the schedule fell due (None:
+    now), also those that start later. Their deadline is `due_seconds` after it.
+    Counting and inserting are separate transactions. Otherwise two calls could deadlock: one holds waiting jobs while
+    it waits for the insert of the other.
     """
     counts, left = BulkPublishCounts(), iter(sorted(delays.items()))
     payload = as_stored(payload)
     key = flow_key_of(flow, payload)
-    if key is None:  # the flow merges nothing, but a round skips a shop where a job with its payload is waiting
+    if key is None:  # the flow merges nothing, but a schedule skips a shop where a job with its payload is waiting
         key = key_of_payload(payload)
+    at = sql.now()
+    fell_due = due_at or at
+    period, lasts = dedupe_windows.find_window(flow, at, fell_due - at)
     common = {
         "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload), "priority": priority,
-        "key": key,
+        "key": add_period(key, period), "window": lasts, "by_clock": bool(period),
+        "deadline": fell_due + timedelta(seconds=due_seconds) if due_seconds else None,
     }  # fmt: skip
     while batch := dict(islice(left, BATCH)):
-        counts += _publish_batch(batch, common, note)
+        counts += _publish_batch(flow, batch, common, note)
     return counts
 
 
 def _publish_batch(
-    delays: Mapping[int, timedelta], common: Mapping[str, Any], note: ProgressCallback | None
+    flow: Flow, delays: Mapping[int, timedelta], common: Mapping[str, Any], note: ProgressCallback | None
 ) -> BulkPublishCounts:
     with transaction.atomic(durable=True):
         waiting = {
@@ -83,17 +92,23 @@ def _publish_batch(
             for row in sql.rows(_COUNT_REQUESTS, {"shops": list(delays), "flow": common["flow"], "key": common["key"]})
         }
     free = {shop: delay for shop, delay in delays.items() if shop not in waiting}
+    ids = [new_id() for _ in free]
     given = {
         "shops": list(free),
-        "ids": [new_id() for _ in free],
+        "ids": ids,
         "delays": list(free.values()),
         "horizon": settings.AFTERTOUCH_HORIZON,
         "lease": WAKEUP_LEASE,
         "source": SOURCE,
         "touch": None,
     }
+    statement = _INSERT.format(tried=_ALL_TRIED)
+    if flow.has_window:
+        statement = _INSERT.format(tried=_CLAIMED.format(take_over=dedupe_windows.take_over(flow)))
     with transaction.atomic(durable=True):
-        tried = sql.rows(_INSERT, {**common, **given}) if free else []
+        tried = sql.rows(statement, {**common, **given}) if free else []
+        if flow.has_window:
+            dedupe_windows.release_unused(ids)
         made_count = sum(row[1] is not None for row in tried)
         done = BulkPublishCounts(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
         if note:
@@ -111,7 +126,7 @@ _COUNT_REQUESTS = """
 WITH standing AS MATERIALIZED (
     SELECT task_id, shop_id FROM rpa_tasks_job
     WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s
-      AND state IN ('scheduled', 'queued')
+      AND state IN ('scheduled', 'queued') AND paused_by = ''
 ), mine AS MATERIALIZED (
     SELECT task_id FROM rpa_tasks_job WHERE task_id IN (SELECT task_id FROM standing)
       AND state IN ('scheduled', 'queued')
@@ -130,17 +145,28 @@ WITH wanted AS MATERIALIZED (
     FROM rpa_tasks_platform AS platform
         JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
         LEFT JOIN rpa_tasks_job AS job
-            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.parked = ''
+            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
     WHERE platform.id = %(platform)s GROUP BY platform.backlog_limit
 ), fitting AS MATERIALIZED (
     SELECT wanted.*, row_number() OVER (ORDER BY wanted.delay, wanted.shop_id) AS place
     FROM wanted JOIN rpa_tasks_shop AS shop ON shop.id = wanted.shop_id
     WHERE shop.backlog_limit > (
         SELECT count(*) FROM rpa_tasks_job AS job
-        WHERE job.shop_id = wanted.shop_id AND job.state IN ('scheduled', 'queued') AND job.parked = ''
+        WHERE job.shop_id = wanted.shop_id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
     )
-), tried AS MATERIALIZED (
+), candidates AS MATERIALIZED (
     SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)
-), made AS ({INSERT_JOBS})
-SELECT tried.shop_id, made.task_id, made.state, made.due_at FROM tried LEFT JOIN made USING (shop_id)
+), {{tried}}, made AS ({INSERT_JOBS})
+SELECT candidates.shop_id, made.task_id, made.state, made.due_at FROM candidates LEFT JOIN made USING (shop_id)
 """  # noqa: S608  (only our own words)
+_ALL_TRIED = "tried AS MATERIALIZED (SELECT * FROM candidates)"
+_CLAIMED = """
+claimed AS (
+    INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
+    SELECT task_id, shop_id, %(flow)s, %(key)s, statement_timestamp() + %(window)s
+           + CASE WHEN %(by_clock)s THEN interval '0' ELSE delay END
+    FROM candidates ORDER BY shop_id
+    {take_over}
+    RETURNING held.task_id
+), tried AS MATERIALIZED (SELECT candidates.* FROM candidates JOIN claimed USING (task_id))
+"""

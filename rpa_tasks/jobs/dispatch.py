@@ -5,15 +5,17 @@ Each pass is idempotent and may run concurrently in any number of processes. It 
 
 from __future__ import annotations
 
+import random
 from datetime import datetime
 
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections, transaction
-from django.db.models import Max, Q
+from django.db.models import Max
 from kombu.exceptions import OperationalError
 
 from rpa_tasks.jobs import circuit_breaker, dead_letters, wakeups
+from rpa_tasks.jobs.gates import login_checks
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Job, Run
 from rpa_tasks.outcomes import retry_delay
@@ -28,7 +30,7 @@ LIMIT = 500
 
 def run_repair_passes() -> None:
     """Run the repair passes. An error in one pass does not prevent the next."""
-    for step in (rescue_expired_runs, cancel_retired_jobs, wake_queues):
+    for step in (rescue_expired_runs, cancel_retired_jobs, login_checks.clear_ended_checks, wake_queues):
         try:
             step()
         except Exception:
@@ -64,8 +66,8 @@ def wake_queues() -> dict[str, int]:
 def rescue_expired_runs() -> int:
     """Settle runs whose lease has expired, and return their number.
 
-    A run whose command had not started waits again. A started run of an idempotent flow is retried with the same key.
-    Any other started run ends as `unknown` and needs a decision by an operator.
+    A run whose command had not started waits again. A started run of an idempotent flow is retried with the same key,
+    and fails after the last retry. Any other started run ends as `unknown` and needs a decision by an operator.
     """
     with transaction.atomic():
         expired = jobs.expired_runs(limit=LIMIT)
@@ -81,10 +83,10 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = _rescue_settlement(row, began, at)
+            settlement = login_checks.settle_check(row, _rescue_settlement(row, began, at))
             jobs.settle({claim: settlement})
             if began:
-                _record_lost_run(row, at)
+                record_lost_run(row, at)
             circuit_breaker.release_trial(claim.task_id)
             if settlement.state in ("failed", "unknown"):
                 dead_letters.record_failed_job(claim.task_id)
@@ -99,13 +101,16 @@ def _rescue_settlement(row: Job, began: bool, at: datetime) -> Settlement:
         return Settlement("cancelled", "cancelled")
     if not began:
         return Settlement("scheduled", "worker_lost", due_at=at)
-    delay = retry_delay(row.failures + 1, row.flow.retry_delays, lambda: 0.0)
-    if not row.flow.idempotent or delay is None:
+    if not row.flow.idempotent:
         return Settlement("unknown", "worker_lost")
+    delay = retry_delay(row.failures + 1, row.flow.retry_delays, random.random)
+    if delay is None:
+        return Settlement("failed", "worker_lost")
     return Settlement("scheduled", "worker_lost", due_at=at + delay)
 
 
-def _record_lost_run(row: Job, at: datetime) -> None:
+def record_lost_run(row: Job, at: datetime) -> None:
+    """Store a run whose worker was lost."""
     assert row.sending_at is not None
     last = row.runs.aggregate(last=Max("number"))["last"] or 0
     Run.objects.create(
@@ -117,8 +122,21 @@ def _record_lost_run(row: Job, at: datetime) -> None:
 
 def cancel_retired_jobs() -> int:
     """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`."""
-    retired = Q(shop__retired_at__isnull=False) | Q(flow__retired_at__isnull=False)
-    waiting = Job.objects.filter(retired | Q(shop__platform__retired_at__isnull=False)).filter(
-        Q(state="scheduled") | Q(state="queued")
-    )
-    return len(jobs.cancel(list(waiting.values_list("pk", flat=True)[:LIMIT]), reason="retired"))
+    found = sql.rows(_RETIRED, {"limit": LIMIT})
+    return len(jobs.cancel([task_id for (task_id,) in found], reason="retired")) if found else 0
+
+
+# Two branches: with one OR over the three tables PostgreSQL reads the whole history of jobs every few seconds.
+_RETIRED = """
+SELECT job.task_id
+FROM rpa_tasks_platform AS platform
+    JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
+    JOIN rpa_tasks_job AS job ON job.shop_id = shop.id
+WHERE (platform.retired_at IS NOT NULL OR shop.retired_at IS NOT NULL)
+  AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+UNION ALL
+SELECT job.task_id
+FROM rpa_tasks_flow AS flow JOIN rpa_tasks_job AS job ON job.flow_id = flow.id
+WHERE flow.retired_at IS NOT NULL AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+LIMIT %(limit)s
+"""

@@ -26,18 +26,30 @@ TIERS = {0: "high", 1: "normal", 2: "low"}
 NODE_SILENT = timedelta(minutes=2)
 
 # Lanes on which a job could start now, each with the oldest due job of each tier. A lane costs three index probes,
-# however many jobs wait. A busy, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
-# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case.
+# however many jobs wait. A busy, held, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
+# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case. A draining
+# node gets no lane. A logged-out shop has a lane for the job that checks its login, `only_job`.
 _LANES = """
-    SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, lane.last_served_at,
-           platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
+    SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, home.drains AS home_drains,
+           lane.last_served_at, platform.id AS platform_id, platform.probes, oldest.*, queue.*,
+           CASE WHEN shop.login_state <> 'ok' THEN lane.check_id END AS only_job,
            ARRAY[{bound}] AS bound, {ranks} AS rank
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
-    JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
-    JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
-    LEFT JOIN rpa_tasks_executionnode AS home ON home.name = lane.home
-        AND platform.waits_for_home AND home.seen_at > statement_timestamp() - %(home_lease)s
+    JOIN (
+        SELECT platform.*, breaker.open_until IS NOT NULL AS probes
+        FROM rpa_tasks_platform AS platform
+        JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
+        WHERE NOT platform.paused AND platform.retired_at IS NULL
+          AND (breaker.open_until IS NULL
+               OR (breaker.open_until <= statement_timestamp() AND breaker.probe IS NULL))
+        OFFSET 0 -- read once, not once per lane
+    ) AS platform ON platform.id = shop.platform_id
+    LEFT JOIN (
+        SELECT name, queues, draining_at IS NOT NULL AS drains FROM rpa_tasks_executionnode
+        WHERE seen_at > statement_timestamp() - %(home_lease)s
+        OFFSET 0
+    ) AS home ON home.name = lane.home AND platform.waits_for_home
     CROSS JOIN LATERAL (
         SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
                     WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
@@ -47,35 +59,45 @@ _LANES = """
         SELECT {oldest}
         OFFSET 0 -- else each mention of a tier would probe once more
     ) AS oldest
-    WHERE lane.task_id IS NULL
-      AND NOT shop.paused AND shop.login_state = 'ok' AND shop.retired_at IS NULL
-      AND NOT platform.paused AND platform.retired_at IS NULL
-      AND (breaker.open_until IS NULL
-           OR (breaker.open_until <= statement_timestamp() AND breaker.probe IS NULL))
+    WHERE lane.task_id IS NULL AND (lane.held_until IS NULL OR lane.held_until <= statement_timestamp())
+      AND NOT shop.paused AND (shop.login_state = 'ok' OR lane.check_id IS NOT NULL) AND shop.retired_at IS NULL
       AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
+      AND NOT EXISTS (
+          SELECT FROM rpa_tasks_executionnode WHERE name = %(node)s::text AND draining_at IS NOT NULL
+      )
       AND COALESCE({names}) IS NOT NULL
 """
 #: Whether a job needs no browser. The array depends on no row: PostgreSQL reads it once per statement, on demand.
 _BROWSERLESS = "job.flow_id = ANY(ARRAY(SELECT id FROM rpa_tasks_flow WHERE NOT needs_browser))"
 _BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
+# A logged-out shop costs a probe for its check by the primary key: `COALESCE` hides the heads of its backlog from
+# PostgreSQL, which would look for the check among them.
 _OLDEST = """
-               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN (
-                   SELECT job.due_at FROM rpa_tasks_job AS job
-                   WHERE job.shop_id = lane.shop_id AND job.priority = {tier} AND job.state IN ('scheduled', 'queued')
-                     AND job.parked = '' AND job.due_at <= statement_timestamp()
-                     AND (NOT {bound} OR {browserless})
-                   ORDER BY job.due_at LIMIT 1
-               ) END AS {name}"""
+               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN
+                   CASE WHEN shop.login_state = 'ok' THEN (
+                       SELECT job.due_at FROM rpa_tasks_job AS job
+                       WHERE job.shop_id = lane.shop_id AND job.state IN ('scheduled', 'queued') AND {starts}
+                       ORDER BY job.due_at LIMIT 1
+                   ) ELSE (
+                       SELECT job.due_at FROM rpa_tasks_job AS job
+                       WHERE job.task_id = lane.check_id AND COALESCE(job.state, '') IN ('scheduled', 'queued')
+                         AND {starts}
+                   ) END
+               END AS {name}"""
+_STARTS = """job.priority = {tier} AND job.paused_by = '' AND job.due_at <= statement_timestamp()
+                         AND (NOT {bound} OR {browserless})"""
 #: Each `ageing` of waiting raises a job by one tier, at most to the highest.
 _RANK = (
     "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
-    "extract(epoch FROM statement_timestamp() - oldest.{name}) / %(ageing)s)) END"
+    "date_part('epoch', statement_timestamp() - oldest.{name}) / %(ageing)s::float8)) END"  # extract() is numeric: slow
 )
 LANES = _LANES.format(
     ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
     oldest=",".join(
         _OLDEST.format(
-            tier=tier, place=tier + 1, name=name, bound=_BOUND.format(place=tier + 1), browserless=_BROWSERLESS
+            place=tier + 1,
+            name=name,
+            starts=_STARTS.format(tier=tier, bound=_BOUND.format(place=tier + 1), browserless=_BROWSERLESS),
         )
         for tier, name in TIERS.items()
     ),
@@ -83,7 +105,9 @@ LANES = _LANES.format(
     bound=", ".join(_BOUND.format(place=tier + 1) for tier in TIERS),
 )
 _ANYWHERE = "queue.name"
-_AT_PREFERRED_NODE = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
+_AT_PREFERRED_NODE = """
+    CASE WHEN NOT lanes.home_drains AND lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END
+"""
 #: Select the tier of one lane whose oldest job has the lane's rank. Among several it is the one that waits longest.
 CHOICE = " UNION ALL ".join(
     f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
@@ -128,16 +152,16 @@ class JobLedger(Ledger):
                 FROM free AS oldest
                 CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
                 JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
-                    AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at = choice.due_at
+                    AND job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND job.due_at = choice.due_at
                     AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
-                LIMIT 1
+                    AND (oldest.only_job IS NULL OR job.task_id = oldest.only_job) LIMIT 1
             ), claimed AS (
                 UPDATE {self.table} AS row
                 SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
                     lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
                     progress = NULL, progress_message = ''
                 FROM head
-                WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.parked = ''
+                WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
                   AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
                 RETURNING row.task_id, row.lease_no, row.shop_id
             ), taken AS (
@@ -170,8 +194,8 @@ class JobLedger(Ledger):
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
         """Count the lanes on which a job could start now, by queue.
 
-        A lane that waits for its preferred node counts for that node's queue. It counts for the shared queue with its
-        jobs that need no browser.
+        A lane that waits for its preferred node counts for that node's queue, unless the node drains. It counts for the
+        shared queue with its jobs that need no browser.
         """
         anywhere = self._startable(_ANYWHERE, {"node": ""} | _lane_parameters(ageing))
         return anywhere | self._startable(_AT_PREFERRED_NODE, {"node": None} | _lane_parameters(ageing))
@@ -251,7 +275,7 @@ class JobLedger(Ledger):
         return bool(found[0][0]) if found else None
 
     def settle(self, settlements: Mapping[Claim, Settlement]) -> set[Claim]:
-        """End these runs and free their lanes. Return the claims that were valid."""
+        """End these runs and free their lanes, with the login check that ended. Return the claims that were valid."""
         with transaction.atomic():
             settled = super().settle(settlements)
             if settled:
@@ -260,13 +284,18 @@ class JobLedger(Ledger):
                     UPDATE rpa_tasks_lane AS lane
                     SET task_id = NULL,
                         last_success_at = CASE WHEN v.state = 'succeeded' THEN statement_timestamp()
-                                               ELSE lane.last_success_at END
-                    FROM unnest(%(ids)b::uuid[], %(states)b::text[]) AS v(task_id, state)
+                                               ELSE lane.last_success_at END,
+                        check_id = CASE WHEN lane.check_id = v.task_id AND v.state <> 'scheduled' THEN NULL
+                                        ELSE lane.check_id END,
+                        check_reason = CASE WHEN lane.check_id = v.task_id AND v.state = 'cancelled' THEN v.reason
+                                            ELSE lane.check_reason END
+                    FROM unnest(%(ids)b::uuid[], %(states)b::text[], %(reasons)b::text[]) AS v(task_id, state, reason)
                     WHERE lane.task_id = v.task_id
                     """,
                     {
                         "ids": [claim.task_id for claim in settled],
                         "states": [settlements[claim].state for claim in settled],
+                        "reasons": [settlements[claim].reason[:64] for claim in settled],
                     },
                 )
         return settled
@@ -287,4 +316,4 @@ def _lane_parameters(ageing: timedelta) -> dict[str, object]:
     return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
 
 
-jobs = JobLedger(Job, route="shop_id")
+jobs = JobLedger(Job._meta.db_table, route="shop_id")

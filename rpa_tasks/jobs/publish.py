@@ -2,87 +2,70 @@
 
 The key of a job is shop + flow + business key. A request merges into the waiting job of its key. Behind a running job
 at most one waits. A request without a key gets the one that its flow chooses. Two partial unique indexes enforce this.
+A flow with a window runs a key once in that time: see `dedupe_windows`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from decimal import Decimal
-from functools import cache
-from itertools import islice
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import jsonschema_rs
 from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
+from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs.payloads import (
+    PAYLOAD_KEY,
+    RESERVED_KEY_PREFIX,
+    TASK_KEY,
+    add_period,
+    as_stored,
+    flow_key_of,
+    name_touch_key,
+    payload_errors,
+    unstorable_reason,
+)
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
-from rpa_tasks.supervisor import command
 from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
-from scheduling.models import Priority
+from scheduling.models import WAITING, Priority
 
-#: U+0000 as JSON writes it, but not an escaped backslash followed by `u0000`.
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-
-
-def as_stored(value: Any) -> Any:
-    """Return the value as `jsonb` returns it: numbers have no exponent, so 1e300 has 301 digits."""
-    return json.loads(json.dumps(value, ensure_ascii=False), parse_float=_parse_number_text)
-
-
-def _parse_number_text(text: str) -> int | float:
-    number = Decimal(text)
-    return int(number) if "e" in text and number == number.to_integral_value() else float(text)
-
-
-def unstorable_reason(value: Any) -> str:
-    """Return why PostgreSQL cannot store this value, or ""."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, TypeError, RecursionError) as error:  # NaN, half a surrogate pair, or no JSON
-        return str(error)
-    return "contains U+0000" if _NUL.search(text) else ""
-
-
+LONGEST_KEY = 200  #: characters
 MAX_DELAY = timedelta(days=90)
-MAX_PAYLOAD = 65_536  #: bytes of JSON; one argument of a command line is limited to 128 KiB
-#: Prefixes of stored keys that no request may use: the digest of a payload, and the key of a job that never merges.
-RESERVED_KEY_PREFIX = "@"
-PAYLOAD_KEY, TASK_KEY = f"{RESERVED_KEY_PREFIX}payload:", f"{RESERVED_KEY_PREFIX}task:"
-ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
+MAX_TIME_TO_DUE = timedelta(days=366)
 
 
-#: Insert jobs for the rows of `tried` (task_id, shop_id, delay, soon): one per shop, all of one flow, payload and key.
-#: Rows are ordered by shop, so that two concurrent statements cannot deadlock.
-INSERT_JOBS = """
+# Rows are ordered by shop, flow and key, so that two concurrent statements cannot deadlock.
+_INSERT_JOBS = """
 INSERT INTO rpa_tasks_job (
-    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt, lease_no,
-    reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key, source, node,
-    progress_message
+    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, wakeups, paused_by, attempt,
+    lease_no, reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key, deadline,
+    source, node, progress_message
 )
-SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s,
+SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, {priority},
        statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
        CASE WHEN tried.soon THEN statement_timestamp() END,
        CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0, '',
-       statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, %(key)s, true, 1, 0, %(touch)s::uuid,
-       %(source)s, '', ''
-FROM tried ORDER BY tried.shop_id
+       statement_timestamp(), tried.shop_id, {flow}, {payload}::jsonb, {key}, true, 1, 0, {touch}::uuid,
+       {deadline}::timestamptz, {source}, '', ''
+FROM tried ORDER BY tried.shop_id{order}
 ON CONFLICT DO NOTHING
 RETURNING task_id, shop_id, state, due_at
 """
+_VALUES = ("priority", "flow", "payload", "key", "touch", "deadline", "source")
+#: Insert jobs for the rows of `tried` (task_id, shop_id, delay, soon): one per shop, all of one flow, payload and key.
+INSERT_JOBS = _INSERT_JOBS.format(order="", **{name: f"%({name})s" for name in _VALUES})
+#: Insert jobs for the rows of `tried`, which has a column for each of `_VALUES`, too.
+INSERT_MIXED_JOBS = _INSERT_JOBS.format(order=", tried.flow, tried.key", **{name: f"tried.{name}" for name in _VALUES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +80,24 @@ class PublishRequest:
     delay: timedelta = timedelta(0)
     dedupe_key: str | None = None  #: None: the flow chooses (`Flow.dedupe_by`); "": the job never merges
     source: str = ""
-    touch_key: UUID | None = None  #: the touch that the job delivers; it gets one job at most
+    #: The touch that the job delivers. It gets one job at most. It merges only in a flow with a window.
+    touch_key: UUID | None = None
     keeps_payload: bool = False  #: the waiting job keeps its payload, because the requester may not edit payloads
+    merges_into_any: bool = False  #: into the waiting job of any payload; of a requester who cannot choose one
+    not_before: datetime | None = None  #: the earliest start, beside `delay`
+    deadline: datetime | None = None  #: when the job is to be done; later it counts as late
+    period: str = ""  #: of the flow's clock, set by `check_request`; requests of different ones never merge
+    window: timedelta | None = None  #: how long the job holds its key, set by `check_request`
     merges: bool = True  #: whether the waiting job takes over payload, priority and time; a schedule leaves them
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     task_id: UUID
-    duplicate: bool  #: no job was created; `task_id` is the waiting job that covers this request
+    duplicate: bool  #: no job was created; `task_id` is the job that covers this request
     state: str
+    because: str = ""  #: of a duplicate: the job is "waiting", "running", or its "window" has not ended
+    window_ends_at: datetime | None = None  #: of a duplicate that a window refused
 
 
 class BacklogFull(AftertouchError):
@@ -125,10 +116,7 @@ def publish_job(request: PublishRequest) -> Receipt:
     Raises: `InvalidInput` with the field; `BacklogFull` if too many jobs are waiting.
     """
     shop, flow = _find_shop_and_flow(request)
-    _check_request(request, flow)
-    if not unstorable_reason(request.payload):
-        request = replace(request, payload=as_stored(request.payload))
-    unfit = payload_errors(request.payload, flow)
+    request, unfit = check_request(request, flow)
     with transaction.atomic():
         # A request that keeps the waiting job's payload need not bring a valid one.
         merged = _merge_into_waiting(request, shop, flow) if unfit and request.keeps_payload else None
@@ -140,16 +128,22 @@ def publish_job(request: PublishRequest) -> Receipt:
     return receipt
 
 
-def request_cancel(task_id: UUID, *, by: str) -> str:
+def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
     """Cancel a job. Returns "cancelled" if it was waiting; "cancel_requested" if it runs, and its node stops it in
     seconds.
 
-    Raises: `NotFound`; `Conflict` if the job has ended.
+    A caller that holds locks of other jobs passes `wait=False`. A job that another transaction has locked then does not
+    change.
+
+    Raises: `NotFound`; `Conflict` if the job has ended, or is locked.
     """
     with transaction.atomic():
         # The lock makes a retry that is settled concurrently visible in its new state.
-        row = Job.objects.select_for_update(no_key=True).filter(pk=task_id).first()
+        mine = Job.objects.select_for_update(no_key=wait, skip_locked=not wait).filter(pk=task_id)
+        row = mine.defer("payload", "result").first()
         if row is None:
+            if not wait and Job.objects.filter(pk=task_id).exists():
+                raise Conflict(f"Another transaction changes the job {task_id} now.")
             raise NotFound(f"There is no job {task_id}.")
         if jobs.cancel([task_id], reason=f"by:{by}"):
             return "cancelled"
@@ -175,15 +169,57 @@ def _platform_is_active(key: str) -> bool:
     return Platform.objects.filter(key=key, retired_at=None).exists()
 
 
-def _check_request(request: PublishRequest, flow: Flow) -> None:
+def check_request(
+    request: PublishRequest, flow: Flow, at: datetime | None = None
+) -> tuple[PublishRequest, list[FieldError]]:
+    """Return the request as it is stored, and the errors of its payload. `at` is PostgreSQL's time, if known.
+
+    Raises: `InvalidInput` for every other error.
+    """
+    if at is None and (request.not_before or request.deadline or flow.dedupe_period):
+        at = sql.now()
+    request = _with_start(request, at)
+    _check_members(request, at)
+    if flow.has_window:
+        request = _with_window(request, flow, at)
+    if not unstorable_reason(request.payload):
+        request = replace(request, payload=as_stored(request.payload))
+    if request.touch_key:
+        # The data of a customer stays in jobs of their own touches, where an erasure finds it.
+        request = replace(request, keeps_payload=True)
+    return request, payload_errors(request.payload, flow)
+
+
+def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
+    """Return the request with `not_before` as its delay, by PostgreSQL's clock. The past means at once."""
+    if request.not_before is None or at is None:
+        return request
+    delay = max(request.delay, request.not_before - at)
+    if delay > MAX_DELAY:
+        raise InvalidInput.of("not_before", f"within {MAX_DELAY.days} days")
+    return replace(request, delay=delay, not_before=None)
+
+
+def _with_window(request: PublishRequest, flow: Flow, at: datetime | None) -> PublishRequest:
+    """Return the request with its period and window. Raises `InvalidInput`."""
+    period, lasts = dedupe_windows.find_window(flow, at, request.delay)
+    longest = LONGEST_KEY - len(add_period("", period))
+    if len(request.dedupe_key or "") > longest:
+        raise InvalidInput.of("dedupe_key", f"at most {longest} characters in a flow with a period")
+    return replace(request, period=period, window=lasts)
+
+
+def _check_members(request: PublishRequest, at: datetime | None) -> None:
     errors = []
     if request.priority not in Priority.values:
         errors.append(FieldError("priority", "high, normal or low"))
     if not timedelta(0) <= request.delay <= MAX_DELAY:
         errors.append(FieldError("delay_seconds", f"between 0 and {int(MAX_DELAY.total_seconds())}"))
     key = request.dedupe_key or ""
-    if len(key) > 200:
-        errors.append(FieldError("dedupe_key", "at most 200 characters"))
+    if request.deadline and at and not timedelta(0) < request.deadline - at - request.delay <= MAX_TIME_TO_DUE:
+        errors.append(FieldError("due_at", f"within {MAX_TIME_TO_DUE.days} days after the earliest start"))
+    if len(key) > LONGEST_KEY:
+        errors.append(FieldError("dedupe_key", f"at most {LONGEST_KEY} characters"))
     if key.startswith(RESERVED_KEY_PREFIX):
         errors.append(FieldError("dedupe_key", f"must not start with “{RESERVED_KEY_PREFIX}”"))
     if unstorable_reason(key):
@@ -192,79 +228,33 @@ def _check_request(request: PublishRequest, flow: Flow) -> None:
         raise InvalidInput(*errors)
 
 
-def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
-    """Return the errors of a payload by field path, such as `payload.x.y`.
-
-    At most 20 errors. A message quotes the payload, so it is cut to 300 characters.
-    """
-    if problem := unstorable_reason(payload) or _payload_too_long(as_stored(payload), flow):
-        return [FieldError("payload", problem)]
-    if not flow.payload_schema:
-        return []
-    found = _payload_validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
-    return [
-        FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message[:MESSAGE_SHOWN])
-        for error in islice(found, ERRORS_SHOWN)
-    ]
-
-
-def _payload_too_long(payload: Mapping[str, Any], flow: Flow) -> str:
-    """Return why no command line can hold this payload, or "".
-
-    The payload is measured in its executed form, with the longest ids that a shop can have.
-    """
-    size = len(json.dumps(payload, ensure_ascii=False).encode())
-    if size > MAX_PAYLOAD:
-        return f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"
-    try:
-        command.argv_for(
-            flow.command,
-            flow=f"{'x' * 64}_{flow.task_type}",
-            param=command.longest_param(payload),
-            timeout=flow.timeout,
-            param_file="x" * command.LONGEST_PATH,
-        )
-    except command.ParamTooLong as error:
-        return str(error)
-    return ""
-
-
-def flow_key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
-    """Return the key under which the flow merges jobs that have none of their own. None: the flow merges nothing.
-
-    `payload` has the stored form (`as_stored`).
-    """
-    if flow.dedupe_by == DedupeBy.TASK_TYPE:
-        return ""
-    if flow.dedupe_by == DedupeBy.NONE:
-        return None
-    return key_of_payload(payload)
-
-
-def key_of_payload(payload: Mapping[str, Any]) -> str:
-    """Return the key of a payload in its stored form."""
-    text = json.dumps(payload, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return f"{PAYLOAD_KEY}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
-@cache
-def _payload_validator(schema: str) -> Any:
-    """Compile a JSON schema, cached. It never fetches a remote reference."""
-    return jsonschema_rs.validator_for(schema, offline=True)
-
-
 def _store_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None]:
     while True:
         if request.touch_key:
             known = Job.objects.filter(touch_key=request.touch_key).values_list("task_id", "state").first()
             if known:
-                return Receipt(known[0], True, known[1]), None
+                return Receipt(known[0], True, known[1], "waiting"), None
         if waiting := _merge_into_waiting(request, shop, flow):
             return waiting
+        task_id = new_id()
+        if holder := _claim_window(task_id, request, shop, flow):
+            if holder.state not in WAITING:
+                because = "running" if holder.state == "running" else "window"
+                return Receipt(holder.task_id, True, holder.state, because, holder.ends_at), None
+            continue  # its job was stored after the attempt to merge into it
         _check_backlog(shop)
-        if inserted := _insert_job(request, shop, flow):
+        if inserted := _insert_job(task_id, request, shop, flow):
             return inserted
         # A concurrent request published the same key, and a node may run that job already: repeat.
+        dedupe_windows.release_unused([task_id])
+
+
+def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> dedupe_windows.Holder | None:
+    """Return the job that holds the window of the request's key. None: no job does, now `task_id` does."""
+    key = choose_dedupe_key(request, flow)
+    if request.window is None or key is None or not _shares_window(request, flow):
+        return None
+    return dedupe_windows.claim_window(task_id, shop.pk, flow, key, request.window)
 
 
 def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
@@ -284,9 +274,9 @@ def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tupl
             "merges": request.merges,
             "renews": request.merges and not request.keeps_payload,
             "new_id": new_id(),
-            # A requester who may not see payloads means any waiting job.
-            "any": request.keeps_payload and request.dedupe_key is None,
-            "payload_key": PAYLOAD_KEY,
+            "any": request.merges_into_any,
+            "plain_key": add_period("", request.period),
+            "payload_key": add_period(PAYLOAD_KEY, request.period),
         },
     )
     if not found:
@@ -294,15 +284,16 @@ def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tupl
     # A job that is neither earlier nor more urgent than before needs no second message.
     task_id, state, due_at, priority, better = found[0]
     wakeup = WakeUp(task_id, due_at, priority, shop.pk) if better else None
-    return Receipt(task_id, True, state), wakeup
+    return Receipt(task_id, True, state, "waiting"), wakeup
 
 
+# No job has a `paused_by`. Statements name it, because the partial indexes of waiting rows do.
 _MERGE_INTO_WAITING = """
 WITH standing AS MATERIALIZED (
     SELECT task_id, priority, due_at FROM rpa_tasks_job
     WHERE shop_id = %(shop)s AND flow_id = %(flow)s
-      AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = '' OR starts_with(dedupe_key, %(payload_key)s)))
-      AND state IN ('scheduled', 'queued')
+      AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = %(plain_key)s OR starts_with(dedupe_key, %(payload_key)s)))
+      AND state IN ('scheduled', 'queued') AND paused_by = ''
     ORDER BY fresh DESC, due_at LIMIT 1
     FOR NO KEY UPDATE
 )
@@ -313,7 +304,8 @@ SET requests = row.requests + 1,
     payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
     priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
     due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
-                  ELSE row.due_at END
+                  ELSE row.due_at END,
+    deadline = CASE WHEN %(merges)s THEN LEAST(row.deadline, %(deadline)s::timestamptz) ELSE row.deadline END
 FROM standing WHERE row.task_id = standing.task_id
 RETURNING row.task_id, row.state, row.due_at, row.priority,
           row.due_at <= statement_timestamp() + %(horizon)s
@@ -321,9 +313,8 @@ RETURNING row.task_id, row.state, row.due_at, row.priority,
 """
 
 
-def _insert_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
+def _insert_job(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
     """Insert the job. Returns None if a concurrent request stored one of this key."""
-    task_id = new_id()
     parameters = _insert_parameters(request, shop, flow)
     if parameters["key"] is None:
         parameters["key"] = f"{TASK_KEY}{task_id}"
@@ -343,22 +334,31 @@ def _insert_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receip
     return Receipt(task_id, False, state), wakeup
 
 
-def _dedupe_key(request: PublishRequest, flow: Flow) -> str | None:
-    if request.touch_key:
-        return f"touch:{request.touch_key}"
-    return flow_key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
+def choose_dedupe_key(request: PublishRequest, flow: Flow) -> str | None:
+    """Return the key under which the request merges. None: it merges with nothing."""
+    if request.touch_key and not _shares_window(request, flow):
+        return name_touch_key(request.touch_key)
+    key = flow_key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
+    return None if key is None else add_period(key, request.period)
+
+
+def _shares_window(request: PublishRequest, flow: Flow) -> bool:
+    """Return whether the window of the flow covers the request. A flow that merges nothing gives a touch no key."""
+    has_key = not request.touch_key or flow.dedupe_by != DedupeBy.NONE or bool(request.dedupe_key)
+    return flow.has_window and has_key
 
 
 def _insert_parameters(request: PublishRequest, shop: Shop, flow: Flow) -> dict[str, Any]:
     return {
         "shop": shop.pk,
         "flow": flow.pk,
-        "key": _dedupe_key(request, flow),
+        "key": choose_dedupe_key(request, flow),
         "payload": json.dumps(request.payload),
         "priority": request.priority,
         "delay": request.delay,
         "horizon": settings.AFTERTOUCH_HORIZON,
         "touch": request.touch_key,
+        "deadline": request.deadline,
         "source": request.source[:100],
     }
 
@@ -368,7 +368,7 @@ def _check_backlog(shop: Shop) -> None:
     waiting = """
         SELECT count(*) FROM (
             SELECT FROM rpa_tasks_job AS job {join}
-            WHERE job.state IN ('scheduled', 'queued') AND job.parked = '' AND {scope} LIMIT %(limit)s
+            WHERE job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND {scope} LIMIT %(limit)s
         ) AS counted
     """
     scopes = [

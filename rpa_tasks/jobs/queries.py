@@ -10,7 +10,8 @@ from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
-from rpa_tasks.models import Flow, Job, Shop
+from rpa_tasks.jobs.gates.login_checks import is_being_checked
+from rpa_tasks.models import Flow, Job, LoginState, Shop
 from scheduling.models import WAITING
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -73,6 +74,7 @@ class ShopState:
     last_served_at: datetime | None
     last_success_at: datetime | None
     breaker_open_until: datetime | None
+    checking: bool  #: its login is needed, and a check of it waits or runs
 
 
 def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: int = 50) -> list[ShopState]:
@@ -85,14 +87,14 @@ def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: in
 
 def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     """Return the state of each shop. Uses two queries for any number of shops."""
-    rows = list(shops.select_related("platform__breaker", "lane"))
+    rows = list(shops.select_related("platform__breaker", "lane").annotate(checked=is_being_checked()))
     waiting = _count_waiting(rows)
     return [_shop_state(row, waiting[row.pk]) for row in rows]
 
 
 def _count_waiting(rows: Sequence[Shop]) -> Counter[int]:
-    counted = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING).values_list("shop_id")
-    return Counter(dict(counted.annotate(Count("pk")).order_by()))
+    counted = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING, paused_by="")
+    return Counter(dict(counted.values_list("shop_id").annotate(Count("pk")).order_by()))
 
 
 def _shop_state(shop: Shop, waiting: int) -> ShopState:
@@ -104,9 +106,10 @@ def _shop_state(shop: Shop, waiting: int) -> ShopState:
         last_served_at=lane.last_served_at if lane else None,
         last_success_at=lane.last_success_at if lane else None,
         breaker_open_until=breaker.open_until if breaker else None,
+        checking=shop.login_state == LoginState.NEEDED and shop.checked,  # type: ignore[attr-defined]
     )
 
 
 def count_platform_backlog(platform_pk: int) -> int:
     """Count the waiting jobs that count against the platform's backlog limit."""
-    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, parked="").count()
+    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, paused_by="").count()

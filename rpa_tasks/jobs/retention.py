@@ -1,4 +1,7 @@
-"""Delete old jobs with their runs and remaining evidence, and old rounds (see `scheduling.operations.retention`)."""
+"""Delete old jobs with their runs and remaining evidence, and old scheduled publications.
+
+See `scheduling.operations.retention`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from rpa_tasks.models import Job, ScheduledRound
+from rpa_tasks.models import DedupeWindow, Job, ScheduledPublication
 from scheduling import sql
 from scheduling.operations.retention import RetentionTable
 
@@ -28,14 +31,28 @@ def _delete_jobs(batch: list[UUID], before: datetime) -> int:
 JOBS = RetentionTable(Job._meta.db_table, "task_id", _retention_time, _delete_jobs)
 
 
-def _delete_rounds(batch: list[UUID], before: datetime) -> int:
+def _delete_publications(batch: list[UUID], before: datetime) -> int:
     return sql.execute(_DELETE_ROUNDS, {"ids": batch, "before": before})
 
 
-ROUNDS = RetentionTable(ScheduledRound._meta.db_table, "id", _retention_time, _delete_rounds)
+PUBLICATIONS = RetentionTable(ScheduledPublication._meta.db_table, "id", _retention_time, _delete_publications)
 
+
+def _delete_windows(batch: list[UUID], before: datetime) -> int:
+    return sql.execute(_DELETE_WINDOWS, {"ids": batch})
+
+
+WINDOWS = RetentionTable(DedupeWindow._meta.db_table, "task_id", lambda: timedelta(days=1), _delete_windows)
+
+# An ended window that a request takes over at this moment is locked: that request keeps it.
+_DELETE_WINDOWS = """
+DELETE FROM rpa_tasks_dedupewindow WHERE task_id IN (
+    SELECT task_id FROM rpa_tasks_dedupewindow
+    WHERE task_id = ANY(%(ids)b) AND ends_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
+)
+"""
 _DELETE_ROUNDS = """
-DELETE FROM rpa_tasks_scheduledround WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s
+DELETE FROM rpa_tasks_scheduledpublication WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s
 """
 
 # A job that delivers a touch stays as long as that touch. It prevents a second job for the same touch.
@@ -45,7 +62,7 @@ WHERE j.task_id = ANY(%(ids)b) AND j.state IN ('succeeded', 'cancelled', 'failed
   AND j.settled_at < %(before)s
   AND NOT EXISTS (SELECT FROM scheduling_failedtask AS f WHERE f.task_id = j.task_id)
   AND NOT EXISTS (SELECT FROM rpa_tasks_job AS again WHERE again.retry_of = j.task_id)
-  AND NOT EXISTS (SELECT FROM scheduling_touch AS t WHERE t.task_id = j.touch_key)
+  AND (SELECT t.task_id FROM scheduling_touch AS t WHERE t.task_id = j.touch_key LIMIT 1) IS NULL
 FOR UPDATE OF j SKIP LOCKED
 """
 _DELETE_EVIDENCE = """

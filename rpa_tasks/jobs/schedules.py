@@ -4,21 +4,21 @@ Operators create such tasks in the admin, with arguments like
 
     {"platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "spread_seconds": 600}
 
-Each shop has a constant place within the spread. So 500 shops do not start together, and they keep their distances from
-round to round. A shop with a waiting job is skipped and keeps that job unchanged.
+Each shop has a constant place within the spread. So 500 shops do not start together and keep their distances each time.
+A shop with a waiting job is skipped and keeps that job unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
 
-from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.bulk_publish import BulkPublishCounts, ProgressCallback, publish_bulk
+from rpa_tasks.jobs.payloads import payload_errors
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import Priority
@@ -42,12 +42,13 @@ class ScheduleArguments:
     priority: str = "normal"
     payload: Mapping[str, Any] | None = None
     spread_seconds: float = 0
+    due_seconds: float | None = None  #: after the schedule fell due; jobs that are not done by then are late
 
 
 def publish_schedule(
-    given: Mapping[str, Any], *, after: int = 0, note: ProgressCallback | None = None
+    given: Mapping[str, Any], *, due_at: datetime | None = None, after: int = 0, note: ProgressCallback | None = None
 ) -> BulkPublishCounts:
-    """Publish for each shop whose primary key is greater than `after`; `note` as in `publish_bulk`.
+    """Publish for each shop whose primary key is greater than `after`; `due_at` and `note` as in `publish_bulk`.
 
     Raises: `InvalidInput` with the argument, before the first job is published.
     """
@@ -60,9 +61,12 @@ def publish_schedule(
         pk: spread_delay(order.platform, shop_id, order.task_type, order.spread_seconds)
         for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
     }
-    counts = publish_bulk(flow, delays, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
+    counts = publish_bulk(
+        flow, delays, payload=order.payload or {}, priority=PRIORITIES[order.priority], due_at=due_at,
+        due_seconds=order.due_seconds, note=note,
+    )  # fmt: skip
     write = log.warning if counts.refused else log.info
-    write("round_published", platform=order.platform, task_type=order.task_type, **asdict(counts))
+    write("schedule_published", platform=order.platform, task_type=order.task_type, **asdict(counts))
     return counts
 
 
@@ -92,6 +96,8 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     if not isinstance(given.get("payload", {}), dict):
         found.add("payload", "must be a mapping")
     found.number(given, "spread_seconds", 0, MAX_SPREAD)
+    if given.get("due_seconds") is not None:
+        found.number(given, "due_seconds", 60, MAX_SPREAD)
     if shops != ALL_SHOPS:
         found.texts({"shops": shops}, "shops", longest=64)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
@@ -108,7 +114,7 @@ def _check_references(order: ScheduleArguments) -> None:
     if flow is None:
         found.add("task_type", f"{order.platform} has no task type “{order.task_type}”")
     else:
-        found.errors += publish.payload_errors(order.payload or {}, flow)
+        found.errors += payload_errors(order.payload or {}, flow)
     if order.shops is not None:
         living = set(_active_shops(order.platform).filter(shop_id__in=order.shops).values_list("shop_id", flat=True))
         for shop_id in order.shops:
@@ -122,9 +128,7 @@ def _active_shops(platform: str) -> Any:
 
 
 def spread_delay(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:
-    """Return the delay of this shop within the spread, in whole milliseconds. It is the same in each round and
-    process.
-    """
+    """Return the delay of this shop within the spread, in whole milliseconds. Constant across processes and time."""
     share = hash_to_percent(f"schedule:{platform}:{task_type}", shop_id) / 100
     return timedelta(milliseconds=int(share * spread_seconds * 1000))
 

@@ -18,6 +18,7 @@ from django.db.models.functions import Now
 
 from rpa_tasks import metrics
 from rpa_tasks.jobs import circuit_breaker, dead_letters
+from rpa_tasks.jobs.gates import login_checks
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
@@ -41,6 +42,7 @@ class RunResult:
     detail: str = ""
     result: Any = None
     pool_wait: timedelta | None = None
+    warm: bool | None = None  #: its browser was already running
     evidence: Mapping[str, bytes] = field(default_factory=dict)  #: by `Evidence.Kind`
 
 
@@ -55,13 +57,15 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
         rests = circuit_breaker.record_outcome(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
+        settlement = login_checks.settle_check(job, settlement)
         _record_run(fresh, settlement, burns, ended, at)
         if outcome == "session":
             _require_login(job.shop)
         jobs.settle({claim: settlement})
+        login_checks.record_checked_login(job, settlement)
         if settlement.state in ("failed", "unknown"):
             dead_letters.record_failed_job(job.pk)
-    metrics.record_ended_run(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
+    metrics.record_ended_run(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait, ended.warm)
     log.info("run_ended", task_id=str(job.pk), outcome=outcome, reason=ended.verdict.reason, state=settlement.state)
     return True
 
@@ -105,6 +109,7 @@ def _record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResul
         started_at=ended.started_at,
         ended_at=at,
         pool_wait=ended.pool_wait,
+        warm=ended.warm,
         outcome=ended.verdict.outcome,
         reason=ended.verdict.reason[:64],
         exit_code=ended.exit_code,

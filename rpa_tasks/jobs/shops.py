@@ -1,6 +1,6 @@
-"""Actions of operators on shops and platforms: log in, pause, resume, unpin, close a breaker.
+"""Actions of operators on shops and platforms: log in, pause, resume, unpin, move, close a breaker.
 
-Each is one guarded update: of two concurrent requests only one changes the row. An action that opens a gate wakes a
+Each is one supervised update: of two concurrent requests only one changes the row. An action that opens a gate wakes a
 node for each shop behind it that has due work. An unknown primary key raises `NotFound`.
 """
 
@@ -12,14 +12,19 @@ from typing import Any
 
 import structlog
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import BooleanField, ExpressionWrapper, F, Q
+from django.db.models.functions import Now
 
 from rpa_tasks.jobs import circuit_breaker
+from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.wakeups import wake_for_shops
-from rpa_tasks.models import Lane, LoginState, Platform, Shop
-from scheduling.errors import InvalidInput, NotFound
+from rpa_tasks.models import ExecutionNode, Lane, LoginState, Platform, Shop
+from scheduling.audit.audit_log import record_action
+from scheduling.errors import Conflict, InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
+
+AUDITED = {"paused": "paused", "resumed": "resumed", "logged in": "acted"}
 
 
 def record_login(shop_pk: int, *, by: str) -> bool:
@@ -75,16 +80,45 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
 
 
 def unpin_shops(shop_pks: Sequence[int], *, by: str) -> UnpinCounts:
-    """Unpin these shops, except those that are running."""
+    """Unpin these shops, except those that are running or held by an operator."""
     with transaction.atomic():
         lanes = Lane.objects.filter(shop__in=shop_pks).exclude(home="").order_by("shop_id")
-        locked = list(lanes.select_for_update(no_key=True).values_list("shop_id", "task_id"))
-        free = [shop for shop, task_id in locked if task_id is None]
+        locked = list(lanes.select_for_update(no_key=True).annotate(busy=_IS_BUSY).values_list("shop_id", "busy"))
+        free = [shop for shop, is_busy in locked if not is_busy]
         Lane.objects.filter(shop__in=free).update(home="")
         if free:
             log.info("shops_released", count=len(free), by=by)
+            record_action(
+                "acted", (Shop._meta.label_lower, ",".join(map(str, free))), actor=by, reason="released from their node"
+            )
             _wake_after_commit(Shop.objects.filter(pk__in=free))
     return UnpinCounts(len(free), len(locked) - len(free))
+
+
+#: Whether a lane has a running job, or an operator holds it.
+_IS_BUSY = ExpressionWrapper(
+    Q(task_id__isnull=False) | Q(held_until__isnull=False, held_until__gt=Now()), BooleanField()
+)
+
+
+def move_shop(shop: Shop, node: str, *, queue: str, by: str) -> None:
+    """Pin the shop to a node that serves `queue`. Its login stays on the old node. Idempotent; waits for no lock.
+
+    Raises: `Conflict` if the shop is running, held by an operator or locked, or the node does not report or serve.
+    """
+    found = ExecutionNode.objects.filter(name=node, seen_at__gt=Now() - NODE_SILENT, draining_at=None).first()
+    if found is None or queue not in found.serves:
+        raise Conflict(f"The node {node} does not serve the queue {queue} now.")
+    with transaction.atomic():
+        free = Lane.objects.select_for_update(no_key=True, skip_locked=True).filter(shop=shop)
+        lane = free.annotate(busy=_IS_BUSY).first()
+        if lane is None or lane.busy:
+            raise Conflict(f"The shop {shop} is running.")
+        if lane.home == node:
+            return
+        log.info("shop_moved", id=shop.pk, old=lane.home, node=node, by=by)
+        Lane.objects.filter(pk=lane.pk).update(home=node)
+        _wake_after_commit(Shop.objects.filter(pk=shop.pk))
 
 
 def pause_platform(platform_pk: int, *, by: str) -> bool:
@@ -103,6 +137,7 @@ def close_breaker(platform_pk: int, *, by: str) -> bool:
         closed = circuit_breaker.close(platform_pk)
         if closed:
             log.info("breaker_closed_manually", id=platform_pk, by=by)
+            record_action("acted", (Platform._meta.label_lower, platform_pk), actor=by, reason="breaker closed")
             _wake_after_commit(Shop.objects.filter(platform_id=platform_pk))
     return closed
 
@@ -125,7 +160,9 @@ def _change_row(
                 raise NotFound(f"There is no {noun} {pk}.")
             return False
         # A queryset update writes no history, and operators ask who made the change.
-        model.history.bulk_history_create([rows.get()], update=True, default_change_reason=f"{what} by {by}"[:100])
+        row = rows.get()
+        model.history.bulk_history_create([row], update=True, default_change_reason=f"{what} by {by}"[:100])
+        record_action(AUDITED[what], row, label=str(row), actor=by, reason=what)
         log.info(f"{noun}_{what.replace(' ', '_')}", id=pk, by=by)
         if wakes:
             _wake_after_commit(Shop.objects.filter(pk=pk) if model is Shop else Shop.objects.filter(platform_id=pk))

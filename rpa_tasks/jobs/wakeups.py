@@ -1,8 +1,8 @@
 """Route and publish wake-up messages. A message asks a worker to look for work; it names no job.
 
 A lost message costs seconds. The queue of a job with a browser is that of the shop's preferred node. Otherwise it is
-the shared queue of its tier, or a queue of its platform or shop. On RabbitMQ the shared queues are bound to the topic
-exchange `tasks` with `task.<platform>.<tier>`.
+the shared queue of its tier, or a queue of its platform or shop. On RabbitMQ these are bound to the topic exchange
+`tasks` with `task.<platform>.<tier>` and `task.<platform>.<shop>`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from django.conf import settings
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Shop
 from scheduling import sql
+from scheduling.batching import BackgroundBatcher
 from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.publisher import BackgroundPublisher, publication_headers
+from scheduling.dispatch.publisher import publication_headers
 from scheduling.ledger.transitions import WakeUp
 
 log = structlog.get_logger(__name__)
@@ -90,7 +91,7 @@ class NodeCapacity:
 
 
 def node_capacities() -> dict[str, NodeCapacity]:
-    """Return running nodes by name with their free slots.
+    """Return running nodes by name with their free slots. A draining node is known and has none.
 
     A message to a full node is useless, because its worker looks for the next job when a run ends. Both sides look
     after their commit: the producer after storing the job, the worker after settling its run. So one of them sees the
@@ -98,7 +99,8 @@ def node_capacities() -> dict[str, NodeCapacity]:
     """
     found = sql.rows(
         """
-        SELECT node.name, node.queues, node.slots - count(job.task_id)
+        SELECT node.name, node.queues,
+               CASE WHEN node.draining_at IS NULL THEN node.slots - count(job.task_id) ELSE 0 END
         FROM rpa_tasks_executionnode AS node
         LEFT JOIN rpa_tasks_job AS job ON job.node = node.name AND job.state = 'running'
         WHERE node.seen_at > statement_timestamp() - %(lease)s
@@ -165,13 +167,13 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
             producer.batch(max_size=200),
         ):
             for queue, each in wanted.items():
-                for token in each[: max(0, queue_capacity(queue, nodes) - _queue_length(producer, queue))]:
-                    _send_message(token, producer)
+                for token in each[: max(0, queue_capacity(queue, nodes) - count_queue_messages(producer, queue))]:
+                    send_wakeup_message(token, producer)
     except Exception as error:
         log.warning("job_wakeups_lost", error=str(error))
 
 
-def _send_message(token: WakeUpMessage, producer: Any) -> None:
+def send_wakeup_message(token: WakeUpMessage, producer: Any) -> None:
     address = _routing_options(token.queue, token.platform, token.priority)
     life = MESSAGE_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
     headers = publication_headers()
@@ -180,7 +182,7 @@ def _send_message(token: WakeUpMessage, producer: Any) -> None:
     )
 
 
-def _queue_length(producer: Any, queue: str) -> int:
+def count_queue_messages(producer: Any, queue: str) -> int:
     """Return the number of messages in a queue; 0 if the broker would have to declare the queue for that."""
     channel = producer.channel
     return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
@@ -198,6 +200,9 @@ def publish_wakeups_to(queue: str, count: int) -> int:
 def _routing_options(queue: str, platform: str, priority: int) -> dict[str, Any]:
     if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
         return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}
+    if queue.startswith("p."):
+        # The shared queue is bound with the same key. Past the exchange only nodes of the platform are woken.
+        return {"queue": queue, "exchange_type": "direct"}
     return {"queue": queue}
 
 
@@ -209,7 +214,7 @@ def wake_for_shops(shop_pks: Iterable[int]) -> None:
         FROM unnest(%(shops)b::bigint[]) AS shop(id)
         CROSS JOIN LATERAL (
             SELECT task_id, due_at, priority FROM rpa_tasks_job
-            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued') AND parked = ''
+            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued') AND paused_by = ''
               AND due_at <= statement_timestamp()
             ORDER BY priority, due_at LIMIT 1
         ) AS head
@@ -221,4 +226,4 @@ def wake_for_shops(shop_pks: Iterable[int]) -> None:
     )
 
 
-wakeup_publisher = BackgroundPublisher(publish_wakeups)
+wakeup_publisher = BackgroundBatcher(publish_wakeups, name="job_wakeups")

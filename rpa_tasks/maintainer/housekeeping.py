@@ -1,7 +1,7 @@
 """Housekeeping of a node that needs PostgreSQL.
 
-It reports the node, ends orphaned runs, and deletes old evidence, logs, directories, profiles and nodes. Each step is
-bounded, because the node must report between the passes.
+It reports the node, ends orphaned runs and lost take-overs, and deletes old evidence, logs, directories, profiles and
+nodes. Each step is bounded, because the node must report between the passes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ from django.utils.timezone import now
 from rpa_tasks import isolation
 from rpa_tasks.browsers import recycling, registry
 from rpa_tasks.browsers.old_profiles import KEPT_FOR, OldProfiles
+from rpa_tasks.browsers.prewarming import Prewarmer
+from rpa_tasks.jobs.gates.node_drains import is_draining
+from rpa_tasks.maintainer.next_shops import find_next_shops
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
+from rpa_tasks.takeover import leases
 from rpa_tasks.worker import node
 from scheduling import sql
 
@@ -42,8 +46,9 @@ RunId = tuple[UUID, int]  #: task id and lease number
 
 
 class Housekeeping:
-    def __init__(self, queues: list[str]) -> None:
+    def __init__(self, queues: list[str], prewarmer: Prewarmer | None = None) -> None:
         self.queues = queues
+        self.prewarmer = prewarmer or Prewarmer()
         self.started_at: datetime = now()
         self._orphaned_since: dict[RunId, float] = {}
         self._tidied_at: float | None = None
@@ -56,7 +61,9 @@ class Housekeeping:
         """List the steps of one pass in order."""
         return [
             self.report,
+            self.choose_next_shops,
             self.end_orphans,
+            leases.end_lost_take_overs,
             self._left_runs.delete_some,
             self.tidy,
             self._old_logs.delete_some,
@@ -74,18 +81,24 @@ class Housekeeping:
         return True
 
     def report(self) -> None:
-        """Report this node with PostgreSQL's time, which the lanes use for comparison."""
+        """Report this node with PostgreSQL's time, which the lanes use for comparison. A drain stays."""
         ExecutionNode.objects.update_or_create(
             name=settings.AFTERTOUCH_NODE,
             defaults={
                 "seen_at": Now(),
                 "started_at": self.started_at,
                 "slots": node.count_slots(),
-                # The queues of all workers of the node, because only one of their maintainers is active.
-                "queues": list(dict.fromkeys([*self.queues, *node.served_queues()])),
+                "queues": self._list_queues(),
                 "browsers": recycling.describe_slots(),
             },
         )
+
+    def _list_queues(self) -> list[str]:
+        """Return the queues of all workers of the node, because only one of their maintainers is active."""
+        return list(dict.fromkeys([*self.queues, *node.served_queues()]))
+
+    def choose_next_shops(self) -> None:
+        self.prewarmer.wanted = [] if is_draining(settings.AFTERTOUCH_NODE) else find_next_shops(self._list_queues())
 
     def end_orphans(self) -> None:
         """End processes of finished runs whose supervisor process hangs.
@@ -110,8 +123,11 @@ class Housekeeping:
 
 
 def delete_old_nodes() -> None:
-    """Delete nodes without a recent report. A node that comes back reports itself again."""
-    ExecutionNode.objects.filter(seen_at__lt=Now() - KEPT_FOR).delete()
+    """Delete nodes without a recent report. A node that comes back reports itself again.
+
+    A draining node stays: otherwise it would take jobs when it comes back.
+    """
+    ExecutionNode.objects.filter(seen_at__lt=Now() - KEPT_FOR, draining_at=None).delete()
 
 
 def delete_old_evidence() -> int:

@@ -2,7 +2,8 @@
 
 Each execution worker of the node starts one; the holder of the lock works and the others wait. It stops when its
 standard input closes or its parent ends, and then ends unused browsers. The main thread maintains the browsers. One
-thread does what needs PostgreSQL, another ends runs without a supervisor process. So none of them delays another.
+thread does what needs PostgreSQL, another ends runs without a supervisor process, others host the take-overs. So none
+of them delays another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import django
 import structlog
@@ -21,6 +23,9 @@ import structlog
 from rpa_tasks.browsers import health, prewarming, recycling, registry
 from rpa_tasks.browsers.registry import Lock
 from rpa_tasks.supervisor.orphans import end_unsupervised
+
+if TYPE_CHECKING:
+    from rpa_tasks.takeover.host import TakeOverHost
 
 log = structlog.get_logger(__name__)
 
@@ -70,14 +75,17 @@ class ParentWorker:
 
 def run_passes(worker: ParentWorker, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
-    threading.Thread(target=_run_housekeeping, args=(queues,), daemon=True).start()
+    prewarmer = prewarming.Prewarmer()
+    threading.Thread(target=_run_housekeeping, args=(queues, prewarmer), daemon=True).start()
     threading.Thread(target=_end_unsupervised_runs, daemon=True).start()
-    steps = browser_steps()
+    take_overs = _start_hosting()
+    steps = browser_steps(prewarmer)
     while not worker.is_gone(within=PASS_INTERVAL):
         run_steps(steps)
+    take_overs.stop()
 
 
-def browser_steps() -> list[Callable[[], object]]:
+def browser_steps(prewarmer: prewarming.Prewarmer) -> list[Callable[[], object]]:
     """List the steps of one pass in order: steps that free slots precede those that use them."""
     return [
         recycling.end_abandoned,
@@ -86,7 +94,7 @@ def browser_steps() -> list[Callable[[], object]]:
         recycling.recycle_old,
         health.check_idle,
         recycling.end_surplus,
-        prewarming.Prewarmer().prewarm,
+        prewarmer.prewarm,
     ]
 
 
@@ -113,16 +121,24 @@ def end_unused_at_exit(lock: Lock) -> None:
     log.info("maintainer_ended")
 
 
+def _start_hosting() -> TakeOverHost:
+    from rpa_tasks.takeover.host import TakeOverHost  # its models need `django.setup`
+
+    take_overs = TakeOverHost()
+    take_overs.start()
+    return take_overs
+
+
 def _end_unsupervised_runs() -> None:
     while True:
         run_steps([end_unsupervised])
         time.sleep(PASS_INTERVAL)
 
 
-def _run_housekeeping(queues: list[str]) -> None:
+def _run_housekeeping(queues: list[str], prewarmer: prewarming.Prewarmer) -> None:
     from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
 
-    node_housekeeping = Housekeeping(queues)
+    node_housekeeping = Housekeeping(queues, prewarmer)
     while True:
         if node_housekeeping.is_database_available():
             run_steps(node_housekeeping.steps)

@@ -68,7 +68,7 @@ class Supervision:
     def _supervise(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._process = self._launch()
+                self._process = self.launch()
             except (
                 OSError
             ) as error:  # no memory, process or descriptor left: this is temporary, so the thread continues
@@ -85,7 +85,8 @@ class Supervision:
         if not self._stopping.is_set():
             log.warning("maintainer_died", exit_code=code)
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the maintainer."""
         try:
             node.record_worker(self._queues, self._processes)
         except OSError as error:  # the disk is full, and the maintainer is what frees space

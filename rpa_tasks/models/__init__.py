@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 from rpa_tasks.models.demo import DemoOrder, DemoWatermark
-from rpa_tasks.models.job import Evidence, Job, JobState, Run
+from rpa_tasks.models.job import DedupeWindow, Evidence, Job, JobState, Run
 from rpa_tasks.models.node import ExecutionNode
-from rpa_tasks.models.platform import Breaker, DedupeBy, Flow, Lane, LoginState, Platform, Shop
-from rpa_tasks.models.round import ScheduledRound
+from rpa_tasks.models.platform import (
+    Breaker,
+    DedupeBy,
+    DedupePeriod,
+    Flow,
+    Lane,
+    LoginState,
+    ParamStyle,
+    Platform,
+    Rerun,
+    Shop,
+)
+from rpa_tasks.models.publication import ScheduledPublication
+from rpa_tasks.models.takeover import TakeOver, TakeOverEnd
 
 __all__ = [
-    "Breaker", "DedupeBy", "DemoOrder", "DemoWatermark", "Evidence", "ExecutionNode", "Flow", "Job", "JobState", "Lane",
-    "LoginState", "Platform", "Run", "ScheduledRound", "Shop",
+    "Breaker", "DedupeBy", "DedupePeriod", "DedupeWindow", "DemoOrder", "DemoWatermark", "Evidence", "ExecutionNode",
+    "Flow", "Job", "JobState", "Lane", "LoginState", "ParamStyle", "Platform", "Rerun", "Run", "ScheduledPublication",
+    "Shop", "TakeOver", "TakeOverEnd",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ JOB_TRANSITIONS: Transitions = {
         "succeeded": "",
         "cancelled": "an operator cancelled it",
         "failed": "a retry would not help, or none is left",
-        "unknown": "its node vanished and the flow is not idempotent",
+        "unknown": "killed, timed out or vanished, and the flow is not idempotent",
     },
 }  # fmt: skip
 
@@ -58,6 +58,8 @@ class Job(LedgerRow):
     failures = models.PositiveSmallIntegerField(_("failures"), default=0)
     #: The touch that it delivers: published once, however often the touch is sent.
     touch_key = models.UUIDField(_("touch"), null=True, unique=True)
+    #: When it is to be done; later it counts as late. It changes no order.
+    deadline = models.DateTimeField(_("to be done by"), null=True)
     source = models.CharField(_("published by"), max_length=100, blank=True)
     node = models.CharField(_("node"), max_length=100, blank=True)
     progress = models.FloatField(_("progress"), null=True)
@@ -74,7 +76,15 @@ class Job(LedgerRow):
             *LedgerRow.indexes_for("rpa_job"),
             # For the pick: the first job of a shop in each tier.
             models.Index(
-                fields=["shop", "priority", "due_at"], name="rpa_job_heads", condition=Q(state__in=WAITING, parked="")
+                fields=["shop", "priority", "due_at"],
+                name="rpa_job_heads",
+                condition=Q(state__in=WAITING, paused_by=""),
+            ),
+            # For the jobs that are late.
+            models.Index(
+                fields=["deadline"],
+                name="rpa_job_deadline",
+                condition=Q(state__in=(*WAITING, "running"), deadline__isnull=False),
             ),
             # For the list of jobs.
             models.Index(fields=["-created_at"], name="rpa_job_latest"),
@@ -91,6 +101,24 @@ class Job(LedgerRow):
             # A double click publishes once.
             models.UniqueConstraint(fields=["retry_of"], name="rpa_retried_once", condition=Q(retry_of__isnull=False)),
         ]
+
+    def __str__(self) -> str:
+        return f"…{str(self.task_id)[-8:]}"
+
+
+class DedupeWindow(models.Model):
+    """The job that holds the window of a shop, flow and key: see `rpa_tasks.jobs.dedupe_windows`."""
+
+    #: Its job, stored in the same transaction.
+    task_id = models.UUIDField(primary_key=True, editable=False)
+    shop = models.ForeignKey(Shop, on_delete=models.CASCADE, related_name="+", db_index=False)
+    flow = models.ForeignKey(Flow, on_delete=models.CASCADE, related_name="+", db_index=False)
+    key = models.CharField(max_length=200)
+    ends_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()  # no page shows these rows
+        constraints = [models.UniqueConstraint(fields=["shop", "flow", "key"], name="rpa_one_window_a_key")]
 
     def __str__(self) -> str:
         return str(self.task_id)
@@ -117,6 +145,8 @@ class Run(models.Model):
     ended_at = models.DateTimeField(_("ended at"), null=True)
     #: Wait for a browser.
     pool_wait = models.DurationField(_("wait for a browser"), null=True)
+    #: Whether its browser was already running; empty: it got none.
+    warm = models.BooleanField(_("warm browser"), null=True)
     outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True)

@@ -1,15 +1,14 @@
 """Client of the supervisor process: send an order, receive events, ensure the end of the command.
 
-    with Guarded(order) as guarded:
-        while not isinstance(event := guarded.next_event(timeout=1), Ending):
-            ...  # renew the lease, then guarded.extend(until); guarded.stop("cancelled")
+    with SupervisedCommand(order) as supervised:
+        while not isinstance(event := supervised.next_event(timeout=1), CommandResult):
+            ...  # renew the lease, then supervised.extend(until); supervised.stop("cancelled")
 
 No threads: `fileno` works with select. Leaving the block early ends the command and waits for its end.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import subprocess
@@ -30,6 +29,7 @@ from rpa_tasks.supervisor.ancestry import belongs, is_supervisor
 from rpa_tasks.supervisor.child import adopt_orphans
 from rpa_tasks.supervisor.markers import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, end_marked_processes
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS
+from rpa_tasks.supervisor.protocol import pack_line, unpack_line
 
 __all__ = [
     "LEASE_NO",
@@ -69,9 +69,9 @@ class RunSpec:
     hard_after: float = 50.0
     #: Seconds between SIGTERM and SIGKILL for an end other than the timeout.
     grace: float = 15.0
-    #: Seconds that it may run without `Guarded.extend`, unless `extend_until` is given.
+    #: Seconds that it may run without `SupervisedCommand.extend`, unless `extend_until` is given.
     extension: float = 30.0
-    #: As in `Guarded.extend`: by `clock()`, counted from the instant before the claim.
+    #: As in `SupervisedCommand.extend`: by `clock()`, counted from the instant before the claim.
     extend_until: float | None = None
     #: How the command is confined; see `rpa_tasks.isolation.Plan`.
     prefix: Sequence[str] = ()
@@ -86,7 +86,7 @@ class RunSpec:
             "log_path": os.path.abspath(self.log_path),
             "cwd": os.path.abspath(self.cwd or self.env.get("HOME", "/")),
         }
-        return json.dumps(order).encode() + b"\n"
+        return pack_line(order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class SupervisedCommand:
         Count from the instant before the renewal is requested: PostgreSQL counts from a later instant, that of the
         renewal.
         """
-        self._write(json.dumps({"extend_until": until}).encode() + b"\n")
+        self._write(pack_line({"extend_until": until}))
 
     def stop(self, why: str) -> None:
         """Request the end of the command, with "cancelled" or "node_stopping".
@@ -176,7 +176,7 @@ class SupervisedCommand:
         The `CommandResult` follows. The first reason counts.
         """
         self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + OVERDUE_AFTER)
-        self._write(json.dumps({"stop": why}).encode() + b"\n")
+        self._write(pack_line({"stop": why}))
 
     def close(self) -> CommandResult:
         """End the command if it runs, and wait for it: at most the grace and a little more."""
@@ -212,7 +212,7 @@ class SupervisedCommand:
         data = os.read(self._out, 65_536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._note(json.loads(line))
+            self._note(unpack_line(line))
         if not data and self._ending is None:
             self._end_unsupervised("vanished")
 

@@ -39,8 +39,28 @@ _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\0-]*")
 
 
-class ParamTooLong(ValueError):
+#: Members of the parameter that the run sets. The payload of a flow with `param_style: flat` must not have them.
+RUN_MEMBERS = (
+    "debug_port", "shop_id", "platform", "profile_id", "task_id", "delivery_key", "lease_no", "payload"
+)  # fmt: skip
+
+
+class UnusableParam(ValueError):
+    """No command can be started with this parameter. `reason` is the code for the run."""
+
+    reason = ""
+
+
+class ParamTooLong(UnusableParam):
     """The parameter is longer than a command line can carry."""
+
+    reason = "arguments_too_long"
+
+
+class ReservedMember(UnusableParam):
+    """The payload of a flat parameter has members that the run sets."""
+
+    reason = "payload_reserved"
 
 
 def argv_for(
@@ -72,9 +92,14 @@ def param_text(param: Mapping[str, Any]) -> str:
 
 def param_of(
     *, shop_id: str, platform: str, profile_id: str, task_id: str, delivery_key: str, lease_no: int,
-    debug_port: int | None, payload: Any,
+    debug_port: int | None, payload: Mapping[str, Any], nested: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Collect all that a command receives about its job."""
+    """Collect all that a command receives about its job: the payload's members beside those of the run, or nested.
+
+    Raises: `ReservedMember` if a flat payload would replace a member of the run.
+    """
+    if not nested and (taken := reserved_members(payload)):
+        raise ReservedMember(f"the payload has {', '.join(taken)}, which the run sets")
     return {
         "debug_port": debug_port,
         "shop_id": shop_id,
@@ -83,21 +108,28 @@ def param_of(
         "task_id": task_id,
         "delivery_key": delivery_key,
         "lease_no": lease_no,
-        "payload": payload,
-    }
+    } | ({"payload": payload} if nested else dict(payload))
 
 
-def longest_param(payload: Any) -> dict[str, Any]:
-    """Return the longest parameter of this payload, with the longest column values, ids and port."""
+def reserved_members(payload: Mapping[str, Any]) -> list[str]:
+    """Return the members of a payload that a flat parameter cannot have."""
+    return [name for name in RUN_MEMBERS if name in payload]
+
+
+def longest_param(payload: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
+    """Return the longest parameter of this payload, with the longest column values, ids and port.
+
+    Raises: `ReservedMember`.
+    """
     return param_of(
         shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,
-        lease_no=-(2**31), debug_port=65_535, payload=payload,
+        lease_no=-(2**31), debug_port=65_535, payload=payload, nested=nested,
     )  # fmt: skip
 
 
-def uses_param_file(command: Sequence[str]) -> bool:
-    """Return whether the command uses the placeholder of the parameter file."""
-    return any("param_file" in _PLACEHOLDER.findall(word) for word in command)
+def uses_placeholder(command: Sequence[str], name: str) -> bool:
+    """Return whether a word of the command has this placeholder."""
+    return any(name in _PLACEHOLDER.findall(word) for word in command)
 
 
 def environment_for(
@@ -109,8 +141,10 @@ def environment_for(
     temporary: Path,
     names: Sequence[str] = (),
     path: Sequence[str] = (),
+    fixed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the complete environment of a command: minimal variables, allowed variables of ours, and the markers.
+    """Return the complete environment of a command: minimal variables, allowed variables of ours, `fixed` ones of the
+    flow, and the markers.
 
     `shop` is `<platform>/<shop id>`.
     """
@@ -124,7 +158,7 @@ def environment_for(
     markers = {
         TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
     }  # fmt: skip
-    return minimal | _allowed_variables(names) | markers
+    return minimal | _allowed_variables(names) | dict(fixed or {}) | markers
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
@@ -160,6 +194,8 @@ def check_words(command: object) -> list[str]:
         problems.append("must not have a placeholder in a word that a shell or an interpreter runs as code")
     elif any(map(_mixes_param, command)):
         problems.append("must not have {param} in a word with spaces, quotes or other special characters")
+    elif _is_runnable_option(command):
+        problems.append("must not have {param} in an option of a program that runs the value of an option")
     if any("\0" in word for word in command):
         problems.append("must not contain a NUL character")
     return problems
@@ -172,6 +208,27 @@ def _mixes_param(word: str) -> bool:
     """
     around = _PLACEHOLDER.sub("", word)
     return "param" in _PLACEHOLDER.findall(word) and not _PLAIN.fullmatch(around)
+
+
+def _is_runnable_option(command: Sequence[str]) -> bool:
+    """Return whether {param} is in an option, or is the value of one, that its program may run as a command.
+
+    `tar --checkpoint-action=exec={param}` gives the payload to a shell. After a wrapper any word may be a program.
+    Options of a wrapper itself count up to its first operand.
+    """
+    programs = [_program_name(word) for word in command]
+    wrapped = WRAPPERS.fullmatch(programs[0]) is not None
+    for start, program in enumerate(programs if wrapped else programs[:1]):
+        runs, wraps = OPTION_RUNNERS.fullmatch(program), WRAPPERS.fullmatch(program)
+        before_is_option = False
+        for word in command[start + 1 :] if runs or wraps else ():
+            is_option = _strip_quotes(word).startswith("-")
+            if not is_option and not runs:
+                break
+            if (is_option or before_is_option) and "param" in _PLACEHOLDER.findall(word):
+                return True
+            before_is_option = is_option
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +279,10 @@ WRAPPERS = re.compile(
     r"env|nice|ionice|chrt|taskset|timeout|time|setsid|nohup|stdbuf|unbuffer|exec|command|sudo|doas|su|runuser|setpriv"
     r"|gosu|su-exec|xargs|find|busybox|toybox|flock|script|unshare|nsenter|chroot|bwrap|firejail|systemd-run|xvfb-run"
     r"|dbus-run-session|prlimit|strace|tini|dumb-init"
+)
+#: Programs with an option whose value they run, such as `rsync --rsh`, `tar --to-command` and `git -c core.sshCommand`.
+OPTION_RUNNERS = re.compile(
+    r"rsync|(bsd|g|s)?tar|cpio|zip|scp|sftp|git|hg|svn|sort|tcpdump|man|g?make|ncat|socat|borg|restic|rclone"
 )
 
 
@@ -298,9 +359,14 @@ def _strip_quotes(word: str) -> str:
     return re.sub(r"[\\'\"]", "", word).strip()
 
 
-def check_program(word: str, path: Sequence[str] = ()) -> str:
-    """Return why the program cannot be started on this machine; empty if it can. `path` precedes `PATH`."""
+def check_program(word: str, path: Sequence[str] = (), cwd: str = "") -> str:
+    """Return why the program cannot be started on this machine; empty if it can. `path` precedes `PATH`.
+
+    A program like `./tool` is searched in `cwd`.
+    """
     program = word.replace("{python}", sys.executable)
+    if os.path.dirname(program):
+        program = os.path.join(cwd, program)
     if shutil.which(program, path=os.pathsep.join([*path, *PATH])):
         return ""
     if os.path.dirname(program) and os.path.exists(program):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import struct
 import sys
@@ -168,6 +167,8 @@ def _check_call(result: int, what: str) -> int:
 
 def main(plan: str, command: list[str]) -> None:
     """Confine and exec a command: `python -I -S confine.py PLAN COMMAND…`."""
+    import json
+
     confine_process(json.loads(plan))
     os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +99,8 @@ def _candidate_messages(whole: bytes, inside: bool) -> Iterator[bytes]:
 
 def parse_message(line: bytes, mask: Mask) -> dict[str, Any] | None:
     """Parse a message and remove secrets. None if it is no JSON object or cannot be stored."""
+    import json  # most commands send no message, and the import takes 4 ms
+
     try:
         value = mask.clean(json.loads(line.decode("utf-8", "replace")))
         json.dumps(value, allow_nan=False)

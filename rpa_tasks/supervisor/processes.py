@@ -7,16 +7,20 @@ compared with both.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Iterator
+else:
+    import _signal as signal  # `signal` imports enum: 4 ms
 
 #: After SIGKILL the kernel needs moments. A longer wait means that a process hangs in the kernel or is not ours.
 PROOF_SECONDS = 5.0
 PAUSE_SECONDS = 0.02
+EXEC_READS, EXEC_PAUSE = 200, 0.001  #: an execve takes microseconds, unless the kernel suspends it
+KTHREADD, PF_KTHREAD = 2, 0x200000  #: parent of all kernel threads, and the kernel's flag of them
 
 
 class Process:
@@ -60,17 +64,27 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def all_processes(concerns: Callable[[int], bool] | None = None) -> Iterator[Process]:
-    """Yield all running processes except this one; only those whose pid `concerns`, if given.
+    """Yield all running processes except this one and kernel threads; only those whose pid `concerns`, if given.
 
     `concerns` is asked before the process is read, because /proc/PID/stat is slow. The pid may have been reused since,
     so the caller asks again.
     """
-    me = os.getpid()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != me and (concerns is None or concerns(int(name))):
+    names = os.listdir("/proc")
+    # Read after the names: a pid that a kernel thread has reused since belonged to a process that has ended.
+    skipped = {*kernel_threads(), os.getpid()}
+    for name in names:
+        if name.isdigit() and int(name) not in skipped and (concerns is None or concerns(int(name))):
             process = read_process(int(name))
             if process is not None and not process.gone:
                 yield process
+
+
+def kernel_threads() -> set[int]:
+    """Return the threads of the kernel, often half of all pids; empty in a pid namespace, which has none."""
+    stat = read_file(f"/proc/{KTHREADD}/stat")
+    if not stat or not int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_KTHREAD:
+        return set()
+    return {KTHREADD, *map(int, read_file(f"/proc/{KTHREADD}/task/{KTHREADD}/children").split())}
 
 
 def read_environment(pid: int, having: str = "") -> dict[str, str]:
@@ -78,10 +92,26 @@ def read_environment(pid: int, having: str = "") -> dict[str, str]:
 
     The check of `having` costs a tenth of parsing.
     """
-    found = read_file(f"/proc/{pid}/environ")
+    path = f"/proc/{pid}/environ"
+    found = read_file(path) or _read_after_exec(pid, path)
     if having.encode() not in found:
         return {}
     return dict(os.fsdecode(word).split("=", 1) for word in found.split(b"\0") if b"=" in word)
+
+
+def _read_after_exec(pid: int, path: str) -> bytes:
+    """Read an environment that was empty. In the middle of an execve a process shows no arguments either."""
+    arguments = f"/proc/{pid}/cmdline"
+    for _ in range(EXEC_READS):
+        try:
+            os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            break  # it has ended, or there is no permission
+        before, found = read_file(arguments), read_file(path)
+        if found or (before and read_file(arguments)):
+            return found
+        time.sleep(EXEC_PAUSE)
+    return b""
 
 
 def real_uid(pid: int) -> int:
@@ -105,10 +135,10 @@ def mount_namespace(pid: int) -> str | None:
         return None
 
 
-def carries_marks(process: Process, marks: dict[str, str]) -> bool:
+def carries_marks(pid: int, marks: dict[str, str]) -> bool:
     """Return whether the environment has all marks; False for no marks."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
-    return bool(wanted) and wanted <= set(read_file(f"/proc/{process.pid}/environ").split(b"\0"))
+    return bool(wanted) and wanted <= set(read_file(f"/proc/{pid}/environ").split(b"\0"))
 
 
 def terminate(processes: list[Process]) -> None:
@@ -127,10 +157,20 @@ def end_processes(find: Callable[[], list[Process]], grace: float) -> list[Proce
 
     Returns the processes whose end is not proven.
     """
-    left = find()
+    known: dict[tuple[int, int], Process] = {}
+
+    def find_left() -> list[Process]:
+        """Return what `find` finds, and what it found before and still runs. An end removes the marks first."""
+        known.update({(each.pid, each.started): each for each in find()})
+        for pid, started in list(known):
+            if not is_alive(pid, started):
+                del known[pid, started]
+        return list(known.values())
+
+    left = find_left()
     terminate(left)
-    left = _wait_for_end(find, grace) if left else []
-    return _wait_for_end(find, PROOF_SECONDS, kill) if left else []
+    left = _wait_for_end(find_left, grace) if left else []
+    return _wait_for_end(find_left, PROOF_SECONDS, kill) if left else []
 
 
 def _wait_for_end(

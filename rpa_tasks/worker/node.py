@@ -1,6 +1,6 @@
-"""Slots of this node, the notes of its workers about their queues, and its stop flag.
+"""Run slots of this node, the notes of its workers about their queues, and its stop flag.
 
-There is one kernel lock per slot, whatever number of workers the node has. A lock ends with its process, so a slot
+There is one kernel lock per run slot, whatever number of workers the node has. A lock ends with its process, so a slot
 cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no process.
 """
 
@@ -22,8 +22,8 @@ from rpa_tasks.supervisor.processes import is_alive, read_process
 
 
 @contextmanager
-def acquire_slot() -> Iterator[int | None]:
-    """Hold a free slot; None if all are taken."""
+def acquire_run_slot() -> Iterator[int | None]:
+    """Hold a free run slot; None if all are taken."""
     for number in range(settings.AFTERTOUCH_RPA_SLOTS):
         lock = registry.Lock(registry.run_slots_dir() / str(number))
         if lock.try_acquire():
@@ -71,33 +71,36 @@ def record_worker(queues: Sequence[str], processes: int = 0) -> None:
 
 def served_queues() -> list[str]:
     """Return the queues of the node's workers that run, or ran within the lease of a preferred node."""
-    return list(dict.fromkeys(queue for note in _worker_records() for queue in note["queues"]))
+    return list(dict.fromkeys(queue for note, _ in _worker_records() for queue in note["queues"]))
 
 
 def count_slots() -> int:
-    """Return how many jobs the node can run at once: at most the number of its worker processes."""
-    processes = [int(note["processes"]) for note in _worker_records()]
+    """Return how many jobs the node can run at once: at most the number of processes of its running workers."""
+    processes = [int(note["processes"]) for note, runs in _worker_records() if runs]
     known = sum(processes) if all(processes) else 0
     return min(settings.AFTERTOUCH_RPA_SLOTS, known or settings.AFTERTOUCH_RPA_SLOTS)
 
 
-def _worker_records() -> Iterator[dict[str, Any]]:
+def _worker_records() -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield each record, and whether its worker runs."""
     for path in sorted(registry.workers_dir().glob("*.json")):
         with suppress(OSError, ValueError):
-            if _is_current(path):
+            pid, ticks = map(int, path.stem.split("-"))
+            runs = is_alive(pid, ticks)
+            if _is_current(path, runs):
                 found = json.loads(path.read_bytes())
-                yield found if isinstance(found, dict) else {"queues": found, "processes": 0}
+                yield found if isinstance(found, dict) else {"queues": found, "processes": 0}, runs
 
 
-def _is_current(path: Path) -> bool:
+def _is_current(path: Path, runs: bool) -> bool:
     """Return whether the worker runs, or ran within the lease of a preferred node: a restart must not move its shops.
 
-    The modification time of the file is the last time the worker was seen running.
+    The modification time of the file is the last time the worker was seen running; in the future, if the clock was set
+    back since.
     """
-    pid, ticks = map(int, path.stem.split("-"))
-    if is_alive(pid, ticks):
+    if runs:
         os.utime(path)
-    elif time.time() - path.stat().st_mtime > settings.AFTERTOUCH_RPA_HOME_LEASE.total_seconds():
+    elif abs(time.time() - path.stat().st_mtime) > settings.AFTERTOUCH_RPA_HOME_LEASE.total_seconds():
         path.unlink()
         return False
     return True

@@ -7,10 +7,9 @@ So a worker that is stopped or cut off from PostgreSQL leaves no second run of t
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,20 +22,22 @@ from django.db.models.functions import Now
 
 from rpa_tasks import isolation, shop_uids
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
+from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
 from rpa_tasks.jobs.settle import RunResult, settle_run
-from rpa_tasks.models import Job
+from rpa_tasks.lease_renewal import renew_in_background
+from rpa_tasks.models import Flow, Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command, processes
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand, end_marked_processes
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.markers import SWEEP_GRACE
 from rpa_tasks.worker.evidence import collect_evidence
-from rpa_tasks.worker.node import acquire_slot, stopping
+from rpa_tasks.worker.node import acquire_run_slot, stopping
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -56,12 +57,12 @@ def run_startable_jobs(queues: Sequence[str]) -> int:
     Returns 0 at once if all slots of the node are taken: their holders look for the next job when they finish.
     """
     ran = 0
-    with acquire_slot() as number:
+    with acquire_run_slot() as number:
         while number is not None and not stopping.is_set():
             pick = jobs.pick(queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING)
             if pick is None:
                 break
-            _Run(pick).execute()
+            JobRun(pick).execute()
             ran += 1
             # The shop's next job may be in a queue that this node does not serve, or this node is stopping.
             wakeups.wake_for_shops([pick.shop_id])
@@ -69,7 +70,7 @@ def run_startable_jobs(queues: Sequence[str]) -> int:
 
 
 @dataclass(slots=True)
-class _Run:
+class JobRun:
     """One run. Each step continues the run or settles it."""
 
     pick: Pick
@@ -111,7 +112,8 @@ class _Run:
         except isolation.CannotIsolate as error:
             return self._result_without_start(Verdict(RunOutcome.DEFERRED, "not_isolated"), detail=str(error))
         except NoBrowser as error:
-            outcome = RunOutcome.TRANSIENT if error.reason == "browser_failed" else RunOutcome.DEFERRED
+            failed = error.reason in (BROWSER_FAILED, PROXY_FAILED)
+            outcome = RunOutcome.TRANSIENT if failed else RunOutcome.DEFERRED
             return self._result_without_start(Verdict(outcome, error.reason), detail=str(error))
 
     def _end_leftovers(self) -> str:
@@ -140,10 +142,11 @@ class _Run:
                 self._shop_name(),
                 wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
                 lease_no=self.pick.claim.lease_no,
+                launch=resolve_launch_settings(self.job.shop),
             )
-        jobs.pin_to_node(self.pick, node=settings.AFTERTOUCH_NODE)
         dirty = True
         try:
+            jobs.pin_to_node(self.pick, node=settings.AFTERTOUCH_NODE)
             yield
             dirty = not self.claim_valid
         finally:
@@ -156,11 +159,12 @@ class _Run:
         with ExitStack() as prepared:
             try:
                 order = self._build_run_spec(prepared)
-            except command.ParamTooLong as error:
-                return self._result_without_start(Verdict(RunOutcome.BUSINESS, "arguments_too_long"), detail=str(error))
-            except OSError as error:  # no space for a working directory or the log
-                return self._result_without_start(Verdict(RunOutcome.DEFERRED, "disk_full"), detail=str(error))
-            if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
+            except command.UnusableParam as error:
+                return self._result_without_start(Verdict(RunOutcome.BUSINESS, error.reason), detail=str(error))
+            except OSError as error:  # no working directory or no log
+                reason = DISK_FULL if is_disk_full(error) else "not_started"
+                return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason), detail=str(error))
+            if not self.renew_lease() or self.job.pk not in jobs.mark_sending([claim]):
                 self.claim_valid = False
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
             ending = self._watch(order)
@@ -177,6 +181,7 @@ class _Run:
             detail=ending.tail or ending.error,
             result=ending.result,
             pool_wait=self.browser.waited if self.browser else None,
+            warm=self.browser.warm if self.browser else None,
             evidence=evidence,
         )
 
@@ -186,41 +191,27 @@ class _Run:
         If a renewal fails, the supervisor process ends the command.
         """
         looked_at = time.monotonic()
-        with SupervisedCommand(replace(order, extend_until=self.renewed_at + EXTENSION)) as guarded:
+        with SupervisedCommand(replace(order, extend_until=self.renewed_at + EXTENSION)) as supervised:
             while True:
-                event = guarded.next_event(timeout=POLL_INTERVAL)
+                event = supervised.next_event(timeout=POLL_INTERVAL)
                 if isinstance(event, CommandResult):
                     if self.progress:
                         self._stop_reason()  # stores the last reported progress
                     return event
                 if isinstance(event, Progress):
                     self.progress = event
-                if clock() - self.renewed_at >= RENEW_INTERVAL and self._renew():
-                    guarded.extend(self.renewed_at + EXTENSION)
+                if clock() - self.renewed_at >= RENEW_INTERVAL and self.renew_lease():
+                    supervised.extend(self.renewed_at + EXTENSION)
                 if time.monotonic() - looked_at >= POLL_INTERVAL:
                     looked_at = time.monotonic()
                     if why := self._stop_reason():
-                        guarded.stop(why)
+                        supervised.stop(why)
 
-    @contextmanager
-    def _renew_during(self) -> Iterator[None]:
-        """Renew the lease from a thread during a step that may take as long as the lease."""
-        over = threading.Event()
+    def _renew_during(self) -> AbstractContextManager[None]:
+        """Renew the lease during a step that may take as long as the lease."""
+        return renew_in_background(lambda: self.renew_lease() or self.claim_valid, interval=RENEW_INTERVAL)
 
-        def renew() -> None:
-            while not over.wait(RENEW_INTERVAL) and self._renew():
-                pass
-            connection.close()
-
-        keeper = threading.Thread(target=renew, name="lease", daemon=True)
-        keeper.start()
-        try:
-            yield
-        finally:
-            over.set()
-            keeper.join()
-
-    def _renew(self) -> bool:
+    def renew_lease(self) -> bool:
         """Renew the lease. Returns False if the claim is stale or PostgreSQL is unavailable."""
         asked_at = clock()
         try:
@@ -297,36 +288,39 @@ class _Run:
             delivery_key=str(self.job.root_id),
             lease_no=self.pick.claim.lease_no,
             payload=self.job.payload,
+            nested=self.job.flow.param_style == ParamStyle.NESTED,
         )
 
     def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
         """Prepare the working directory and the sandbox. Closing `prepared` deletes them.
 
-        Raises: `ParamTooLong`, `OSError`, `isolation.CannotIsolate`.
+        Raises: `UnusableParam`, `OSError`, `isolation.CannotIsolate`.
         """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
         folder = registry.runs_dir() / f"{self.job.pk}-{claim.lease_no}"
         param_file = folder / "param.json"
+        param = self._build_param()
         argv = command.argv_for(
-            flow.command, flow=flow.name, param=self._build_param(), timeout=flow.timeout, param_file=str(param_file)
+            flow.command, flow=flow.name, param=param, timeout=flow.timeout, param_file=str(param_file)
         )
         prepared.callback(isolation.delete_directory, folder)
         isolation.make_run_directory(shop.profile, folder)
-        if command.uses_param_file(flow.command):
-            isolation.store_file(shop.profile, param_file, command.param_text(self._build_param()))
+        if command.uses_placeholder(flow.command, "param_file"):
+            isolation.store_file(shop.profile, param_file, command.param_text(param))
         environment = self._build_environment(folder)
         plan = prepared.enter_context(
             isolation.plan_for_run(
                 shop.profile,
                 folder,
-                reads=environment.get(FLOWS_VARIABLE, "").split(os.pathsep),
+                reads=_list_flow_folders(flow),
                 port=self.browser.port if self.browser else None,
+                cwd=flow.cwd or str(folder),
             )
         )
         return RunSpec(
             argv=argv,
             env=environment,
-            cwd=str(folder),
+            cwd=flow.cwd or str(folder),
             prefix=plan.prefix,
             confine=plan.confine,
             timeout=flow.timeout.total_seconds(),
@@ -343,6 +337,7 @@ class _Run:
             home=isolation.home_dir(self.job.shop.profile),
             temporary=folder / "tmp",
             names=flow.environment,
+            fixed=flow.env,
             path=flow.path,
         )
         if flow.command[0] == "{python}":  # the flow runner of this project
@@ -356,6 +351,11 @@ class _Run:
         folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
+
+
+def _list_flow_folders(flow: Flow) -> list[str]:
+    """Return the folders of flows that the node names. They are mounted, so a flow's own `env` never counts."""
+    return (os.environ.get(FLOWS_VARIABLE, "") if FLOWS_VARIABLE in flow.environment else "").split(os.pathsep)
 
 
 def _lease_no_of(marks: Mapping[str, str]) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from scheduling.admin.experiments import replay, rollout
 from scheduling.admin.failed_tasks import bulk_action, failed_task
 from scheduling.admin.matrix import channel, community, grid, node, rules, template
-from scheduling.admin.system import access, accounts, alert, schedule
-from scheduling.admin.touches import complaint, customer, event, pause, touch
+from scheduling.admin.people import invitation, site_pages, user
+from scheduling.admin.system import access, accounts, alert, audit, schedule, webhook
+from scheduling.admin.touches import complaint, customer, customer_import, event, pause, touch
 
 __all__ = [
-    "access", "accounts", "alert", "bulk_action", "channel", "community", "complaint", "customer", "event",
-    "failed_task", "grid", "node", "pause", "replay", "rollout", "rules", "schedule", "template", "touch",
+    "access", "accounts", "alert", "audit", "bulk_action", "channel", "community", "complaint", "customer",
+    "customer_import", "event", "failed_task", "grid", "invitation", "node", "pause", "replay", "rollout", "rules",
+    "schedule", "site_pages", "template", "touch", "user", "webhook",
 ]  # fmt: skip

@@ -9,30 +9,43 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.helpers import AdminForm
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
+from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext, gettext_lazy
 from django.views.decorators.http import require_safe
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.template_utils import HistoricalRecordContextHelper
 from unfold.admin import ModelAdmin
 from unfold.paginator import InfinitePaginator
+from unfold.templatetags import unfold_list
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
+from scheduling.admin.drafting import DraftableAdmin
 from scheduling.admin.form_fields import DurationField, NumberField
 from scheduling.admin.labels import translate_error
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
+from scheduling.admin.replica_pages import render_from_replica
+from scheduling.admin.restoring import RestorableAdmin
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
 from scheduling.operations.failed_tasks import Actor
+from scheduling.policy.node_conditions import compile_condition
+from scheduling.policy.window_forms import format_window
+
+# Unfold writes 500 bytes of classes into each cell of a list, two thirds of the page. `ops.css` styles the cells.
+unfold_list.ROW_CLASSES[:] = ()
+unfold_list.CHECKBOX_CLASSES[:] = ("action-checkbox",)
+unfold_list.LINK_CLASSES[:] = ()
 
 
 def build_user_actor(request: HttpRequest, reason: str = "") -> Actor:
@@ -74,7 +87,52 @@ def _starts_with_column(model: type[models.Model], lookup: str) -> bool:
     }
 
 
-class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
+class OpsPages:
+    """Pages of a model besides those of Django: addresses, confirmations, rows."""
+
+    def url(self: Any, name: str, *args: Any) -> str:
+        """Return the address of `changelist`, `change` or a custom page of this model."""
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
+
+    def page(self: Any, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            template,
+            {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
+        )
+
+    def confirm(
+        self: Any, request: HttpRequest, title: str, act: Callable[[], HttpResponse | None], *, back: str,
+        form: Any = None, **context: Any,
+    ) -> HttpResponse:  # fmt: skip
+        """Show the confirmation page. A valid POST calls `act` and returns its answer, or to `back`.
+
+        The page is shown again if `act` adds an error to the form. `context` fills `ops/confirm.html`.
+        """
+        if request.method == "POST" and (form is None or form.is_valid()):
+            answer = act()
+            if form is None or form.is_valid():
+                return answer or redirect(back)
+        shown = {"button": title, **context}
+        return self.page(request, "ops/confirm.html", title, back=back, form=form, **shown)  # type: ignore[no-any-return]
+
+    def get_row_or_404(self: Any, request: HttpRequest, object_id: str) -> Any:
+        """Return a row.
+
+        Raises:
+            Http404: the row does not exist.
+            PermissionDenied: the user may not view it.
+        """
+        row = self.get_object(request, unquote(str(object_id)))
+        if row is None:
+            raise Http404
+        if not self.has_view_or_change_permission(request, row):
+            raise PermissionDenied
+        return row
+
+
+class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
     """Base class of back office pages."""
 
     form = OptimisticLockForm
@@ -90,6 +148,13 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
     shown_as: ClassVar[Mapping[str, str]] = {}
     #: Fields hidden from users without the right to change.
     write_only: ClassVar[frozenset[str]] = frozenset()
+
+    @admin.display(description="")
+    def action_checkbox(self, row: models.Model) -> str:
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" class="action-select at-check" aria-label="{}">',
+            ACTION_CHECKBOX_NAME, row.pk, gettext("Select record"),
+        )  # fmt: skip
 
     def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
         fieldsets = self.layout(request, obj) or super().get_fieldsets(request, obj)
@@ -116,46 +181,6 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [*super().get_readonly_fields(request, obj), *self.shown_as.values()]
-
-    def url(self, name: str, *args: Any) -> str:
-        """Return the address of `changelist`, `change` or a custom page of this model."""
-        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
-
-    def page(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
-        request.current_app = self.admin_site.name
-        return TemplateResponse(
-            request,
-            template,
-            {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
-        )
-
-    def confirm(
-        self, request: HttpRequest, title: str, act: Callable[[], HttpResponse | None], *, back: str, form: Any = None,
-        **context: Any,
-    ) -> HttpResponse:  # fmt: skip
-        """Show the confirmation page. A valid POST calls `act` and returns its answer, or to `back`.
-
-        The page is shown again if `act` adds an error to the form. `context` fills `ops/confirm.html`.
-        """
-        if request.method == "POST" and (form is None or form.is_valid()):
-            answer = act()
-            if form is None or form.is_valid():
-                return answer or redirect(back)
-        return self.page(request, "ops/confirm.html", title, back=back, form=form, **{"button": title, **context})
-
-    def get_row_or_404(self, request: HttpRequest, object_id: str) -> Any:
-        """Return a row.
-
-        Raises:
-            Http404: the row does not exist.
-            PermissionDenied: the user may not view it.
-        """
-        row = self.get_object(request, unquote(str(object_id)))
-        if row is None:
-            raise Http404
-        if not self.has_view_or_change_permission(request, row):
-            raise PermissionDenied
-        return row
 
 
 def make_readonly_display(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
@@ -203,14 +228,14 @@ class CheckedForm(OptimisticLockForm):
             for each in error.errors:
                 field = self.find_error_field(each.field)
                 if field not in self.errors:
-                    part = each.field if field != each.field and field in self.fields else ""
+                    part = each.field.partition(".")[2] if field in self.fields else ""
                     words = translate_error(each.message)
-                    self.add_error(field, f"{part.partition('.')[2]}: {words}" if part else words)
+                    self.add_error(field, f"{part}: {words}" if part else words)
         return cleaned
 
     def find_error_field(self, path: str) -> str | None:
         """Return the form field to which an error belongs; None for the whole form."""
-        field = path.partition(".")[0]
+        field = path.partition(".")[0].partition("[")[0]
         return field if field in self.fields else None
 
     def save(self, commit: bool = True) -> Any:
@@ -220,8 +245,8 @@ class CheckedForm(OptimisticLockForm):
 
 @method_decorator(require_safe, name="history_view")
 @method_decorator(require_safe, name="history_form_view")
-class HistoryAdmin(SimpleHistoryAdmin):  # type: ignore[misc]
-    """Show every change with its author, reason and differences.
+class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
+    """Show every change with its author, reason and differences, and restore old versions.
 
     The pages accept GET and HEAD only. `simple_history` saves posted data to an old state and requires only the right
     to view.
@@ -231,8 +256,11 @@ class HistoryAdmin(SimpleHistoryAdmin):  # type: ignore[misc]
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
     ) -> HttpResponse:
         """Show an old state. All users see it as the row's page shows it to viewers."""
+        version = get_object_or_404(self.model.history, **{self.opts.pk.attname: object_id, "history_id": version_id})
+        link = self.restore_link(request, version)
         request.reads_version = True  # type: ignore[attr-defined]
-        return super().history_form_view(request, object_id, version_id, extra_context)  # type: ignore[no-any-return]
+        context = {"version": version, "restore_link": link, **(extra_context or {})}
+        return super().history_form_view(request, object_id, version_id, context)  # type: ignore[no-any-return]
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not hasattr(request, "reads_version") and super().has_change_permission(request, obj)
@@ -246,13 +274,15 @@ class HistoryAdmin(SimpleHistoryAdmin):  # type: ignore[misc]
         return super().render_history_view(request, template, context, **kwargs)  # type: ignore[no-any-return]
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Disable reverting: a form validates the whole row against today's configuration."""
+        """Disable the reverting of `simple_history`, which skips the checks of the row's form."""
         return True
 
     def set_history_delta_changes(self, request: HttpRequest, historical_records: Any, **kwargs: Any) -> None:
         super().set_history_delta_changes(request, historical_records, **kwargs)
         for record in historical_records:
             record.history_change_reason = record.history_change_reason or "–"
+            if record.history_user_id is None:
+                record.history_user = get_user_model()(username=gettext("system or configuration file"))
 
     def get_historical_record_context_helper(self, request: HttpRequest, historical_record: Any) -> Any:
         return ReadableChanges(self.model, historical_record)
@@ -264,9 +294,20 @@ class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
     def prepare_delta_change_value(self, change: Any, value: Any) -> Any:
         if isinstance(value, timedelta):
             return format_duration(value)
+        if isinstance(value, dict) and value.keys() & {"all", "any"}:
+            return str(compile_condition(value))
         if isinstance(value, list):
-            return ", ".join(map(str, value))
+            return ", ".join(map(_format_entry, value))
         return super().prepare_delta_change_value(change, value)
+
+
+def _format_entry(value: Any) -> str:
+    """Format an entry of a list; content variants and send windows are mappings."""
+    if isinstance(value, dict) and value.keys() >= {"key", "when", "template"}:
+        return f"{value['key']}, {value['template']}: {compile_condition(value['when'])}"
+    if isinstance(value, dict) and value.keys() >= {"days", "from", "to"}:
+        return format_window(value)
+    return str(value)
 
 
 class ReadOnlyAdmin(OpsAdmin):
@@ -283,10 +324,14 @@ class ReadOnlyAdmin(OpsAdmin):
 
 
 class BigTable:
-    """A list of millions of rows. Rows are not counted; a full page links to the next one."""
+    """A list of millions of rows. Rows are not counted; a full page links to the next one. A replica may serve it."""
 
     show_full_result_count = False
     paginator = InfinitePaginator
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        view = super().changelist_view  # type: ignore[misc]
+        return render_from_replica(request, lambda: view(request, extra_context))
 
 
 def parse_uuid(text: str) -> UUID | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from django.conf import settings
 from django.db import OperationalError
 
-from scheduling import sql
+from scheduling import replica, sql
 
 T = TypeVar("T")
 
@@ -17,12 +17,14 @@ T = TypeVar("T")
 def count_within(count: Callable[[], T], time_limit: float | None = None) -> T | None:
     """Return what `count` reads, or None if a statement exceeds the time limit.
 
-    `time_limit` is in seconds; by default `TIMEOUTS.count`.
+    `time_limit` is in seconds; by default `TIMEOUTS.count`. A failure of the read replica passes through.
     """
     try:
         with sql.limit_statement_time(settings.TIMEOUTS.count if time_limit is None else time_limit):
             return count()
-    except OperationalError:
+    except OperationalError as error:
+        if replica.is_replica_failure(error):
+            raise
         return None
 
 

@@ -28,7 +28,10 @@ from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.views.decorators.http import require_safe
 
+from scheduling import replica
 from scheduling.admin.count_time_limits import count_within
+from scheduling.audit.audit_log import record_action
+from scheduling.web.own_writes import read_own_position
 
 log = structlog.get_logger(__name__)
 
@@ -69,16 +72,26 @@ class CsvExportMixin:
         if not (self.has_view_permission(request) and self.has_export_permission(request)):
             raise PermissionDenied
         try:
-            shown = self.get_changelist_instance(request).queryset
+            keys = replica.read_from_replica(
+                lambda age: self.find_export_keys(request), after=read_own_position(request), max_age=replica.SHOWN_AGE
+            )
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
-        keys = count_within(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), settings.TIMEOUTS.export)
         if keys is None:
             messages.error(request, gettext("Too many rows to search. Narrow the list first."))
             return redirect(f"{self.url('changelist')}?{request.GET.urlencode()}")
         self.log_export(request, min(len(keys), MOST))
-        rows = self.get_queryset(request).select_related(*self.export_related)
-        return stream_csv(request, self.opts.model_name, _generate_csv(rows, keys, self.export_columns))
+        rows = self.annotate_export(self.get_queryset(request).select_related(*self.export_related))
+        lines = _generate_csv(rows, keys, self.export_columns, after=read_own_position(request))
+        return stream_csv(request, self.opts.model_name, lines)
+
+    def annotate_export(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows with what only the export shows."""
+        return rows
+
+    def find_export_keys(self: Any, request: HttpRequest) -> list[Any] | None:
+        shown = self.get_changelist_instance(request).queryset
+        return count_within(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), settings.TIMEOUTS.export)
 
     def log_export(self: Any, request: HttpRequest, count: int) -> None:
         """Log the user, the filter and the number of exported rows."""
@@ -88,6 +101,7 @@ class CsvExportMixin:
             user=request.user, content_type=ContentType.objects.get_for_model(self.model), object_repr="CSV",
             action_flag=CHANGE, change_message=f"{words} {chosen}".strip(),
         )  # fmt: skip
+        record_action("exported", (self.opts.label_lower, ""), actor=request.user.get_username(), reason=words)
         log.info("exported", model=self.opts.model_name, rows=count, chosen=chosen, user=request.user.get_username())
 
 
@@ -108,20 +122,24 @@ def _escape_command(found: re.Match[str]) -> str:
     return f"{between}'{command}" if command and not SEPARATORS.isdisjoint(between) else found[0]
 
 
-def _generate_csv(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
-    """Yield lines in batches of `BATCH` rows. Rows deleted since the list was read are left out."""
-    yield BOM + _format_csv_rows([[str(head) for head, _ in columns]])
+def _generate_csv(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column], *, after: int) -> Iterator[str]:
+    """Yield lines in batches of `BATCH` rows, at least as new as the position `after`.
+
+    Rows deleted since the list was read are left out.
+    """
+    yield BOM + format_csv_rows([[str(head) for head, _ in columns]])
     for start in range(0, min(len(keys), MOST), BATCH):
         batch = keys[start : min(start + BATCH, MOST)]
-        found = rows.in_bulk(batch)
-        yield _format_csv_rows(
-            [[format_cell(read(found[key])) for _, read in columns] for key in batch if key in found]
-        )
+        found = replica.read_from_replica(
+            lambda age, batch=batch: rows.in_bulk(batch),  # type: ignore[misc]
+            after=after, max_age=replica.SHOWN_AGE,
+        )  # fmt: skip
+        yield format_csv_rows([[format_cell(read(found[key])) for _, read in columns] for key in batch if key in found])
     if len(keys) > MOST:
-        yield _format_csv_rows([[gettext("There are more than %(most)s rows; these are the first.") % {"most": MOST}]])
+        yield format_csv_rows([[gettext("There are more than %(most)s rows; these are the first.") % {"most": MOST}]])
 
 
-def _format_csv_rows(lines: list[list[Any]]) -> str:
+def format_csv_rows(lines: list[list[Any]]) -> str:
     page = StringIO()
     csv.writer(page).writerows(lines)
     return page.getvalue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 from scheduling.admin.labels import translate_error
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.models import EventType
+from scheduling.policy.window_forms import format_window, parse_window_line
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
 
 DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
@@ -95,6 +96,33 @@ class NamesField(TextLikeField):
         return list(dict.fromkeys(split_entries(super().to_python(value) or "")))
 
 
+class WindowsField(TextLikeField):
+    """Send windows, one a line. A line `always` stores an empty list; with `blank_is_default` blank is None."""
+
+    def __init__(self, *, blank_is_default: bool, **kwargs: Any) -> None:
+        self.blank_is_default = blank_is_default
+        super().__init__(**{"required": False, "widget": UnfoldAdminTextareaWidget(attrs={"rows": 3}), **kwargs})
+
+    def write(self, value: Iterable[Mapping[str, Any]]) -> str:
+        return "\n".join(map(format_window, value)) or (_("always") if self.blank_is_default else "")
+
+    def to_python(self, value: Any) -> Any:
+        lines = [line.strip() for line in re.split(r"[;；\n]", super().to_python(value) or "") if line.strip()]
+        if not lines:
+            return None if self.blank_is_default else []
+        if self.blank_is_default and [line.lower() for line in lines] in ([_("always").lower()], ["always"]):
+            return []
+        windows, errors = [], []
+        for line in lines:
+            try:
+                windows.append(parse_window_line(line))
+            except ValueError as error:
+                errors.append(translate_error(f"“{line[:100]}” {error}"))
+        if errors:
+            raise ValidationError(errors)
+        return windows
+
+
 class DurationsField(TextLikeField):
     """A list of durations, stored in seconds: `10s, 1m, 5m`."""
 
@@ -119,6 +147,22 @@ class LevelsField(TextLikeField):
         return {
             name: to_seconds(parse_duration_input(span)) for name, span in split_pairs(super().to_python(value) or "")
         }
+
+
+class LimitsField(TextLikeField):
+    """Whole numbers by level: `vip=5, normal=2`."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def write(self, value: dict[str, int]) -> str:
+        return ", ".join(f"{level}={limit}" for level, limit in value.items())
+
+    def to_python(self, value: Any) -> Any:
+        pairs = split_pairs(super().to_python(value) or "")
+        wrong = [limit for _level, limit in pairs if not limit.isdecimal() or len(limit) > 9]
+        if wrong:
+            raise ValidationError([_("“%(given)s” is not a whole number") % {"given": each} for each in wrong])
+        return {level: int(limit) for level, limit in pairs}
 
 
 def split_pairs(text: str) -> list[tuple[str, str]]:

@@ -83,6 +83,6 @@ def _describe_last_change(row: Model) -> str:
     if last is None:
         return _("Changed after you opened the page. Reload the page to see the current values.")
     return _("Changed by %(who)s at %(time)s. Reload the page to see the current values.") % {
-        "who": last.history_user or _("a program"),
+        "who": last.history_user or _("system or configuration file"),
         "time": format_instant(last.history_date),
     }

@@ -57,6 +57,14 @@ class Retirable(OpsAdmin):
         """Return why the row cannot be retired now, or ""."""
         return ""
 
+    def explain_restoration_block(self, row: Any) -> str:
+        """Return why the row cannot be restored now, or ""."""
+        return ""
+
+    def describe_retirement_effects(self, row: Any) -> list[str]:
+        """Return what the retirement changes for waiting work, for the confirmation page."""
+        return []
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_delete_permission(request, obj) and (obj is None or not self.in_use(obj))
 
@@ -87,6 +95,7 @@ class Retirable(OpsAdmin):
 
         return self.confirm(
             request, _("Retire “%(what)s”?") % {"what": row}, act, problem=problem, button=_("Retire"),
+            facts=self.describe_retirement_effects(row),
             text=_("Removes the object from the lists and stops its use. The history stays readable. "
                    "You can restore the object later."),
             back=self.url("change", row.pk),
@@ -95,14 +104,18 @@ class Retirable(OpsAdmin):
     @action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
     def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
+        problem = self.explain_restoration_block(row)
 
         def act() -> None:
+            if problem:
+                messages.error(request, problem)
+                return
             self._write(row, None)
             self.log_change(request, row, _("Restored."))
 
         return self.confirm(
             request, _("Restore “%(what)s”?") % {"what": row}, act, text=_("The object is used again at once."),
-            button=_("Restore"), back=self.url("change", row.pk),
+            problem=problem, button=_("Restore"), back=self.url("change", row.pk),
         )  # fmt: skip
 
     def _write(self, row: Any, retired_at: datetime | None) -> None:

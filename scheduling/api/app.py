@@ -20,11 +20,15 @@ from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
-from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, scaling, touches
+from scheduling.api import bulk_actions, events, failed_tasks, pauses, receipts, receivers, scaling, touches
 from scheduling.api.auth import admit_body
+from scheduling.api.config import publication as config
+from scheduling.api.customers import imports as customer_imports
+from scheduling.api.customers import rows as customers
 from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
 from scheduling.api.strict_json import decode_strict_json
 from scheduling.api.threads import in_database_thread
+from scheduling.api.webhooks import subscriptions as webhooks
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
@@ -57,8 +61,9 @@ api = NinjaAPI(
 )
 register_problem_handlers(api)
 for router in (
-    events.router, touches.router, customers.router, bulk_actions.router, failed_tasks.router, pauses.router,
-    scaling.router,
+    events.router, touches.router, customers.router, customer_imports.router, bulk_actions.router,
+    failed_tasks.router, pauses.router, scaling.router, receivers.router, receipts.router, webhooks.router,
+    config.router,
 ):  # fmt: skip
     api.add_router("", router)
 for path in getattr(settings, "API_ROUTERS", ()):

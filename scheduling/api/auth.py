@@ -19,14 +19,13 @@ import structlog
 from django.conf import settings
 from django.http import HttpRequest
 from ninja.security.http import HttpAuthBase
-from redis.exceptions import RedisError
 
 from scheduling.api.errors import Problem
 from scheduling.api.threads import in_auth_thread
 from scheduling.models import ApiKey, expand_scopes
 from scheduling.operations.commands import digest_api_key
 from scheduling.operations.failed_tasks import Actor
-from scheduling.redis_client import connect_redis
+from scheduling.redis_client import RedisError, connect_redis
 
 log = structlog.get_logger(__name__)
 
@@ -147,8 +146,9 @@ class RateBudget:
         with self._leasing:
             if (wait := self.consume(count)) is not None:
                 return wait
-            wanted = max(count - self._left, min(LARGEST_SLICE, limit // 100))
             asked_at = time.monotonic()
+            left = self._left if asked_at < self._ends else 0
+            wanted = max(count - left, min(LARGEST_SLICE, limit // 100))
             lease = self._rates.lease(self._name, limit, wanted)
             if lease is None:
                 return 0
@@ -209,12 +209,12 @@ def get_rate_limits() -> RateLimits:
 
 
 CHALLENGE = 'Bearer realm="aftertouch"'
-EVENTS_A_REQUEST = 10  #: events a key may send in batches, as a multiple of its request limit
-SMALLEST_EVENT_LIMIT = 5_000
+BATCHED_A_REQUEST = 10  #: events, jobs and so on that a key may send in batches, as a multiple of its request limit
+SMALLEST_BATCH_LIMIT = 5_000
 
 
 class ApiKeyAuth(HttpAuthBase):
-    """Admit requests with `Authorization: Bearer <key>` if the key has `scope` and requests left this minute.
+    """Admit requests with `Authorization: Bearer <key>` if the key has one of `scopes` and requests left this minute.
 
     Sets `request.auth` to the `Principal`. On an event loop the call returns an awaitable, in a thread the result.
     Neither costs a query or a round trip while the key and a slice of its budget are cached.
@@ -223,13 +223,13 @@ class ApiKeyAuth(HttpAuthBase):
     openapi_scheme = "bearer"
     is_async: bool
 
-    def __init__(self, scope: str, *, charged: bool = True) -> None:
-        """Require `scope`.
+    def __init__(self, *scopes: str, charged: bool = True) -> None:
+        """Require one of `scopes`.
 
         With `charged` each admission counts a request; otherwise the view calls `charge_request`.
         """
         super().__init__()
-        self.scope = scope
+        self.scopes = scopes
         self.charged = charged
         self.is_async = True
 
@@ -246,9 +246,7 @@ class ApiKeyAuth(HttpAuthBase):
         principal = self._check(principal if known else api_key_cache.load_key(key))
         if not self.charged:
             return principal
-        budget, limit = _get_request_budget(principal)
-        wait = budget.consume(1)
-        _refuse_over_limit(budget.lease_and_consume(1, limit) if wait is None else wait, limit, "requests")
+        _consume_in_thread(*_get_request_budget(principal), 1, "requests")
         return principal
 
     async def _admit_on_loop(self, request: HttpRequest) -> Principal:
@@ -262,12 +260,8 @@ class ApiKeyAuth(HttpAuthBase):
     def _check(self, principal: Principal | None) -> Principal:
         if principal is None:
             raise _build_unknown_key_problem()
-        if self.scope not in principal.scopes:
-            raise Problem(
-                403,
-                f"The API key lacks the scope “{self.scope}”.",
-                headers={"WWW-Authenticate": f'{CHALLENGE}, error="insufficient_scope", scope="{self.scope}"'},
-            )
+        if principal.scopes.isdisjoint(self.scopes):
+            raise _build_scope_problem(*self.scopes)
         return principal
 
 
@@ -275,6 +269,16 @@ def get_principal(request: HttpRequest) -> Principal:
     """Return the key of an admitted request."""
     principal: Principal = request.auth  # type: ignore[attr-defined]
     return principal
+
+
+def require_scope(request: HttpRequest, scope: str) -> None:
+    """Check a scope that depends on the row or the body.
+
+    Raises:
+        Problem: 403, the key lacks it.
+    """
+    if scope not in get_principal(request).scopes:
+        raise _build_scope_problem(scope)
 
 
 def build_api_key_actor(request: HttpRequest, reason: str = "") -> Actor:
@@ -288,8 +292,7 @@ async def charge_request(principal: Principal) -> None:
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
-    budget, limit = _get_request_budget(principal)
-    await _consume_budget(budget, 1, limit, "requests")
+    await _consume_on_loop(*_get_request_budget(principal), 1, "requests")
 
 
 async def charge_events(principal: Principal, count: int) -> None:
@@ -298,8 +301,16 @@ async def charge_events(principal: Principal, count: int) -> None:
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
-    limit = max(SMALLEST_EVENT_LIMIT, _get_request_limit(principal) * EVENTS_A_REQUEST)
-    await _consume_budget(get_rate_limits().budget(principal.id, "events"), count, limit, "events")
+    await _consume_on_loop(*_get_batch_budget(principal, "events"), count, "events")
+
+
+def charge_batch(request: HttpRequest, count: int, what: str) -> None:
+    """Count the jobs, customers or receipts (`what`) of a batch, which is one request. Call it before they are stored.
+
+    Raises:
+        Problem: 429 if the limit of this minute is reached.
+    """
+    _consume_in_thread(*_get_batch_budget(get_principal(request), what), count, what)
 
 
 async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -318,6 +329,14 @@ async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
             return
     if principal is None:
         raise _build_unknown_key_problem()
+
+
+def _build_scope_problem(*scopes: str) -> Problem:
+    return Problem(
+        403,
+        f"The API key lacks the scope “{'” or “'.join(scopes)}”.",
+        headers={"WWW-Authenticate": f'{CHALLENGE}, error="insufficient_scope", scope="{" ".join(scopes)}"'},
+    )
 
 
 def _build_unknown_key_problem() -> Problem:
@@ -348,7 +367,17 @@ def _get_request_limit(principal: Principal) -> int:
     return principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
 
 
-async def _consume_budget(budget: RateBudget, count: int, limit: int, what: str) -> None:
+def _get_batch_budget(principal: Principal, what: str) -> tuple[RateBudget, int]:
+    limit = max(SMALLEST_BATCH_LIMIT, _get_request_limit(principal) * BATCHED_A_REQUEST)
+    return get_rate_limits().budget(principal.id, what), limit
+
+
+def _consume_in_thread(budget: RateBudget, limit: int, count: int, what: str) -> None:
+    wait = budget.consume(count)
+    _refuse_over_limit(budget.lease_and_consume(count, limit) if wait is None else wait, limit, what)
+
+
+async def _consume_on_loop(budget: RateBudget, limit: int, count: int, what: str) -> None:
     wait = budget.consume(count)
     if wait is None:
         wait = await in_auth_thread(budget.lease_and_consume, count, limit)

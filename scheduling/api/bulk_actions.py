@@ -1,4 +1,4 @@
-"""Start, read and stop bulk actions on failed tasks."""
+"""Start bulk actions on failed tasks; read and stop bulk actions on any list."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Field, Router, Schema
 
-from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import BulkAction
+from scheduling.models import BulkAction, Scope
 from scheduling.operations import bulk_actions
-from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS
+from scheduling.operations.bulk_lists import find_row_action, get_list
+from scheduling.operations.row_actions import ROW_ACTIONS
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
-OF_FAILED_TASKS = [name for name, row_action in ROW_ACTIONS.items() if row_action.over == FAILED_TASKS]
+#: The scope of the list counts: `BulkList.scope`.
+OF_ANY_LIST = ApiKeyAuth(Scope.FAILED_TASKS.value, Scope.RPA_OPERATE.value)
 #: Names of the filters as parameters of the back office's list.
 PARAMETERS = {"origin": "origin__exact"}
 
@@ -45,6 +47,7 @@ class BulkActionOut(Schema):
     id: UUID
     action: str
     filter: dict[str, str]
+    given: dict[str, Any]
     state: str
     total: int | None
     done: int
@@ -66,34 +69,39 @@ def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     given = wish.filter.model_dump()
     chosen = {PARAMETERS.get(name, name): value for name, value in given.items() if value}
-    return 202, _serialize_bulk_action(
+    return 202, serialize_bulk_action(
         bulk_actions.start_bulk_action(
             wish.action, chosen, build_api_key_actor(request, wish.reason), per_second=wish.per_second
         )
     )
 
 
-@router.get("/bulk-actions/{action_id}", response={200: BulkActionOut, PROBLEMS: ProblemOut})
+@router.get("/bulk-actions/{action_id}", auth=OF_ANY_LIST, response={200: BulkActionOut, PROBLEMS: ProblemOut})
 def read(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
-    """Return the progress of a bulk action."""
-    return _read_bulk_action(action_id)
+    """Return the progress of a bulk action. A bulk action on jobs needs the scope `rpa.operate`."""
+    return _read_bulk_action(request, action_id)
 
 
-@router.post("/bulk-actions/{action_id}/cancel", response={200: BulkActionOut, PROBLEMS: ProblemOut})
+@router.post("/bulk-actions/{action_id}/cancel", auth=OF_ANY_LIST, response={200: BulkActionOut, PROBLEMS: ProblemOut})
 def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """Stop a bulk action before its next batch. Completed work is not undone."""
-    _read_bulk_action(action_id)
+    _read_bulk_action(request, action_id)
     bulk_actions.cancel_bulk_action(action_id, build_api_key_actor(request, wish.reason))
-    return _read_bulk_action(action_id)
+    return _read_bulk_action(request, action_id)
 
 
-def _read_bulk_action(action_id: UUID) -> dict[str, Any]:
-    row = BulkAction.objects.filter(pk=action_id, action__in=OF_FAILED_TASKS).first()
-    if row is None:
+def _read_bulk_action(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
+    row = BulkAction.objects.filter(pk=action_id).first()
+    row_action = find_row_action(row.action) if row else None
+    scope = get_list(row_action.over).scope if row_action else ""
+    if row is None or not scope:
         raise NotFound(f"There is no bulk action {action_id}.")
-    return _serialize_bulk_action(row)
+    require_scope(request, scope)
+    return serialize_bulk_action(row)
 
 
-def _serialize_bulk_action(row: BulkAction) -> dict[str, Any]:
+def serialize_bulk_action(row: BulkAction) -> dict[str, Any]:
+    """Return the row for `BulkActionOut`. The action has its name within the list: `cancel`, not `job.cancel`."""
     names = {"actor": "actor_name"}
-    return {name: getattr(row, names.get(name, name)) for name in BulkActionOut.model_fields}
+    answer = {name: getattr(row, names.get(name, name)) for name in BulkActionOut.model_fields}
+    return answer | {"action": row.action.rpartition(".")[2]}

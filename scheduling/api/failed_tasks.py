@@ -9,19 +9,29 @@ from django.http import HttpRequest
 from ninja import Query, Router
 
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
+from scheduling.api.schemas import (
+    ActionIn,
+    AssignIn,
+    CommentIn,
+    FailedTaskOut,
+    FailedTasksOut,
+    ProblemOut,
+    ResolveIn,
+    RetryIn,
+    Text,
+)
 from scheduling.errors import InvalidInput
-from scheduling.models import FailedTask
-from scheduling.operations import failed_tasks, queries
+from scheduling.models import FailedTask, Scope
+from scheduling.operations import failed_notes, failed_tasks, queries
 from scheduling.operations.queries import filter_failed_by_term
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 SAME = (
     "id", "origin", "task_id", "failure", "reason", "detail", "channel", "fingerprint", "state", "failed_at",
-    "payload", "attempts", "acted_at", "action_reason", "retried_as",
+    "payload", "attempts", "acted_at", "action_reason", "retried_as", "difference",
 )  # fmt: skip
 
 
@@ -55,11 +65,17 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
 @router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any]:
     """Publish a failed task again with the same delivery key, as `retried_as`. `as_new` uses a new delivery key. It
-    may deliver a message twice, so it needs `confirm: true`."""
+    may deliver a message twice, so it needs `confirm: true`. `payload` replaces what is published: the payload of a
+    job, or `subject` and `body` of a touch. An edited task gets a new delivery key. Its failed task keeps the
+    `difference`. It needs the scope `failed-tasks.edit` too. After an unknown outcome `payload` needs `as_new`."""
+    if wish.payload is not None:
+        require_scope(request, Scope.FAILED_TASKS_EDIT.value)
     if wish.as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     with sql.brief_lock_waits():
-        failed_tasks.retry_failed_task(failed_id, build_api_key_actor(request, wish.reason), as_new=wish.as_new)
+        failed_tasks.retry_failed_task(
+            failed_id, build_api_key_actor(request, wish.reason), as_new=wish.as_new, payload=wish.payload
+        )
     return _read_failed_task(failed_id)
 
 
@@ -87,9 +103,32 @@ def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, 
     return _read_failed_task(failed_id)
 
 
+@router.post("/failed-tasks/{failed_id}/comments", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> dict[str, Any]:
+    """Add a comment to a failed task. Its state stays."""
+    with sql.brief_lock_waits():
+        failed_notes.add_comment(failed_id, wish.text, build_api_key_actor(request, ""))
+    return _read_failed_task(failed_id)
+
+
+@router.post("/failed-tasks/{failed_id}/assign", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> dict[str, Any]:
+    """Assign a failed task to a user of the back office by user name. null removes the assignee."""
+    with sql.brief_lock_waits():
+        failed_notes.assign_failed_task(failed_id, wish.user)
+    return _read_failed_task(failed_id)
+
+
 def _read_failed_task(failed_id: UUID) -> dict[str, Any]:
-    return _serialize_failed_task(FailedTask.objects.get(pk=failed_id))
+    return _serialize_failed_task(queries.prefetch_notes().get(pk=failed_id))
 
 
 def _serialize_failed_task(row: FailedTask) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in SAME} | {"delivery_key": row.root_id, "actor": row.actor_name}
+    comments = [
+        {"author": each.author_name, "text": each.text, "commented_at": each.commented_at}
+        for each in row.comments.all()
+    ]
+    return {name: getattr(row, name) for name in SAME} | {
+        "delivery_key": row.root_id, "actor": row.actor_name, "comments": comments,
+        "assignee": row.assignee.username if row.assignee else None,
+    }  # fmt: skip

@@ -20,11 +20,12 @@ from scheduling.api.schemas import Text
 from scheduling.errors import InvalidInput
 
 LIST_RETRY_AFTER = 30  #: seconds of `Retry-After` for a list that took too long
+LONG_LIST = "This list takes too long to read. Ask for less: a user, an event, one more filter."
 
 
 @contextmanager
-def limit_list_time() -> Iterator[None]:
-    """Limit the time of a list's statements.
+def limit_list_time(seconds: float | None = None, detail: str = LONG_LIST) -> Iterator[None]:
+    """Limit the time of a list's statements, by default to `TIMEOUTS.list_page`. `detail` explains the 503.
 
     A filter that matches few rows reads the whole table, which may take minutes. Repeated requests would occupy all
     threads.
@@ -33,12 +34,11 @@ def limit_list_time() -> Iterator[None]:
         Problem: 503 if a statement exceeds its limit.
     """
     try:
-        with sql.limit_statement_time(settings.TIMEOUTS.list_page):
+        with sql.limit_statement_time(seconds or settings.TIMEOUTS.list_page):
             yield
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
-        detail = "This list takes too long to read. Ask for less: a user, an event, one more filter."
         raise Problem(503, detail, retry_after=LIST_RETRY_AFTER) from error
 
 

@@ -21,7 +21,7 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
     """Pause touches of a scope: “all”, “channel:<key>” or “node:<key>”. Idempotent."""
     reason = f"{build_api_key_actor(request).name}: {wish.reason}" if wish.reason else build_api_key_actor(request).name
     with sql.brief_lock_waits():
-        row = commands.pause_scope(wish.scope, reason=reason)
+        row = commands.pause_scope(wish.scope, reason=reason, actor=build_api_key_actor(request).name)
     return {"scope": row.scope, "reason": row.reason, "paused_at": row.paused_at}
 
 
@@ -29,5 +29,5 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
 def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
     """End a pause. The paused touches are spread over the next minutes."""
     with sql.brief_lock_waits():
-        commands.resume_scope(wish.scope)
+        commands.resume_scope(wish.scope, actor=build_api_key_actor(request).name)
     return {"scope": wish.scope, "resumed": True}

@@ -12,14 +12,15 @@ from pydantic import AfterValidator, ConfigDict
 from scheduling.api.strict_json import find_unstorable_text
 
 
-def _check_storable(text: str) -> str:
+def check_storable(text: str) -> str:
+    """Refuse text that PostgreSQL cannot store. Raises `ValueError`."""
     if odd := find_unstorable_text(text):
         raise ValueError(odd)
     return text
 
 
-Text = Annotated[str, Field(max_length=255), AfterValidator(_check_storable)]
-Reason = Annotated[str, Field(max_length=500), AfterValidator(_check_storable)]
+Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
+Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 
 
 class Request(Schema):
@@ -96,6 +97,13 @@ class AttemptOut(Schema):
     body: str
 
 
+class ReceiptOut(Schema):
+    type: str
+    time: datetime
+    received_at: datetime
+    detail: str
+
+
 class TouchOut(Schema):
     task_id: UUID
     delivery_key: UUID
@@ -107,7 +115,7 @@ class TouchOut(Schema):
     chat_id: str
     state: str
     reason: str
-    parked: str
+    paused_by: str
     priority: int
     due_at: datetime
     planned_at: datetime
@@ -118,6 +126,7 @@ class TouchOut(Schema):
     content_type: str
     verdicts: list[VerdictOut]
     attempts: list[AttemptOut]
+    receipts: list[ReceiptOut]
 
 
 class TouchesOut(Schema):
@@ -134,18 +143,31 @@ class PreviewVerdictOut(Schema):
     next_eligible_at: datetime | None
 
 
+class PreviewStepOut(Schema):
+    step: str  #: `delay`, `at`, `not_before`, `send_window` or `spread`
+    at: datetime
+
+
+class PreviewFollowerOut(Schema):
+    node: str
+    trigger: str
+
+
 class PreviewTouchOut(Schema):
     node: str
+    planned: bool  #: false if the node's condition plans no touch
     channel: str
     template: str
     template_version: int
     content_type: str
     due_at: datetime
+    steps: list[PreviewStepOut]
     expires_at: datetime
     verdict: PreviewVerdictOut
     subject: str
     body: str
     problem: str
+    followed_by: list[PreviewFollowerOut]
 
 
 class PreviewOut(Schema):
@@ -154,7 +176,7 @@ class PreviewOut(Schema):
 
 class PauseIn(Request):
     scope: Text
-    reason: Annotated[str, Field(max_length=200), AfterValidator(_check_storable)] = ""
+    reason: Annotated[str, Field(max_length=200), AfterValidator(check_storable)] = ""
 
 
 class PauseOut(Schema):
@@ -171,6 +193,17 @@ class ResumeIn(Request):
 class ResumeOut(Schema):
     scope: str
     resumed: bool
+
+
+class CommentOut(Schema):
+    author: str
+    text: str
+    commented_at: datetime
+
+
+class DifferenceOut(Schema):
+    before: Any
+    after: Any
 
 
 class FailedTaskOut(Schema):
@@ -191,6 +224,9 @@ class FailedTaskOut(Schema):
     actor: str
     action_reason: str
     retried_as: UUID | None
+    difference: DifferenceOut | None
+    assignee: str | None
+    comments: list[CommentOut]
 
 
 class FailedTasksOut(Schema):
@@ -205,6 +241,15 @@ class ActionIn(Request):
 class RetryIn(ActionIn):
     as_new: bool = False
     confirm: bool = False
+    payload: dict[str, Any] | None = None
+
+
+class CommentIn(Request):
+    text: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(check_storable)]
+
+
+class AssignIn(Request):
+    user: Text | None
 
 
 class ResolveIn(ActionIn):

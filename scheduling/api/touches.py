@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Query, Router
+from ninja import Field, Query, Router
+from pydantic import AfterValidator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.cloudevents import read_events
 from scheduling.api.events import EVENT_BODY
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import PreviewOut, ProblemOut, Text, TouchesOut, TouchOut
+from scheduling.api.schemas import PreviewOut, ProblemOut, Request, Text, TouchesOut, TouchOut, check_storable
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import Touch, TouchState, Verdict
+from scheduling.models import Touch, TouchState
 from scheduling.operations import commands, queries
-from scheduling.operations.preview import PreviewedTouch, preview_event
+from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
+from scheduling.receipts.lookup import load_receipts
+from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 VERDICT = ("decision", "rule", "rule_version", "observed", "limit", "next_eligible_at")
 ATTEMPT = ("number", "started_at", "ended_at", "outcome", "reason", "detail", "status", "subject", "body")
 SAME = (
-    "task_id", "retry_of", "chat_id", "state", "reason", "parked", "priority", "due_at", "planned_at", "expires_at",
+    "task_id", "retry_of", "chat_id", "state", "reason", "paused_by", "priority", "due_at", "planned_at", "expires_at",
     "created_at", "settled_at", "attempt", "content_type",
 )  # fmt: skip
 
@@ -61,7 +64,7 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
 
 @router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
 def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """Return one touch with its latest 50 verdicts and all attempts."""
+    """Return one touch with its verdicts, at most 50 (the first and the latest), and all attempts."""
     return _read_touch(task_id)
 
 
@@ -73,13 +76,38 @@ def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     return _read_touch(task_id)
 
 
+class ImaginedCustomer(Request):
+    """Values that the customer of a preview has instead of the stored ones."""
+
+    level: Text = ""
+    tag: list[Text] = []
+    attributes: Annotated[str, Field(max_length=8_000), AfterValidator(check_storable)] = ""  #: a JSON object
+
+
 @router.post("/preview", response={200: PreviewOut, PROBLEMS: ProblemOut}, openapi_extra=EVENT_BODY)
-def preview(request: HttpRequest) -> dict[str, Any]:
-    """Preview what this event would send, when, or why it would not. Stores nothing."""
+def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str, Any]:
+    """Preview what this event would send, when, or why it would not. Stores nothing.
+
+    `level`, `tag` (repeatable) and `attributes` (a JSON object, merged by name) replace what is stored about the
+    customer, who may be unknown.
+    """
     events = read_events(request, datetime.now(UTC))
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
-    return {"items": [_serialize_preview(each) for each in preview_event(events[0])]}
+    who = imagine_customer(
+        events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=_read_attributes(imagined.attributes)
+    )
+    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
+
+
+def _read_attributes(text: str) -> dict[str, Any]:
+    try:
+        found = read_json(text) if text else {}
+    except InvalidText as error:
+        raise InvalidInput.of("attributes", f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput.of("attributes", "must be a JSON object")
+    return found
 
 
 def _read_touch(task_id: UUID) -> dict[str, Any]:
@@ -91,6 +119,7 @@ def _read_touch(task_id: UUID) -> dict[str, Any]:
 
 def _serialize_touches(rows: Sequence[Touch]) -> list[dict[str, Any]]:
     again = queries.find_republished([row.task_id for row in rows])
+    receipts = load_receipts(row.root_id for row in rows)
     return [
         {name: getattr(row, name) for name in SAME}
         | {
@@ -104,29 +133,28 @@ def _serialize_touches(rows: Sequence[Touch]) -> list[dict[str, Any]]:
             },
             "node": row.node.key,
             "user_id": row.customer.user_id,
-            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in _list_verdicts(row)],
-            "attempts": [{name: getattr(each, name) for name in ATTEMPT} for each in row.attempts.all()],
+            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in row.verdicts],
+            "attempts": [{name: getattr(each, name) for name in ATTEMPT} for each in row.attempts],
+            "receipts": receipts.get(row.root_id, []),
         }
         for row in rows
     ]
 
 
-def _list_verdicts(row: Touch) -> list[Verdict]:
-    latest_first: list[Verdict] = row.latest_verdicts  # type: ignore[attr-defined]
-    return latest_first[::-1]
-
-
 def _serialize_preview(each: PreviewedTouch) -> dict[str, Any]:
     return {
         "node": each.node.key,
+        "planned": each.planned,
         "channel": each.node.channel.key,
         "template": each.template.key,
         "template_version": each.template.version,
         "content_type": each.template.content_type,
         "due_at": each.due_at,
+        "steps": [{"step": step, "at": at} for step, at in each.steps],
         "expires_at": each.expires_at,
         "verdict": {name: getattr(each.verdict, name) for name in VERDICT},
         "subject": each.subject,
         "body": each.body,
         "problem": each.problem,
+        "followed_by": [{"node": other.key, "trigger": other.trigger} for other in each.followers],
     }

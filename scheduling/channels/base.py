@@ -30,6 +30,7 @@ class Message(NamedTuple):
     repeatable: bool = True  #: channel setting: a repeat with the same key has no second effect
     target: Mapping[str, Any] = {}  #: {"url", "secret"} of a robot, {"address"} …
     trace_id: UUID | None = None
+    spoke_at: datetime | None = None  #: start of the customer's last known conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Delivered:
 
     reply: str = ""  #: at most 1,000 characters of the response
     status: int | None = None
+    vendor_id: str = ""  #: the vendor's id of the message, if its receipts name that
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,24 @@ class Quota:
     window: timedelta
 
 
+@dataclass(frozen=True, slots=True)
+class CalendarQuota:
+    """At most `limit` messages to one target in a "day" or "month" of the server's time zone, over all workers."""
+
+    limit: int
+    period: str
+
+
+Quotas = tuple[Quota | CalendarQuota, ...]
+
+
 class Channel(Protocol):
     """One configured channel. Created once per configuration version and process, used from one event loop."""
 
     kind: ClassVar[str]
     needs_target: ClassVar[bool]  #: True: a touch without target or address fails with `no_target`
     address_key: ClassVar[str]  #: key in a customer's `addresses`, or "" if targets belong to communities
-    quotas: ClassVar[tuple[Quota, ...]]  #: per target
+    quotas: ClassVar[Quotas]  #: per target; an instance also has the limits of its row
     secret_fields: ClassVar[frozenset[str]]  #: names in `config` and targets that are stored encrypted and never shown
     default_idempotent: ClassVar[bool]  #: whether a repeat with the same key has no second effect
 
@@ -122,6 +135,25 @@ class NarrowChannel(Protocol):
     """
 
     at_once: ClassVar[int]
+
+
+class CountingChannel(Protocol):
+    """A channel whose vendor counts by another key than the receiver's lane: by person instead of by account."""
+
+    own_quotas: ClassVar[bool]  #: the settings of a channel may have quotas
+    counts_addresses: bool  #: each address of the lane has limits of its own
+
+    def quota_key(self, message: Message) -> str:
+        """Return the key that the vendor's quotas count by."""
+
+
+@runtime_checkable
+class SecretSender(Protocol):
+    """A kind that sends its secret to hosts that its settings name."""
+
+    @classmethod
+    def list_secret_hosts(cls, config: Mapping[str, Any]) -> frozenset[str]:
+        """Return scheme, host and port of each receiver of the secret. The settings may be wrong."""
 
 
 @runtime_checkable

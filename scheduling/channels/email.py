@@ -80,7 +80,8 @@ UTF8.body_encoding = BASE64  # avoids 8-bit bytes and long lines, which some rel
 
 
 class Email:
-    """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay.
+    """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
+    envelope's sender, which gets the bounces that `receipts.bounce_mail` reads.
 
     Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the latter may lead into the private network
     without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
@@ -95,12 +96,15 @@ class Email:
     at_once: ClassVar[int] = AT_ONCE
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        options.check_known_keys(config, {"from", "reply_to", "url"})
+        options.check_known_keys(config, {"from", "reply_to", "bounces_to", "url"})
         self._from = options.read_text(config, "from") or settings.DEFAULT_FROM_EMAIL
         self._reply_to = options.read_text(config, "reply_to")
         _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
+        self._bounces_to = options.read_text(config, "bounces_to")
+        if self._bounces_to:
+            _check_address(self._bounces_to, "bounces_to")
         own = options.read_text(config, "url")
         self._relay = _parse_relay_setting(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
         self._timeout = options.check_positive(timeout)
@@ -131,7 +135,7 @@ class Email:
         mail = self.compose(message)
         if self._relay is None:
             return await _send_by_django(mail, left.total_seconds())
-        sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
+        sender = sanitize_address(self._bounces_to or parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
         return await deliver_mail(self._relay, sender, recipient, content, left.total_seconds())

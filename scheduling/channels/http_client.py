@@ -1,12 +1,13 @@
-"""Send HTTP POST requests: protected against SSRF, bounded in time and size, exact about what may have been sent."""
+"""Send HTTP requests: protected against SSRF, bounded in time and size, exact about what may have been sent."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -98,6 +99,10 @@ PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
 LOOKUP_THREADS = 32  # separate threads: hanging lookups must not exhaust the loop's default executor
 HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
 
+#: Awaited before the first byte of each request of a task. It may wait, within the time limit of the request.
+before_first_byte: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("before_first_byte", default=None)
+
+_Request = tuple[str, URL, bytes, Mapping[str, str]]  # method, address, body, headers
 Lookup = Callable[[str, int], list[tuple[Any, ...]]]
 
 
@@ -155,7 +160,7 @@ class Flight:
 
 
 class Transport:
-    """HTTP POST for one event loop. Sessions open on first use; `close` ends them.
+    """HTTP requests of one event loop. Sessions open on first use; `close` ends them.
 
     - A name is resolved once. Addresses that are not public are dropped. The connection uses exactly the checked
       addresses with the original Host and SNI, so DNS rebinding has no effect. Redirects, environment proxies and
@@ -176,6 +181,12 @@ class Transport:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
     ) -> Response:
+        """Send a POST request, as `request` does."""
+        return await self.request("POST", url, body, headers, timeout=timeout, repeatable=repeatable)
+
+    async def request(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
+    ) -> Response:
         """Send a request and return its response, within `timeout` in all.
 
         A repeatable message may be sent twice (see the class). A response with a late, broken or larger body than 64 KB
@@ -190,7 +201,7 @@ class Transport:
         flight = Flight()
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                await self._send_request(flight, destination, body, headers, repeatable=repeatable)
+                await self._send_request(flight, (method, destination, body, headers), repeatable=repeatable)
         except (aiohttp.ClientError, OSError) as error:
             if flight.status is None:
                 raise _failure_for(flight, error) from error
@@ -204,20 +215,26 @@ class Transport:
         self._sessions.clear()
         await self._resolver.close()
 
-    async def _send_request(
-        self, flight: Flight, url: URL, body: bytes, headers: Mapping[str, str], *, repeatable: bool
-    ) -> None:
+    async def _send_request(self, flight: Flight, request: _Request, *, repeatable: bool) -> None:
         try:
-            await self._exchange(self._session(reuse=repeatable), flight, url, body, headers)
+            await self._exchange(self._session(reuse=repeatable), flight, *request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not (repeatable and flight.reused and flight.status is None):
                 raise
-            await self._exchange(self._session(reuse=False), flight, url, body, headers)
+            await self._exchange(self._session(reuse=False), flight, *request)
 
     async def _exchange(
-        self, session: aiohttp.ClientSession, flight: Flight, url: URL, body: bytes, headers: Mapping[str, str]
+        self,
+        session: aiohttp.ClientSession,
+        flight: Flight,
+        method: str,
+        url: URL,
+        body: bytes,
+        headers: Mapping[str, str],
     ) -> None:
-        response = await session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=flight)
+        response = await session.request(
+            method, url, data=body or None, headers=headers, allow_redirects=False, trace_request_ctx=flight
+        )
         try:
             flight.status = response.status
             flight.headers = {name.lower(): value for name, value in reversed(list(response.headers.items()))}
@@ -262,6 +279,8 @@ def _trace_config() -> aiohttp.TraceConfig:
         context.trace_request_ctx.queued = False
 
     async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        if act := before_first_byte.get():
+            await act()
         context.trace_request_ctx.sent = True  # called before the first byte goes to the socket
 
     trace = aiohttp.TraceConfig()

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from scheduling.channels.base import Channel
+from scheduling.channels.base import Channel, SecretSender
 
 
 @cache
 def channel_kinds() -> dict[str, type[Channel]]:
     return {kind: import_string(path) for kind, path in settings.CHANNELS.items()}
+
+
+def list_secret_names() -> list[str]:
+    """Return the names that are secret in any kind."""
+    return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
+
+
+def redirects_secret(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether the settings `after` send the secret to a host that did not get it with `before`."""
+    found = channel_kinds().get(kind)
+    if found is None or not issubclass(found, SecretSender):
+        return False
+    return not found.list_secret_hosts(after) <= found.list_secret_hosts(before)
 
 
 def thread_pool(name: str, most: int) -> ThreadPoolExecutor:

@@ -7,8 +7,13 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from scheduling.channels.base import DestinationRefused
+from scheduling.channels.base import DestinationRefused, Quota, Quotas
 from scheduling.channels.ssrf import PrivateHosts, check_url
+from scheduling.durations import format_duration, parse_duration
+
+MOST_QUOTAS = 5
+LARGEST_QUOTA = 1_000  # Redis keeps at most as many instants for each receiver, as in `quota_list.lua`
+LONGEST_WINDOW = timedelta(days=31)
 
 
 def check_known_keys(settings: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -35,6 +40,68 @@ def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     if not isinstance(value, str):
         raise ValueError(f"{key}: must be text")
     return value
+
+
+def read_word(settings: Mapping[str, Any], key: str, default: str = "") -> str:
+    """Return the text or the whole number under `key` as text: a YAML file may write an id without quotes.
+
+    Raises:
+        ValueError: "key: …" for another type.
+    """
+    value = settings.get(key)
+    return str(value) if type(value) is int else read_text(settings, key, default)
+
+
+def read_span(settings: Mapping[str, Any], key: str, longest: timedelta) -> timedelta:
+    """Return the duration under `key`, zero if it is absent.
+
+    Raises:
+        ValueError: "key: …" for another text or a longer span.
+    """
+    try:
+        span = parse_duration(settings.get(key) or 0)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if span > longest:
+        raise ValueError(f"{key}: must be at most {format_duration(longest)}")
+    return span
+
+
+def read_quotas(settings: Mapping[str, Any], default: Quotas) -> Quotas:
+    """Return `quotas`, a list of texts like `20/1m`, or `default` if it is absent.
+
+    Raises:
+        ValueError: "quotas: …".
+    """
+    given = settings.get("quotas")
+    if given is None:
+        return default
+    if not isinstance(given, list) or len(given) > MOST_QUOTAS:
+        raise ValueError(f"quotas: must be a list of at most {MOST_QUOTAS} texts like 20/1m")
+    return tuple(_read_quota(each) for each in given)
+
+
+def _read_quota(given: Any) -> Quota:
+    number, _, span = given.partition("/") if isinstance(given, str) else ("", "", "")
+    try:
+        limit, window = int(number), parse_duration(span.strip())
+    except ValueError:
+        raise ValueError(f"quotas: “{given}” is not like 20/1m") from None
+    if not 0 < limit <= LARGEST_QUOTA or not timedelta(0) < window <= LONGEST_WINDOW:
+        raise ValueError(f"quotas: “{given}”: the number is 1 to {LARGEST_QUOTA}, the time at most 31d")
+    return Quota(limit, window)
+
+
+def read_flag(settings: Mapping[str, Any], key: str) -> bool:
+    """Return the switch under `key`, False if it is absent.
+
+    Raises:
+        ValueError: "key: …" for another type.
+    """
+    value = settings.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key}: must be true or false")
+    return bool(value)
 
 
 def read_choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> str:

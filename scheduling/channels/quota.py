@@ -1,8 +1,9 @@
 """Count messages per target over all workers, in Redis and by the Redis clock.
 
 Vendors block a robot that exceeds its quota, so no Redis means no grant. `acquire` counts what is sent (`quota.lua`)
-and guarantees the limit. `reserve` plans (`quota_plan.lua`): each touch waits for a slot of its own. The keys of a
-target share a hash tag. A target's name is a hash, because robot URLs are secrets.
+and guarantees the limits. `reserve` plans (`quota_plan.lua`): each touch waits for a slot of its own. The keys of a
+target share a hash tag. A target's name is a hash, because robot URLs are secrets. A flush of Redis forgets all counts,
+also those of the day and the month.
 """
 
 from __future__ import annotations
@@ -10,34 +11,37 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from hashlib import sha1, sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from uuid import UUID
 
-import redis
 from django.conf import settings
-from redis.exceptions import NoScriptError, RedisError
 
-from scheduling.channels.base import Channel, Message, Quota
-from scheduling.redis_client import connect_redis
+from scheduling.channels.base import CalendarQuota, Channel, Message, Quota
+from scheduling.channels.calendar_limits import list_period_starts
+from scheduling.redis_client import NoScriptError, Redis, RedisError, connect_redis
 
 UNAVAILABLE_DELAY = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
+LOWEST_PRIORITY = 2
 NEAR_SLOT = timedelta(seconds=4)  #: the sender waits for a slot this near; shorter than the deadline of a batch
 MARGIN = timedelta(milliseconds=200)  #: added to each window: evenly granted messages may arrive unevenly
 MICROSECOND = timedelta(microseconds=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Script:
-    """A script of this folder, which Redis calls by its hash."""
+    """Scripts of this folder in one text, which Redis calls by its hash."""
 
-    def __init__(self, name: str) -> None:
-        self.text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    def __init__(self, *names: str) -> None:
+        self.text = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names)
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-GRANT, PLAN = Script("quota.lua"), Script("quota_plan.lua")
+GRANT, PLAN, MOVE = (Script("quota_list.lua", f"{name}.lua") for name in ("quota", "quota_plan", "quota_move"))
+RETURN = Script("quota_return.lua")
 
 
 class SlotRequest(NamedTuple):
@@ -53,17 +57,28 @@ class Grant:
 
     granted: int
     next_in: timedelta
+    slot: int = field(default=0, compare=False)  #: instant of the grant in µs of Redis, for `move`
+
+
+class QuotaState(NamedTuple):
+    """How far a target has used its quotas."""
+
+    muted: timedelta  #: the vendor has muted it for this time; zero: it has not
+    last_slot: timedelta | None  #: until the last reserved slot; None: no slot is ahead
+    used: tuple[tuple[str, int, int], ...]  #: by "day" and "month": messages granted, and the limit
+    used_up: tuple[tuple[str, timedelta], ...]  #: of these, the ones without room, with the time to their end
 
 
 def receiver_key(channel: Channel, message: Message) -> str:
-    """Return the key by which a vendor counts: the robot, independent of the channel row."""
-    return f"{channel.kind}:{channel.target_key(message)}"
+    """Return the key by which a vendor counts: the robot or the person, independent of the channel row."""
+    name = getattr(channel, "quota_key", channel.target_key)
+    return f"{channel.kind}:{name(message)}"
 
 
 class QuotaGate:
     """Grant quota slots. Thread-safe. A call blocks for one round trip, or about a second if Redis is unavailable."""
 
-    def __init__(self, client: redis.Redis, margin: timedelta = MARGIN) -> None:
+    def __init__(self, client: Redis, margin: timedelta = MARGIN) -> None:
         self._redis = client
         self._margin = margin
         self._asks_again_at = 0.0  #: monotonic time; plans wait for it after Redis did not answer
@@ -73,7 +88,7 @@ class QuotaGate:
         """Return a gate with its own connections."""
         return cls(connect_redis(url, timeout=settings.TIMEOUTS.redis_quota), margin)
 
-    def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
+    def acquire(self, quotas: Sequence[Quota | CalendarQuota], wanted: Mapping[str, int]) -> dict[str, Grant]:
         """Take slots for each target key in one round trip. Call it right before sending: a slot counts from now.
 
         Without quotas everything is granted without Redis. An unreachable Redis grants 0 and raises nothing.
@@ -83,14 +98,27 @@ class QuotaGate:
         limits = self._list_limits(quotas)
         targets = list(wanted)
         try:
-            replies = self._run(GRANT, [(2, *_key_names(key), wanted[key], *limits) for key in targets])
+            replies = self._run(GRANT, [(3, *name_quota_keys(key), wanted[key], *limits) for key in targets])
         except RedisError:
             replies = [None] * len(targets)
         return {key: _parse_grant(reply) for key, reply in zip(targets, replies, strict=True)}
 
+    def move(self, quotas: Sequence[Quota | CalendarQuota], target_key: str, slot: int) -> tuple[int, timedelta]:
+        """Let the slot of a grant count from now, in a place that keeps within all windows.
+
+        Return the moved slot; 0 and the time until the next attempt if there is no place yet.
+        """
+        windows = [each for each in quotas if isinstance(each, Quota)]
+        limits = [part for each in windows for part in (each.limit, (each.window + self._margin) // MICROSECOND)]
+        try:
+            ((wait, moved),) = self._run(MOVE, [(2, *name_quota_keys(target_key)[:2], slot, len(windows), *limits)])
+        except (RedisError, TypeError):  # a reply may be an error
+            return 0, UNAVAILABLE_DELAY
+        return int(moved), timedelta(microseconds=int(wait))
+
     def reserve(
         self,
-        quotas: Sequence[Quota],
+        quotas: Sequence[Quota | CalendarQuota],
         wanted: Mapping[tuple[str, int], Sequence[SlotRequest]],
         in_transit: Mapping[str, int] | None = None,
     ) -> dict[tuple[str, int], list[timedelta | None]]:
@@ -98,15 +126,16 @@ class QuotaGate:
 
         Return the wait until each slot; zero: send now; None: the slot would come too late and is not taken. A request
         whose slot came goes at once if the target grants one within `NEAR_SLOT`, after the messages `in_transit` of
-        this process, which have no grant yet. Otherwise it gets another slot. Slots are distinct over all processes and
-        never given back. A slot in the past is forgotten.
+        this process, which have no grant yet. Otherwise it gets another slot. Slots are distinct over all processes. A
+        slot in the past is forgotten.
 
         An unreachable Redis lets all wait for `UNAVAILABLE_DELAY` or up to twice that. It is asked again after that
         delay, so that a Redis that hangs costs the caller at most one timeout in that time.
         """
         calls = sorted(wanted, key=lambda call: call[1])
         if time.monotonic() >= self._asks_again_at:
-            limits = [len(quotas), *self._list_limits(quotas)]
+            longest = max((each.longest for group in wanted.values() for each in group), default=timedelta(0))
+            limits = self._list_limits(quotas, longest)
             held = in_transit or {}
             try:
                 replies = self._run(
@@ -118,16 +147,73 @@ class QuotaGate:
                 return {call: _parse_waits(reply, wanted[call]) for call, reply in zip(calls, replies, strict=True)}
         return {call: _parse_waits(None, wanted[call]) for call in calls}
 
-    def _list_limits(self, quotas: Sequence[Quota]) -> list[int]:
-        return [part for quota in quotas for part in (quota.limit, (quota.window + self._margin) // MICROSECOND)]
+    def give_back(self, slots: Mapping[tuple[str, int], Sequence[tuple[UUID, timedelta]]]) -> None:
+        """Give slots of cancelled touches to the next ones: by target key and priority, the touch and the wait for it.
+
+        If Redis does not answer, they stay unused. Idempotent while no other touch has taken them.
+        """
+        calls = [
+            (
+                1,
+                _plan_names(key, priority)[-1],
+                *(part for each, wait in found for part in (str(each), wait // MICROSECOND)),
+            )
+            for (key, priority), found in slots.items()
+        ]
+        if time.monotonic() >= self._asks_again_at:
+            try:
+                self._run(RETURN, calls)
+            except RedisError:
+                self._asks_again_at = time.monotonic() + UNAVAILABLE_DELAY.total_seconds()
+
+    def _list_limits(
+        self, quotas: Sequence[Quota | CalendarQuota], longest: timedelta = timedelta(0)
+    ) -> list[str | int]:
+        """Return the arguments of the scripts for these quotas. Periods reach `longest` ahead."""
+        windows = [each for each in quotas if isinstance(each, Quota)]
+        found: list[str | int] = [len(windows)]
+        for each in windows:
+            found += [each.limit, (each.window + self._margin) // MICROSECOND]
+        found.append(len(quotas) - len(windows))
+        for quota in quotas:
+            if isinstance(quota, CalendarQuota):
+                starts = list_period_starts(quota.period, datetime.now(UTC), longest)
+                found += [quota.period, quota.limit, len(starts), *map(_microseconds, starts)]
+        return found
+
+    def read_states(self, targets: Sequence[tuple[str, Sequence[Quota | CalendarQuota]]]) -> list[QuotaState]:
+        """Return the state of each target key with its quotas, in one round trip. Raises `RedisError`."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for key, _ in targets:
+                _, mute, used = name_quota_keys(key)
+                pipe.pttl(mute)
+                pipe.hgetall(used)
+                for name in _plan_names(key, LOWEST_PRIORITY)[: LOWEST_PRIORITY + 1]:
+                    pipe.lindex(name, -1)
+            (seconds, micros), *replies = pipe.execute()
+        now = EPOCH + timedelta(seconds=seconds, microseconds=micros)
+        size = 3 + LOWEST_PRIORITY
+        return [
+            _parse_state(replies[number * size : (number + 1) * size], quotas, now)
+            for number, (_, quotas) in enumerate(targets)
+        ]
 
     def throttle(self, target_key: str, span: timedelta) -> bool:
-        """Grant a throttled target nothing for `span`. Return False if Redis did not answer."""
-        _, name = _key_names(target_key)
+        """Grant a throttled target nothing for `span`, or longer if it is muted for longer.
+
+        Return False if Redis did not answer.
+        """
+        _, name, _ = name_quota_keys(target_key)
+        milliseconds = max(1, span // timedelta(milliseconds=1))
         try:
-            return bool(self._redis.set(name, 1, px=max(1, span // timedelta(milliseconds=1))))
+            with self._redis.pipeline(transaction=True) as pipe:
+                pipe.pexpire(name, milliseconds, gt=True)  # first: a mute that ends just now is set again
+                pipe.set(name, 1, px=milliseconds, nx=True)
+                pipe.execute()
         except RedisError:
             return False
+        return True
 
     def close(self) -> None:
         self._redis.close()
@@ -148,25 +234,51 @@ class QuotaGate:
             return pipe.execute(raise_on_error=False)
 
 
-def _key_names(target_key: str) -> tuple[str, str]:
+def name_quota_keys(target_key: str) -> tuple[str, str, str]:
+    """Return the keys of the granted slots, of the mute time and of the counts."""
     tag = sha256(target_key.encode("utf-8", "replace")).hexdigest()[:32]
-    return f"at:quota:{{{tag}}}:log", f"at:quota:{{{tag}}}:mute"
+    return f"at:quota:{{{tag}}}:log", f"at:quota:{{{tag}}}:mute", f"at:quota:{{{tag}}}:used"
+
+
+def _plan_names(target_key: str, priority: int) -> list[str]:
+    prefix = name_quota_keys(target_key)[0].removesuffix("log")
+    return [f"{prefix}{name}:{level}" for name in ("plan", "ahead", "free") for level in range(priority + 1)]
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - EPOCH) // MICROSECOND
 
 
 def _parse_grant(reply: Any) -> Grant:
     if not isinstance(reply, list):
         return Grant(0, UNAVAILABLE_DELAY)
-    granted, wait = reply
-    return Grant(int(granted), timedelta(microseconds=int(wait)))
+    granted, wait, slot = reply
+    return Grant(int(granted), timedelta(microseconds=int(wait)), int(slot))
+
+
+def _parse_state(reply: list[Any], quotas: Sequence[Quota | CalendarQuota], now: datetime) -> QuotaState:
+    muted, counts, *plans = reply
+    last = max((EPOCH + int(at) * MICROSECOND for at in plans if at), default=now)
+    used, used_up = [], []
+    for quota in quotas:
+        if isinstance(quota, CalendarQuota):
+            starts = list_period_starts(quota.period, now, timedelta(0))
+            number = max(place for place, start in enumerate(starts) if start <= now)
+            count = int(counts.get(f"{quota.period}:{_microseconds(starts[number])}".encode(), 0))
+            used.append((quota.period, count, quota.limit))
+            if count >= quota.limit:
+                used_up.append((quota.period, starts[number + 1] - now))
+    ahead = last - now if last > now else None
+    used_up.sort(key=lambda each: each[1], reverse=True)
+    return QuotaState(timedelta(milliseconds=max(muted, 0)), ahead, tuple(used), tuple(used_up))
 
 
 def _plan_call(
-    target_key: str, priority: int, in_transit: int, limits: list[int], requests: Sequence[SlotRequest]
+    target_key: str, priority: int, in_transit: int, limits: list[str | int], requests: Sequence[SlotRequest]
 ) -> tuple[Any, ...]:
-    log, mute = _key_names(target_key)
-    plans = [f"{log.removesuffix('log')}plan:{level}" for level in range(priority + 1)]
+    names = [*name_quota_keys(target_key), *_plan_names(target_key, priority)]
     touches = [part for each in requests for part in (each.longest // MICROSECOND, int(each.slot_came))]
-    return (2 + len(plans), log, mute, *plans, NEAR_SLOT // MICROSECOND, in_transit, *limits, *touches)
+    return (len(names), *names, NEAR_SLOT // MICROSECOND, in_transit, *limits, *touches)
 
 
 def _parse_waits(reply: Any, requests: Sequence[SlotRequest]) -> list[timedelta | None]:

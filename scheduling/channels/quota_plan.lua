@@ -1,13 +1,18 @@
 -- Give each touch of one target a slot: now, or a reserved instant of its own. By the clock of this server.
 --
--- KEYS[1]  at:quota:{<hash of target key>}:log     grants of quota.lua: instants (µs), oldest first
--- KEYS[2]  at:quota:{<hash of target key>}:mute    present while the vendor has muted the target
--- KEYS[3…] at:quota:{<hash of target key>}:plan:N  reserved instants (µs) by priority, the most important first. The
---                                                  last key is the priority of these touches. Each list is ascending
---                                                  and holds at most as many instants as the largest limit.
+-- KEYS[1]  at:quota:{<hash of target key>}:log      grants of quota.lua: instants (µs), oldest first
+-- KEYS[2]  at:quota:{<hash of target key>}:mute     present while the vendor has muted the target
+-- KEYS[3]  at:quota:{<hash of target key>}:used     counts of quota.lua by day, month and quarter of an hour
+-- KEYS[…]  at:quota:{<hash of target key>}:plan:N   reserved instants (µs) by priority, the most important first. The
+--                                                   last of these keys is the priority of these touches. Each list is
+--                                                   ascending (quota_list.lua).
+-- KEYS[…]  at:quota:{<hash of target key>}:ahead:N  hashes by the same priorities, for targets with a limit a day or
+--                                                   month: reserved slots by start of a quarter of an hour (µs)
+-- KEYS[…]  at:quota:{<hash of target key>}:free:N   sorted sets by the same priorities: slots of cancelled touches, by
+--                                                   their instant (µs). They still count in the plan.
 -- ARGV[1]  µs: a touch whose reserved slot has come goes now if the log has a slot within this time
 -- ARGV[2]  number of touches that the caller has let go and that have no grant yet
--- ARGV[3]  number of quotas, followed by limit, window in µs for each
+-- ARGV[3]  number of windows and periods, as in quota.lua. The periods reach to the latest useful slot.
 -- ARGV[…]  for each touch: longest useful wait in µs, 1 if its reserved slot has come or else 0
 --
 -- Returns for each touch the µs to wait, 0 to go now, -1 if its slot would come too late; that slot is not taken.
@@ -17,13 +22,30 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local opens = now + math.max(redis.call('PTTL', KEYS[2]), 0) * 1000
 local near, in_transit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local PART, HOUR_MS = 900000000, 3600000
+local part_now = math.floor(now / PART) * PART
+local levels = (#KEYS - 3) / 3
+local own_ahead = KEYS[3 + 2 * levels]
 
-local quotas, keep, longest = {}, 0, 0
+local quotas, keep, longest = {}, 1, 0
 local first = 4 + 2 * tonumber(ARGV[3])
 for i = 4, first - 1, 2 do
   local limit, window = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   table.insert(quotas, {limit, window})
   keep, longest = math.max(keep, limit), math.max(longest, window)
+end
+
+local kinds = {}
+local count_of_kinds = tonumber(ARGV[first])
+first = first + 1
+for _ = 1, count_of_kinds do
+  local kind = {name = ARGV[first], limit = tonumber(ARGV[first + 1]), names = {}, starts = {}, needed = {}}
+  for i = first + 3, first + 2 + tonumber(ARGV[first + 2]) do
+    table.insert(kind.names, ARGV[i])
+    table.insert(kind.starts, tonumber(ARGV[i]))
+  end
+  table.insert(kinds, kind)
+  first = first + 3 + #kind.starts
 end
 
 local function read(key)
@@ -32,6 +54,79 @@ local function read(key)
     instants[i] = tonumber(instants[i])
   end
   return instants
+end
+
+-- Counts by quarter of an hour. A quarter that has passed is forgotten: slots that nobody used are free again.
+local used_counts, ahead, passed = {}, {}, {}
+if #kinds > 0 then
+  local found = redis.call('HGETALL', KEYS[3])
+  for i = 1, #found, 2 do
+    used_counts[found[i]] = tonumber(found[i + 1])
+  end
+  for level = 1, levels do
+    found = redis.call('HGETALL', KEYS[3 + levels + level])
+    for i = 1, #found, 2 do
+      local part = tonumber(found[i])
+      if part >= part_now then
+        ahead[part] = (ahead[part] or 0) + tonumber(found[i + 1])
+      elseif level == levels then
+        table.insert(passed, found[i])
+      end
+    end
+  end
+end
+
+-- What a period needs: grants before this quarter, the greater of grants and plans in it, and plans after it.
+local function needed(kind, i)
+  if not kind.needed[i] then
+    local total, starts, ends = 0, kind.starts[i], kind.starts[i + 1]
+    for part, count in pairs(ahead) do
+      if part >= starts and part < ends then
+        total = total + count
+      end
+    end
+    if starts <= now and now < ends then
+      local granted = used_counts[string.format('part:%.0f', part_now)] or 0
+      total = total + (used_counts[kind.name .. ':' .. kind.names[i]] or 0) - math.min(granted, ahead[part_now] or 0)
+    end
+    kind.needed[i] = total
+  end
+  return kind.needed[i]
+end
+
+local function find_period(kind, at)
+  for i = 1, #kind.starts - 1 do
+    if kind.starts[i] <= at and at < kind.starts[i + 1] then
+      return i
+    end
+  end
+end
+
+-- The first instant from `at` on whose periods have room; nil: none is known.
+local function free_period(at)
+  repeat
+    local moved = false
+    for _, kind in ipairs(kinds) do
+      local i = find_period(kind, at)
+      if not i then
+        return nil
+      end
+      if needed(kind, i) >= kind.limit then
+        at, moved = kind.starts[i + 1], true
+      end
+    end
+  until not moved
+  return at
+end
+
+local function has_grant_today(count)
+  for _, kind in ipairs(kinds) do
+    local i = find_period(kind, now)
+    if not i or (used_counts[kind.name .. ':' .. kind.names[i]] or 0) + count >= kind.limit then
+      return false
+    end
+  end
+  return true
 end
 
 local function free_after(taken)
@@ -48,7 +143,7 @@ end
 local log = read(KEYS[1])
 local logged_at = log[#log] or 0
 local planned = {}
-for i = 3, #KEYS do
+for i = 4, 3 + levels do
   for _, at in ipairs(read(KEYS[i])) do
     table.insert(planned, at)
   end
@@ -56,7 +151,7 @@ end
 table.sort(planned)
 
 -- Touches whose slot has come go first, after those in transit. `granted` is the log as it will be then.
-local granted, let_go = {unpack(log)}, {}
+local granted, let_go, going = {unpack(log)}, {}, in_transit
 local function grant_next()
   table.insert(granted, math.max(free_after(granted), granted[#granted] or 0))
 end
@@ -64,9 +159,9 @@ for _ = 1, math.min(in_transit, keep) do
   grant_next()
 end
 for i = first, #ARGV, 2 do
-  if ARGV[i + 1] == '1' and free_after(granted) - now <= near then
+  if ARGV[i + 1] == '1' and free_after(granted) - now <= near and has_grant_today(going) then
     grant_next()
-    let_go[i] = true
+    let_go[i], going = true, going + 1
   end
 end
 
@@ -84,15 +179,47 @@ for i = #log + come + 1, #granted do
 end
 table.sort(used)
 
+local function reserve(slot)
+  for _, kind in ipairs(kinds) do
+    local i = find_period(kind, slot)
+    kind.needed[i] = kind.needed[i] + 1
+  end
+  if #kinds > 0 then
+    redis.call('HINCRBY', own_ahead, string.format('%.0f', math.floor(slot / PART) * PART), 1)
+  end
+end
+
+-- Slots that cancelled touches gave back, the first ones first.
+local free, next_free = {}, 1
+for i = 4 + 2 * levels, 3 + 3 * levels do
+  redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', string.format('%.0f', now))
+  local found = redis.call(
+    'ZRANGEBYSCORE', KEYS[i], string.format('%.0f', opens), '+inf', 'WITHSCORES', 'LIMIT', 0, (#ARGV - first + 1) / 2
+  )
+  for j = 1, #found, 2 do
+    table.insert(free, {at = tonumber(found[j + 1]), id = found[j], key = KEYS[i]})
+  end
+end
+table.sort(free, function(one, other) return one.at < other.at end)
+
 local waits, reserved = {}, {}
 for i = first, #ARGV, 2 do
   local wait = 0
   if not let_go[i] then
-    local slot = math.max(free_after(used), free_after(planned), planned[#planned] or 0)
-    wait = slot - now
-    if wait > tonumber(ARGV[i]) then
-      wait = -1
+    local slot = free_period(math.max(free_after(used), free_after(planned), planned[#planned] or 0))
+    local given_back = free[next_free]
+    if given_back and (not slot or given_back.at < slot) then
+      wait, slot = given_back.at - now, given_back.at
     else
+      given_back, wait = nil, slot and slot - now
+    end
+    if not slot or wait > tonumber(ARGV[i]) then
+      wait = -1
+    elseif given_back then
+      redis.call('ZREM', given_back.key, given_back.id)
+      next_free = next_free + 1
+    else
+      reserve(slot)
       table.insert(used, slot)
       table.insert(planned, slot)
       table.insert(reserved, string.format('%.0f', slot))
@@ -101,10 +228,15 @@ for i = first, #ARGV, 2 do
   table.insert(waits, wait)
 end
 
-local plan = KEYS[#KEYS]
+local plan = KEYS[3 + levels]
 if #reserved > 0 then
-  redis.call('RPUSH', plan, unpack(reserved))
-  redis.call('LTRIM', plan, -keep, -1)
-  redis.call('PEXPIRE', plan, math.ceil((planned[#planned] - now + longest) / 1000) + 1)
+  local span = find_span(plan, tonumber(redis.call('LINDEX', plan, -1) or 0), longest)
+  append_instants(plan, reserved, planned[#planned], keep, span)  -- later slots follow all planned ones
+  if #kinds > 0 then
+    redis.call('PEXPIRE', own_ahead, math.ceil((planned[#planned] - now) / 1000) + HOUR_MS)
+  end
+end
+if #passed > 0 then
+  redis.call('HDEL', own_ahead, unpack(passed))
 end
 return waits

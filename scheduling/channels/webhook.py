@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
+from uuid import UUID
 
 from standardwebhooks.webhooks import Webhook as Signer
 
@@ -71,7 +72,7 @@ class Webhook:
             return Permanent("bad_target", str(error))
         now = datetime.now(UTC)
         body = build_payload(message, now)
-        headers = signed_headers(message, body, now, read_secrets(message.target) or self._secrets)
+        headers = sign_request(message.delivery_key, body, now, read_secrets(message.target) or self._secrets)
         if message.trace_id:
             headers["traceparent"] = build_traceparent(message.trace_id, message.task_id)
         transport = self._transport or shared_transport()
@@ -102,13 +103,13 @@ def build_payload(message: Message, now: datetime) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def signed_headers(message: Message, body: bytes, now: datetime, secrets: tuple[str, ...]) -> dict[str, str]:
+def sign_request(message_id: UUID, body: bytes, now: datetime, secrets: tuple[str, ...]) -> dict[str, str]:
     """Return the headers with one signature per secret, separated by spaces. Receivers can then rotate one by one."""
     # The library uses `timestamp.replace(tzinfo=utc)`: another zone would shift the time by its offset.
     now = now.astimezone(UTC)
     headers = {
         "content-type": "application/json; charset=utf-8",
-        "webhook-id": str(message.delivery_key),
+        "webhook-id": str(message_id),
         "webhook-timestamp": str(int(now.timestamp())),
     }
     signatures = [Signer(secret).sign(headers["webhook-id"], now, body.decode()) for secret in secrets]

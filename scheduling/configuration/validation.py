@@ -6,23 +6,29 @@ all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Container, Mapping
+from datetime import date, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from scheduling.channels.base import Channel
+from scheduling.channels.base import Channel, is_immediate
 from scheduling.channels.kinds import channel_kinds
 from scheduling.durations import format_duration
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.models import Category, HarassmentRule
+from scheduling.policy.journeys import TOUCH_TYPES
+from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
+from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
+from scheduling.policy.window_forms import check_windows, is_time_zone
+from scheduling.policy.workdays import is_country
 from scheduling.templating.rendering import check_text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
 MAX_RETRY_DELAY = timedelta(days=7)
 MAX_RETRIES = 20
 MAX_LIMIT = 1_000_000
+MAX_OWN_DAYS = 1_000
+COUNTING_KINDS = ("cap", "dedupe")
 
 
 def check_stage(values: Mapping[str, Any]) -> None:
@@ -46,6 +52,8 @@ def check_node(values: Mapping[str, Any]) -> None:
     for field in ("rollout_communities", "canary_communities"):
         found.texts(values, field, longest=200)
     found.texts(values, "cancel_on", longest=120)
+    found.texts(values, "tags", longest=MAX_TAG)
+    _check_followed(values, found)
     _check_canary(values, found)
     if bool(values.get("goal_event")) != (values.get("goal_within") is not None):
         missing = "goal_within" if values.get("goal_event") else "goal_event"
@@ -53,9 +61,91 @@ def check_node(values: Mapping[str, Any]) -> None:
             found.add(missing, "is missing: a goal is an event and the time within which it counts")
     if values.get("delay_rules") is not None:
         _check_own_delay_rules(values["delay_rules"], found)
+    _check_times(values, found)
+    if values.get("when") is not None:
+        check_condition(values["when"], found, "when")
+    _check_variants(values.get("variants", []), found)
     if values.get("canary_guard") is not None:
         _check_guard(values["canary_guard"], found)
     found.raise_if_any()
+
+
+def _check_followed(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.texts(values, "from_nodes", longest=64)
+    if not {"trigger", "from_nodes"} <= values.keys():
+        return
+    follows, followed = values["trigger"].strip() in TOUCH_TYPES, values["from_nodes"]
+    if follows and not followed:
+        found.add("from_nodes", f"is missing: “{values['trigger']}” is about touches of other nodes")
+    elif followed and not follows:
+        found.add("from_nodes", f"needs one of these triggers: {', '.join(sorted(TOUCH_TYPES))}")
+
+
+def _check_times(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    if values.get("at") is not None and values.get("not_before") is not None:
+        found.add("not_before", "cannot apply together with a fixed time of day")
+    if values.get("at_day", "any") != "any" and "at" in values and values["at"] is None:
+        found.add("at", "is missing: the day is chosen for a time")
+    check_windows(values.get("send_window") or [], found, "send_window")
+
+
+def _check_variants(given: Any, found: ErrorCollector) -> None:
+    if not isinstance(given, list) or len(given) > MOST_VARIANTS:
+        found.add("variants", f"must be a list of at most {MOST_VARIANTS} variants")
+        return
+    seen: set[str] = set()
+    for place, variant in enumerate(given):
+        path = f"variants[{place}]"
+        if not isinstance(variant, dict) or not variant.keys() <= {"key", "when", "template"}:
+            found.add(path, "must have key, when and template")
+            continue
+        for name in ("key", "template"):
+            if not isinstance(variant.get(name), str) or not variant[name]:
+                found.add(f"{path}.{name}", "is missing")
+        if isinstance(key := variant.get("key"), str) and key:
+            found.key({f"{path}.key": key}, f"{path}.key")
+            if key in seen:
+                found.add(f"{path}.key", f"“{key}” is the key of another variant")
+            seen.add(key)
+        check_condition(variant.get("when"), found, f"{path}.when")
+
+
+def check_calendar(values: Mapping[str, Any]) -> None:
+    found = ErrorCollector()
+    found.key(values)
+    found.number(values, "position", 0, 32767)
+    if "timezone" in values and not is_time_zone(values["timezone"]):
+        found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
+    if values.get("country") and not is_country(values["country"]):
+        found.add(
+            "country", f"the holidays of “{values['country']}” are not known; use a code like CN, or leave it empty"
+        )
+    check_windows(values.get("send_window") or [], found, "send_window")
+    closed, opened = (_check_days(values.get(field, []), field, found) for field in ("closed", "open"))
+    if both := sorted(closed & opened):
+        found.add("open", f"{both[0]} is also among the closed days")
+    found.raise_if_any()
+
+
+def _check_days(given: Any, field: str, found: ErrorCollector) -> set[str]:
+    """Add an error for each wrong day. Return the valid ones."""
+    if not isinstance(given, list) or len(given) > MAX_OWN_DAYS:
+        found.add(field, f"must be a list of at most {MAX_OWN_DAYS} days")
+        return set()
+    for place, day in enumerate(given):
+        if not _is_day(day):
+            found.add(f"{field}[{place}]", f"“{day}” is not a day like 2026-10-10")
+    valid = set(filter(_is_day, given))
+    if len(valid) < sum(map(_is_day, given)):
+        found.add(field, "names something twice")
+    return valid
+
+
+def _is_day(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _check_canary(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -100,14 +190,15 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
     found.raise_if_any()
 
 
-def check_rule(values: Mapping[str, Any]) -> None:
-    """Check an anti-harassment rule."""
+def check_rule(values: Mapping[str, Any], channels: Container[str]) -> None:
+    """Check an anti-harassment rule. `channels` are the keys of channels; a rule may also name a kind."""
     found = ErrorCollector()
     kind, scope = values.get("kind"), values.get("scope")
     if kind not in HarassmentRule.Kind.values:
         found.add("kind", f"must be one of {', '.join(HarassmentRule.Kind.values)}")
-    if scope == HarassmentRule.Subject.COMMUNITY and kind != HarassmentRule.Kind.CAP:
-        found.add("scope", "only a cap can be counted for a community")
+    if scope == HarassmentRule.Subject.COMMUNITY and kind not in COUNTING_KINDS:
+        found.add("scope", "only a cap or a dedupe can be counted for a community")
+    _check_rule_subset(values, channels, found)
     if kind in ("cap", "dedupe"):
         if "window" in values and values["window"] is None:
             found.add("window", "is missing")
@@ -117,8 +208,41 @@ def check_rule(values: Mapping[str, Any]) -> None:
             found.add("limit", "is missing")
         else:
             found.number(values, "limit", 1, MAX_LIMIT)
+        _check_level_limits(values.get("limits", {}), scope, found)
     if kind == "quiet_hours":
         _check_quiet_hours(values, found)
+    found.raise_if_any()
+
+
+def _check_rule_subset(values: Mapping[str, Any], channels: Container[str], found: ErrorCollector) -> None:
+    channel, category, tag = (values.get(field) or "" for field in ("channel", "category", "tag"))
+    if channel and channel not in channels and channel not in channel_kinds():
+        found.add("channel", f"there is no channel or channel kind “{channel}”")
+    if category and category not in Category.values:
+        found.add("category", f"must be one of {', '.join(Category.values)}")
+    if len(tag) > MAX_TAG:
+        found.add("tag", f"must not be longer than {MAX_TAG} characters")
+    for field, given in (("channel", channel), ("category", category), ("tag", tag)):
+        if given and values.get("kind") not in COUNTING_KINDS:
+            found.add(field, "only a cap or a dedupe can count a part of the messages")
+
+
+def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
+    if not isinstance(limits, dict) or not all(isinstance(level, str) and 0 < len(level) <= 40 for level in limits):
+        found.add("limits", "must name a limit for each level; levels have 1 to 40 characters")
+        return
+    for level, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+            found.add(f"limits.{level}", f"must be a whole number from 1 to {MAX_LIMIT}")
+    if limits and scope == HarassmentRule.Subject.COMMUNITY:
+        found.add("limits", "a level belongs to a customer: a cap for a community has one limit")
+
+
+def check_holdout(values: Mapping[str, Any]) -> None:
+    found = ErrorCollector()
+    found.number(values, "percent", 0, 100)
+    if len(values.get("key", "")) > 64:
+        found.add("key", "must not be longer than 64 characters")
     found.raise_if_any()
 
 
@@ -131,15 +255,6 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
         found.add("quiet_to", "must differ from the start of quiet hours")
     if "timezone" in values and not is_time_zone(values["timezone"]):
         found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
-
-
-def is_time_zone(name: str) -> bool:
-    """Return whether this is the name of an IANA time zone."""
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path outside it, a NUL
-        return False
-    return bool(name)
 
 
 def check_template(values: Mapping[str, Any]) -> None:
@@ -173,6 +288,7 @@ def check_channel(values: Mapping[str, Any]) -> None:
     found.key(values)
     found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
     check_retry_delays(values, found)
+    _check_limits(values, found)
     _check_config(values, found)
     found.raise_if_any()
 
@@ -186,6 +302,16 @@ def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None
         found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
 
 
+def _check_limits(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    given = {field: values[field] for field in ("daily_limit", "monthly_limit") if values.get(field) is not None}
+    for field in given:
+        found.number(given, field, 1, MAX_LIMIT)
+        if is_immediate(channel_kinds().get(values.get("kind", ""))):
+            found.add(field, f"channels of the kind {values['kind']} call no receiver and take no limit")
+    if len(given) == 2 and given["monthly_limit"] < given["daily_limit"]:
+        found.add("monthly_limit", f"must be at least the limit of a day, {given['daily_limit']}")
+
+
 def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if "kind" not in values or "config" not in values:
         return
@@ -197,7 +323,7 @@ def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
     try:
         kind(values["config"], timedelta(seconds=10))
     except ValueError as error:
-        field, message = _split_message(error)
+        field, message = split_message(error)
         found.add(f"config.{field}" if field else "config", message)
 
 
@@ -232,11 +358,11 @@ def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], fou
     try:
         kind.validate_target(target)
     except ValueError as error:
-        field, message = _split_message(error)
+        field, message = split_message(error)
         found.add(f"targets.{name}.{field}" if field else f"targets.{name}", message)
 
 
-def _split_message(error: ValueError) -> tuple[str, str]:
+def split_message(error: ValueError) -> tuple[str, str]:
     """Split a channel kind's message `field: problem` into field and problem."""
     field, colon, message = str(error).partition(": ")
     return (field, message) if colon else ("", str(error))

@@ -9,46 +9,56 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
+import structlog
+
 from scheduling import sql
-from scheduling.channels.base import Quota
+from scheduling.batching import BackgroundBatcher
+from scheduling.channels.base import Quotas
 from scheduling.channels.quota import SlotRequest
+from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.routing import Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
+from scheduling.delivery.settlement import measure_deferrals
+from scheduling.ledger.touches import FreedSlot
 from scheduling.policy.specs import CustomerSpec
+
+log = structlog.get_logger(__name__)
 
 QUOTA = "quota"
 LANE_STEP = 0.5  #: seconds; the touches of a lane return in groups, because each message to a worker has a price
 MOST_REMEMBERED = 20_000  #: slots
+SLOT_MEMORY = 10.0  #: seconds; a slot that no commit used in this time may have passed
 NEARLY_DUE = timedelta(milliseconds=50)  #: longer than from the question about slots to the lock
 
 
-Slots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
+QuotaSlots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
 Postponed = dict[UUID, tuple[str, datetime]]  #: reason and new due time
-recent_slots: dict[UUID, datetime] = {}  #: by PostgreSQL's clock, in the order of their reservation
+LaneWaits = dict[UUID, tuple[str, float]]  #: reason and instant in monotonic time
+#: In the order of reservation: the slot, and when it was reserved in monotonic seconds.
+recent_quota_slots: dict[UUID, tuple[datetime, float]] = {}
 _Wanted = dict[tuple[str, int], list[tuple[UUID, SlotRequest]]]  #: by receiver and priority
 
 
-def reserve_slots(task_ids: Sequence[UUID], config: Snapshot) -> Slots:
+def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlots:
     """Reserve a quota slot for each touch that needs one, in Redis. Call it before the transaction.
 
     Return the slots that lie ahead, by PostgreSQL's clock. A touch whose slot would lie after its expiry takes none. It
-    waits until it expires, and judging ends it. The slot of a touch that is then cancelled or suppressed stays unused.
+    waits until it expires, and judging ends it. A touch that is cancelled gives its slot back.
     """
     if not config.counting_quotas:
         return {}
     clock = time.monotonic()
     found = sql.rows(_WANTING, {"ids": list(task_ids), "nodes": list(config.counting_quotas), "nearly": NEARLY_DUE})
-    # A touch with the reason `quota` was committed with its slot.
-    known = {row[0]: recent_slots[row[0]] for row in found if row[0] in recent_slots and row[7] != QUOTA}
+    known = {row[0]: slot for row in found if row[7] != QUOTA and (slot := _recall_quota_slot(row[0], clock))}
     found = [row for row in found if row[0] not in known]
     groups, lanes = _group_by_receiver(found, config)
     sending = sender()
@@ -61,43 +71,84 @@ def reserve_slots(task_ids: Sequence[UUID], config: Snapshot) -> Slots:
                 waits[task_id] = request.longest if wait is None else wait
     passed = timedelta(seconds=time.monotonic() - clock)
     fresh = {row[0]: row[6] + passed + waits[row[0]] if waits[row[0]] else row[6] for row in found if row[0] in waits}
-    _remember_slots(fresh)
+    _remember_quota_slots(fresh, clock)
     return known | fresh
 
 
-def _remember_slots(slots: Slots) -> None:
+def _recall_quota_slot(task_id: UUID, clock: float) -> datetime | None:
+    """Return the slot that a lost batch reserved moments ago."""
+    slot, reserved_at = recent_quota_slots.get(task_id, (None, 0.0))
+    return slot if clock - reserved_at <= SLOT_MEMORY else None
+
+
+def _remember_quota_slots(slots: QuotaSlots, clock: float) -> None:
     """Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again."""
-    recent_slots.update(slots)
-    for task_id in list(islice(recent_slots, max(len(recent_slots) - MOST_REMEMBERED, 0))):
-        del recent_slots[task_id]
+    recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in slots.items()})
+    forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
+
+
+def forget_quota_slots(task_ids: Iterable[UUID]) -> None:
+    """Forget the slots of touches that are claimed or wait for their slot. Their next wake-up reserves again.
+
+    Call it after the commit. A touch that waits half a second for its lane keeps its slot, for `SLOT_MEMORY`.
+    """
+    for task_id in task_ids:
+        recent_quota_slots.pop(task_id, None)
 
 
 def _group_by_receiver(
     found: Sequence[tuple[Any, ...]], config: Snapshot
-) -> tuple[dict[tuple[Quota, ...], _Wanted], dict[str, set[str]]]:
+) -> tuple[dict[Quotas, _Wanted], dict[str, set[str]]]:
     """Return the touches by quotas, and the lanes of each receiver. Leave out touches with an unknown receiver."""
     communities = load_community_targets(row[2] for row in found)
-    asked = [(config.nodes[row[1]].channel, CustomerSpec(0, "", addresses=row[3]), row[2]) for row in found]
+    asked = [
+        (config.nodes[row[1]].channel, CustomerSpec(0, "", addresses=row[3], conversation_at=row[8]), row[2])
+        for row in found
+    ]
     disabled = find_disabled_targets(asked, communities)
-    groups: dict[tuple[Quota, ...], _Wanted] = {}
+    groups: dict[Quotas, _Wanted] = {}
     lanes: dict[str, set[str]] = {}
-    for (task_id, _, _, _, priority, expires_at, at, reason), touch in zip(found, asked, strict=True):
+    for (task_id, _, _, _, priority, expires_at, at, reason, _), touch in zip(found, asked, strict=True):
         route = find_route(*touch, communities, disabled)
-        if route:
+        if route and route.channel.quotas:
             wanted = groups.setdefault(route.channel.quotas, {}).setdefault((route.vendor_key, priority), [])
             wanted.append((task_id, SlotRequest(expires_at - at, slot_came=reason == QUOTA)))
-            lanes.setdefault(route.vendor_key, set()).add(route.receiver)
+            if not getattr(route.channel, "counts_addresses", False):  # else the lane's deliveries have other keys
+                lanes.setdefault(route.vendor_key, set()).add(route.receiver)
     return groups, lanes
 
 
-def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
+def return_quota_slots(slots: list[FreedSlot], **_: object) -> None:
+    """Give the slots of cancelled touches back, so that later touches need not wait behind them.
+
+    A thread of its own does it: the commit of intake waits for neither PostgreSQL nor Redis. A return that is lost
+    leaves its slot unused. None is repeated.
+    """
+    freed_slots.submit(slots)
+
+
+def _give_back(slots: Sequence[FreedSlot]) -> None:
+    config = snapshot.current()
+    wanted = {"nodes": list(config.counting_quotas)}
+    wanted |= {f"each_{name}": [getattr(each, name) for each in slots] for name in FreedSlot._fields}
+    groups, _lanes = _group_by_receiver(sql.rows(_FREED, wanted), config)
+    for found in groups.values():
+        sender().quotas.give_back({key: [(each, slot.longest) for each, slot in group] for key, group in found.items()})
+
+
+freed_slots = BackgroundBatcher(_give_back, name="freed_slots")
+
+
+def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[DueBatch, Postponed]:
     """Admit the touches that their receivers have room for, the most important first. Change no row.
+
+    `waits` keeps the instants of lanes for the tries and halves of one batch: a second question takes a second instant.
 
     Return the batch without the postponed touches, and these.
     Channels without a call always have room. Touches with an unknown receiver are admitted: judging reports the error.
-    So are touches of paused nodes, which judging parks.
+    So are touches of idle nodes, which judging defers or ends.
     """
-    always = batch.config.delivering_inline | batch.config.paused_nodes
+    always = batch.config.delivering_inline | batch.config.idle_nodes
     if always.issuperset(row.node_id for row in batch.due):
         return batch, {}
     admitted: list[Due] = []
@@ -111,10 +162,14 @@ def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
                 postponed[task_id] = (QUOTA, slot)
                 continue
             route = _find_route(batch, row)
-            wait = route and sender().lanes.find_wait(
-                route.receiver, route.channel, row.priority, own=taken[route.receiver], total=len(routes)
+            wait = waits.get(task_id) or (
+                route
+                and sender().lanes.find_wait(
+                    route.receiver, route.channel, row.priority, own=taken[route.receiver], total=len(routes)
+                )
             )
             if wait:
+                waits[task_id] = wait
                 postponed[task_id] = (wait[0], min(_round_up(batch.instant(wait[1])), row.expires_at))
                 continue
             if route:
@@ -122,6 +177,18 @@ def admit_batch(batch: DueBatch, slots: Slots) -> tuple[DueBatch, Postponed]:
                 routes[task_id] = route
         admitted.append(row)
     return replace(batch, due=admitted, routes=routes), postponed
+
+
+def report_deferrals(batch: DueBatch, postponed: Postponed) -> None:
+    """Log and measure the postponed touches of a batch. Call it after the commit."""
+    found = Counter(
+        (batch.config.nodes[row.node_id].channel.kind, postponed[row.task_id][0])
+        for row in batch.due
+        if row.task_id in postponed
+    )
+    for (kind, reason), count in found.items():
+        log.info("touches_deferred", kind=kind, reason=reason, count=count)
+    measure_deferrals(found)
 
 
 def _find_route(batch: DueBatch, row: Due) -> Route | None:
@@ -133,11 +200,22 @@ def _round_up(at: datetime) -> datetime:
     return datetime.fromtimestamp(math.ceil(at.timestamp() / LANE_STEP) * LANE_STEP, UTC)
 
 
+# The columns of `_WANTING`. Each touch ends its wait when its slot comes.
+_FREED = """
+SELECT v.task_id, v.node_id, v.chat_id, c.addresses, v.priority, v.due_at, statement_timestamp(), '', c.conversation_at
+FROM unnest(%(each_task_id)b::uuid[], %(each_node_id)b::bigint[], %(each_customer_id)b::bigint[],
+            %(each_chat_id)b::text[], %(each_priority)b::int[], %(each_due_at)b::timestamptz[])
+    AS v(task_id, node_id, customer_id, chat_id, priority, due_at)
+JOIN scheduling_customer AS c ON c.id = v.customer_id
+WHERE v.node_id = ANY(%(nodes)b::bigint[]) AND v.due_at > statement_timestamp()
+"""
+
 _WANTING = """
-SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.expires_at, statement_timestamp(), t.reason
-FROM scheduling_touch AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
+SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.expires_at, statement_timestamp(), t.reason,
+    c.conversation_at
+FROM scheduling_touch_live AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
 WHERE t.task_id = ANY(%(ids)b) AND t.node_id = ANY(%(nodes)b::bigint[])
-  AND COALESCE(t.state, '') IN ('scheduled', 'queued') AND COALESCE(t.parked, '') = ''
+  AND COALESCE(t.state, '') IN ('scheduled', 'queued') AND COALESCE(t.paused_by, '') = ''
   AND t.due_at <= statement_timestamp() + %(nearly)s AND t.expires_at > statement_timestamp()
 ORDER BY t.priority, t.due_at
 """

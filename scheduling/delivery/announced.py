@@ -62,7 +62,7 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
 
     A touch that runs now is among them: it may be waiting again before the lock.
     """
-    rows = sql.rows(_ANNOUNCED, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
+    rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
     return {row[0]: AnnouncedTouch._make((*row[1:8], _build_event(*row[8:]))) for row in rows}
 
 
@@ -92,11 +92,11 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
 
 # The size of compressed data is estimated from the stored size, because reading it costs as much as returning it. Text
 # of one repeated letter, the extreme, expands 85 times under pglz and 250 times under lz4; ordinary JSON 3 to 10 times.
-_ANNOUNCED = """
+ANNOUNCE_STATEMENT = """
 WITH announced AS MATERIALIZED (
     SELECT task_id, customer_id, node_id, NULLIF(root_id, task_id) AS root_id, retry_of IS NOT NULL AS republished,
-           planned_at, due_at <= statement_timestamp() AND parked = '' AS ready, priority, due_at, event_id
-    FROM scheduling_touch
+           planned_at, due_at <= statement_timestamp() AND paused_by = '' AS ready, priority, due_at, event_id
+    FROM scheduling_touch_live
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
 ), sized AS (
     SELECT a.*, e.id, e.source, e.event_id AS key, e.type, e.occurred_at, e.user_id, e.chat_id, e.data, e.trace_id,

@@ -19,12 +19,16 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery.announced import Announcement
+from scheduling.delivery.edited_texts import EditedText, load_edited_texts
 from scheduling.delivery.routing import Route, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touches
 from scheduling.ledger.transitions import Claim, WakeUp
+from scheduling.planning import earlier_events
 from scheduling.planning.disabled_targets import Target
-from scheduling.policy.guards import Candidate, CapSlot, GuardContext
+from scheduling.planning.earlier_events import CountedEvent
+from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
+from scheduling.policy.matrix import collect_facts
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec, template_for
 
 
@@ -51,21 +55,23 @@ class FirstAttempt:
 class CustomerHistory:
     """What the guards consider about the customers and touches of a batch.
 
-    `slots` and `community_slots` hold cap slots by customer and by community. `important` holds (priority, due_at) of
-    touches that soon fall due for a customer. `cancelled_by` holds the reason of an event that cancelled a touch while
+    `slots` and `community_slots` hold cap slots by customer and by community. `important` holds touches that soon fall
+    due for a customer, with their priority. `cancelled_by` holds the reason of an event that cancelled a touch while
     a worker held it. `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome.
-    `first_attempts` holds the content to repeat.
+    `first_attempts` holds the content to repeat. `earlier` counts the events before that of a touch.
     """
 
     slots: dict[int, list[CapSlot]] = field(default_factory=dict)
     community_slots: dict[str, list[CapSlot]] = field(default_factory=dict)
-    important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
+    important: dict[int, list[tuple[int, AwaitedTouch]]] = field(default_factory=dict)
     cancelled_by: dict[UUID, str] = field(default_factory=dict)
     with_unknown_outcome: set[UUID] = field(default_factory=set)
     first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
+    edited: Mapping[UUID, EditedText] = field(default_factory=dict)  #: by delivery key
+    earlier: Mapping[UUID, Mapping[str, int]] = field(default_factory=dict)
 
-    def add_slot(self, row: Due, slot: CapSlot) -> None:
-        """Add a slot that the rest of the batch counts."""
+    def add_cap_slot(self, row: Due, slot: CapSlot) -> None:
+        """Add a cap slot that the rest of the batch counts."""
         self.slots.setdefault(row.customer_id, []).append(slot)
         if row.event.chat_id:
             self.community_slots.setdefault(row.event.chat_id, []).append(slot)
@@ -117,7 +123,10 @@ class DueBatch:
         return self.locked_at + timedelta(seconds=monotonic - self.clock)
 
     def candidate(self, row: Due) -> Candidate:
-        node = self.config.nodes[row.node_id]
+        node, customer = self.config.nodes[row.node_id], self.customers[row.customer_id]
+        facts = None
+        if row.node_id in self.config.judging_facts:
+            facts = collect_facts(row.event, customer, self.history.earlier.get(row.task_id, {}))
         first = self.history.first_attempt(row)
         template_id = first.template_id if first else row.template_id
         kept = self.config.templates.get(template_id) if template_id else None
@@ -126,15 +135,16 @@ class DueBatch:
         return Candidate(
             row.task_id,
             node,
-            self.customers[row.customer_id],
-            kept or template_for(node, row.event.chat_id, row.event.user_id),
+            customer,
+            kept or template_for(node, row.event.chat_id, row.event.user_id, facts),
             row.event.chat_id,
             row.event.occurred_at,
             row.expires_at,
             row.reserved_at is not None,
+            facts,
         )
 
-    def surroundings(self, row: Due) -> GuardContext:
+    def build_context(self, row: Due) -> GuardContext:
         history, blocks = self.history, self.announced.presence_blocks
         important = history.important.get(row.customer_id)
         return GuardContext(
@@ -142,8 +152,8 @@ class DueBatch:
             self.config.paused,
             history.slots.get(row.customer_id, ()),
             history.community_slots.get(row.event.chat_id, ()),
-            [at for level, at in important if level < row.priority] if important else (),
-            history.cancelled_by.get(row.task_id, "") if row.lease_no > 1 else "",
+            [each for level, each in important if level < row.priority] if important else (),
+            history.cancelled_by.get(row.task_id, ""),
             blocks.get(row.task_id, "") if blocks else "",
             self.config.checks[row.node_id],
         )
@@ -168,8 +178,28 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     communities = load_community_targets(row.event.chat_id for row in due)
     wanted = ((config.nodes[row.node_id].channel, customers[row.customer_id], row.event.chat_id) for row in due)
     disabled = find_disabled_targets(wanted, communities)
-    history = load_history(due, config)
+    history = load_history(due, config, locked_at)
+    add_profiles(customers, due, history, config)
     return DueBatch(config, announced, due, rest, locked_at, clock, customers, history, communities, disabled)
+
+
+def add_profiles(
+    customers: dict[int, CustomerSpec], due: Sequence[Due], history: CustomerHistory, config: Snapshot
+) -> None:
+    """Add the profiles of those customers whose touches may need one. Most batches need none.
+
+    A retry may repeat a text that the node no longer has.
+    """
+    reading = {
+        row.customer_id
+        for row in due
+        if row.node_id in config.profile_nodes
+        or row.template_id in config.profile_templates
+        or (history.first_attempts and row.task_id in history.first_attempts)
+    }
+    if reading:
+        for customer_id, profile in locks.load_profiles(reading).items():
+            customers[customer_id] = customers[customer_id]._replace(profile=profile)
 
 
 def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tuple[list[Due], list[WakeUp]]:
@@ -186,35 +216,47 @@ def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tupl
     return due, rest
 
 
-def load_history(due: Sequence[Due], config: Snapshot) -> CustomerHistory:
-    """Load the history of these customers and communities within the windows of the rules. Call it after the locks."""
+def load_history(due: Sequence[Due], config: Snapshot, at: datetime) -> CustomerHistory:
+    """Load the history of these customers and communities within the windows of the rules before `at`.
+
+    Call it after the locks.
+    """
     history = CustomerHistory()
     if not due:
         return history
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
-    _load_slots(history, customers, chats if config.counts_communities else [], config)
+    _load_slots(history, customers, chats if config.counts_communities else [], config, at)
     lowest = max(row.priority for row in due)
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
         _load_important(history, due, lowest, config)
     _load_cancellations(history, due, config)
     _load_retries(history, due)
+    if config.counting_earlier:
+        history.earlier = earlier_events.count_before(
+            CountedEvent(row.task_id, row.event.id, config.counting_earlier[row.node_id])
+            for row in due
+            if row.node_id in config.counting_earlier
+        )
     return history
 
 
 def load_customer_history(customer_id: int, chat_id: str, config: Snapshot) -> CustomerHistory:
     """Load the cap slots of one customer and community without a touch."""
     history = CustomerHistory()
-    _load_slots(history, [customer_id], [chat_id] if chat_id else [], config)
+    _load_slots(history, [customer_id], [chat_id] if chat_id else [], config, sql.now())
     return history
 
 
-def _load_slots(history: CustomerHistory, customers: list[int], chats: list[str], config: Snapshot) -> None:
+def _load_slots(
+    history: CustomerHistory, customers: list[int], chats: list[str], config: Snapshot, at: datetime
+) -> None:
+    since = at - config.window
     if config.window:
-        for customer_id, *slot in sql.rows(_SLOTS, {"customers": customers, "window": config.window}):
+        for customer_id, *slot in sql.rows(_SLOTS, {"owners": customers, "since": since}, replan=True):
             history.slots.setdefault(customer_id, []).append(CapSlot(*slot))
     if chats:
-        for chat_id, *slot in sql.rows(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window}):
+        for chat_id, *slot in sql.rows(_COMMUNITY_SLOTS, {"owners": chats, "since": since}, replan=True):
             history.community_slots.setdefault(chat_id, []).append(CapSlot(*slot))
 
 
@@ -230,78 +272,94 @@ def _load_important(history: CustomerHistory, due: Sequence[Due], lowest: int, c
         _IMPORTANT,
         {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
     )
-    for task_id, customer_id, priority, due_at in waiting:
+    for task_id, customer_id, priority, *awaited in waiting:
         if task_id not in judged:
-            history.important.setdefault(customer_id, []).append((priority, due_at))
+            history.important.setdefault(customer_id, []).append((priority, AwaitedTouch(*awaited)))
 
 
 def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
-    """Load cancellations that happened while a worker held the touch.
+    """Load cancellations that happened while a worker held the touch, or after the end of the one that it repeats.
 
-    `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds. A touch that its worker released is therefore
-    checked here. A touch at its first claim needs no check: events could always cancel it.
+    `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds or that has ended. A touch that its worker
+    released or that was published again is therefore checked here. Any other touch at its first claim needs no check:
+    events could always cancel it.
     """
-    again = [(row.task_id, config.nodes[row.node_id]) for row in due if row.lease_no > 1]
+    again = [(row.task_id, config.nodes[row.node_id]) for row in due if row.lease_no > 1 or row.is_retry]
     revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
     if revoking:
         parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
-        history.cancelled_by.update(sql.rows(_CALLED_OFF, parameters))
+        history.cancelled_by.update(sql.rows(_CANCELLED, parameters))
     restarting = [task_id for task_id, node in again if node.on_repeat == "restart"]
     if restarting:
-        history.cancelled_by.update(sql.rows(_RESTARTED, {"ids": restarting}))
+        history.cancelled_by.update(sql.rows(_RESTARTED, {"ids": restarting}, replan=True))
 
 
 def _load_retries(history: CustomerHistory, due: Sequence[Due]) -> None:
     repeated = [row.task_id for row in due if row.is_retry]
     if repeated:
         history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
-        for task_id, template_id, version, subject, body, *texts in sql.rows(_FIRST_ATTEMPTS, {"ids": repeated}):
+        history.edited = load_edited_texts([row.root_id for row in due if row.is_retry])
+        for task_id, template_id, version, subject, body, *texts in sql.rows(
+            _FIRST_ATTEMPTS, {"ids": repeated}, replan=True
+        ):
             stored = sort_texts(TextSpec(*text) for text in zip(*(each or () for each in texts), strict=True))
             history.first_attempts[task_id] = FirstAttempt(template_id, version, subject, body, stored)
 
 
-_SLOTS = """
-SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,
-       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
-FROM scheduling_touch
-WHERE customer_id = ANY(%(customers)b) AND reserved_at IS NOT NULL
-  AND reserved_at > statement_timestamp() - %(window)s
+# A slot is reserved before its touch ends, so its partition is as old as the window at most. `OFFSET 0` keeps one probe
+# per owner: while a young partition has no statistics, PostgreSQL would rather read all ends of the window. A pause has
+# no known end, so its touches are asked about once a minute.
+_SLOTS_OF = """
+SELECT owner.id, slot.*
+FROM unnest(%(owners)b::{type}[]) AS owner(id) CROSS JOIN LATERAL (
+    SELECT task_id, reserved_at, content_type, counts_toward_cap, false,
+           CASE WHEN paused_by = '' THEN COALESCE(lease_until, due_at)
+                ELSE statement_timestamp() + interval '1 minute' END,
+           node_id, COALESCE(template_id, 0)
+    FROM scheduling_touch_live
+    WHERE {column} = owner.id AND reserved_at IS NOT NULL AND reserved_at > %(since)s
+    UNION ALL
+    SELECT task_id, reserved_at, content_type, counts_toward_cap, true, due_at, node_id, COALESCE(template_id, 0)
+    FROM scheduling_touch_ended
+    WHERE {column} = owner.id AND reserved_at IS NOT NULL AND reserved_at > %(since)s AND settled_at > %(since)s
+    OFFSET 0
+) AS slot
 """
+_SLOTS = _SLOTS_OF.format(column="customer_id", type="bigint")
+_COMMUNITY_SLOTS = _SLOTS_OF.format(column="chat_id <> '' AND chat_id", type="text")
 
-_COMMUNITY_SLOTS = """
-SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
-       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
-FROM scheduling_touch
-WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
-  AND reserved_at > statement_timestamp() - %(window)s
-"""
-
-_CALLED_OFF = """
+_CANCELLED = """
 SELECT t.task_id, 'event:' || min(later.type)
 FROM unnest(%(ids)b::uuid[], %(types)b::text[]) AS v(task_id, type)
-JOIN scheduling_touch AS t USING (task_id)
+JOIN scheduling_touch_live AS t USING (task_id)
 JOIN scheduling_event AS e ON e.id = t.event_id
 JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = v.type
-    AND later.occurred_at >= e.occurred_at AND later.received_at > t.created_at
+    AND later.occurred_at >= e.occurred_at AND later.received_at > e.received_at
 WHERE later.id <> e.id
 GROUP BY t.task_id
 """
 
-# The touch that a newer event planned instead. Joined through events, because ended touches have no index by node.
+# The touch that a newer event planned instead. A late event with an earlier time replaces nothing. Joined through
+# events, because ended touches have no index by node. The time of receipt keeps the customer's older events from a
+# probe of all partitions each.
 _RESTARTED = """
 SELECT t.task_id, 'restarted:' || min(later.type)
-FROM scheduling_touch AS t
+FROM scheduling_touch_live AS t
 JOIN scheduling_event AS e ON e.id = t.event_id
-JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = e.type AND later.id <> e.id
-JOIN scheduling_touch AS newer ON newer.event_id = later.id AND newer.node_id = t.node_id
-    AND newer.retry_of IS NULL AND newer.created_at > t.created_at
+JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = e.type
+    AND later.occurred_at >= e.occurred_at AND later.received_at > e.received_at AND later.id <> e.id
+CROSS JOIN LATERAL (
+    SELECT FROM scheduling_touch AS newer WHERE newer.event_id = later.id AND newer.node_id = t.node_id
+        AND newer.retry_of IS NULL AND newer.created_at > e.received_at
+    LIMIT 1
+) AS newer
 WHERE t.task_id = ANY(%(ids)b)
 GROUP BY t.task_id
 """
 
 _IMPORTANT = """
-SELECT task_id, customer_id, priority, due_at FROM scheduling_touch
-WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND parked = ''
+SELECT task_id, customer_id, priority, due_at, node_id FROM scheduling_touch_live
+WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND paused_by = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
   AND reserved_at IS NULL AND COALESCE(node_id, 0) = ANY(%(nodes)b)
 """
@@ -310,17 +368,19 @@ WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND 
 # attempt, the second one sent the same content. For a lost attempt only the text valid at its verdict is known.
 _FIRST_ATTEMPTS = """
 WITH RECURSIVE chain AS (
-    SELECT task_id, task_id AS link, root_id, retry_of, template_id, template_version
-    FROM scheduling_touch WHERE task_id = ANY(%(ids)b)
+    SELECT task_id, root_id, retry_of, template_id, template_version, attempts, verdicts
+    FROM scheduling_touch_live WHERE task_id = ANY(%(ids)b)
     UNION ALL
-    SELECT chain.task_id, t.task_id, t.root_id, t.retry_of, t.template_id, t.template_version
-    FROM chain JOIN scheduling_touch AS t ON t.task_id = chain.retry_of AND t.root_id = chain.root_id
+    SELECT chain.task_id, t.root_id, t.retry_of, t.template_id, t.template_version, t.attempts, t.verdicts
+    FROM chain CROSS JOIN LATERAL (
+        SELECT * FROM scheduling_touch_ended AS t WHERE t.task_id = chain.retry_of AND t.root_id = chain.root_id LIMIT 1
+    ) AS t
 ), first AS MATERIALIZED (
-    SELECT DISTINCT ON (chain.task_id) chain.task_id, chain.link, chain.template_id, chain.template_version,
+    SELECT DISTINCT ON (chain.task_id) chain.task_id, chain.verdicts, chain.template_id, chain.template_version,
            a.subject, a.body, a.started_at
-    FROM chain JOIN scheduling_attempt AS a ON a.touch_id = chain.link
+    FROM chain CROSS JOIN LATERAL touch_attempts(chain.attempts) AS a
     WHERE chain.template_id IS NOT NULL AND chain.template_version IS NOT NULL
-    ORDER BY chain.task_id, a.body = '', a.id
+    ORDER BY chain.task_id, a.body = '', a.started_at
 )
 SELECT first.task_id, first.template_id, first.template_version, first.subject, first.body,
        texts.locales, texts.subjects, texts.bodies
@@ -330,8 +390,8 @@ FROM first LEFT JOIN LATERAL (
         SELECT DISTINCT ON (h.id) h.history_type, h.locale, h.subject, h.body
         FROM scheduling_historicaltemplatetext AS h
         WHERE h.template_id = first.template_id AND h.history_date <= (
-            SELECT max(v.at) FROM scheduling_verdict AS v
-            WHERE v.touch_id = first.link AND v.decision = 'send' AND v.at <= first.started_at
+            SELECT max(v.at) FROM touch_verdicts(first.verdicts) AS v
+            WHERE v.decision = 'send' AND v.at <= first.started_at
         )
         ORDER BY h.id, h.history_date DESC, h.history_id DESC
     ) AS stood

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from scheduling.channels.base import Message, is_immediate
 from scheduling.delivery import settlement
 from scheduling.delivery.due_batch import Due, DueBatch
+from scheduling.delivery.links import tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
 from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
 from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
-from scheduling.policy.specs import ChannelSpec
 from scheduling.templating.rendering import choose_text, render_message
 from scheduling.templating.values import CannotRender
 
@@ -51,7 +51,7 @@ def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[WakeUp]]:
 
 def _judge(batch: DueBatch, row: Due) -> Judged:
     candidate = batch.candidate(row)
-    verdict = guards.judge_touch(candidate, batch.surroundings(row), batch.locked_at)
+    verdict = guards.judge_touch(candidate, batch.build_context(row), batch.locked_at)
     if verdict.decision == guards.SEND:
         return _prepare_send(batch, row, candidate, verdict)
     return Judged(row, verdict, _without_attempt(batch, row, settlement.decision_for(verdict)))
@@ -62,7 +62,7 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
 
     A failure after that would use a slot that other touches need.
     """
-    spec, template, counts = candidate.node.channel, candidate.template, candidate.node.guard_cap != "ignore"
+    template, counts = candidate.template, candidate.node.guard_cap != "ignore"
     content = (template.content_type, template.id, template.version, counts)
     try:
         route = _route_of(batch, row, candidate)
@@ -72,13 +72,15 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
         failed = Settlement("failed", reason, releases_cap_slot=True, content=Content(*content))
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
     immediate = is_immediate(route.channel)
-    if not candidate.has_slot:
+    if not candidate.has_cap_slot:
         until = None if immediate else batch.locked_at + LEASE
-        slot = CapSlot(row.task_id, batch.locked_at, template.content_type, counts, immediate, until)
-        batch.history.add_slot(row, slot)
+        slot = CapSlot(
+            row.task_id, batch.locked_at, template.content_type, counts, immediate, until, row.node_id, template.id
+        )
+        batch.history.add_cap_slot(row, slot)
     if immediate:
         return Judged(row, verdict, _sent_settlement("delivered", *content), message)
-    delivery = _build_delivery(batch, row, message, route, spec)
+    delivery = _build_delivery(batch, row, message, route, candidate)
     return Judged(row, verdict, _sent_settlement("running", *content), message, delivery)
 
 
@@ -119,15 +121,18 @@ def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route
         repeatable=node.channel.idempotent,
         target=route.target,
         trace_id=event.trace,
+        spoke_at=candidate.customer.conversation_at,
     )
 
 
-def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, spec: ChannelSpec) -> Delivery:
+def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, candidate: Candidate) -> Delivery:
+    spec = candidate.node.channel
     return Delivery(
         row.claim, message, route.channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
         node_id=row.node_id,
         priority=row.priority,
         receiver=route.receiver,
+        tracks_links=tracks_links(candidate.template, route.channel),
         event_at=row.event.occurred_at if row.node_id in batch.config.asking_presence else None,
         question=batch.announced.questions.get(row.task_id),
         with_unknown_outcome=row.task_id in batch.history.with_unknown_outcome,
@@ -139,9 +144,10 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, 
     """Return subject, body and locale.
 
     A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key may
-    keep either message.
+    keep either message. A text that an operator edited replaces the template's.
     """
     first = batch.history.first_attempt(row)
-    if first and first.body:
-        return first.subject, first.body, choose_text(candidate.template, candidate.customer.locale).locale
+    known = first if first and first.body else batch.history.edited.get(row.root_id)
+    if known:
+        return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
     return render_message(candidate.template, candidate.customer, row.event)

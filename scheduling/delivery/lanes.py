@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from scheduling.channels.base import Channel, Outcome
 from scheduling.channels.circuit_breaker import Breaker
@@ -21,7 +22,20 @@ FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered ye
 SHORTEST_DURATION = 0.01
 SMOOTHING = 0.1  #: weight of the latest call
 LONGEST_WAIT = 600.0  #: seconds; the estimate may be wrong for longer waits
-REMEMBERED = 10_000  #: receivers
+REMEMBERED = 10_000  #: receivers, beside those with deliveries
+FORGOTTEN_AT_ONCE = 100  #: receivers
+REPORTED = 1_000  #: receivers in the report of a process: the resting ones, then the busiest
+
+
+class LaneLoad(NamedTuple):
+    """What a process knows of a receiver, or all processes together."""
+
+    receiver: str
+    chat_id: str  #: of one of its deliveries
+    in_flight: int
+    held: int  #: claimed, and waiting in the process for the receiver
+    rate: float  #: touches a second that it takes
+    rest: float  #: seconds that its circuit breaker rests
 
 
 @dataclass(slots=True)
@@ -34,6 +48,7 @@ class ReceiverLane:
     held: int = 0  #: submitted and not ended
     granted: int = 0  #: of these, how many have a grant of the vendor's quota
     duration: float = 0.0  #: smoothed seconds in flight; 0: no call has ended
+    chat_id: str = ""  #: of the latest delivery
     next_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  #: last instant given, by priority
 
     @property
@@ -67,7 +82,7 @@ class ReceiverLanes:
     """The lanes of a process by receiver, with their circuit breakers. Thread-safe, except for `waiting` of a lane."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, ReceiverLane] = {}
+        self._lanes: OrderedDict[str, ReceiverLane] = OrderedDict()
         self._breaker = Breaker()
         self._held = 0
         self._lock = threading.Lock()
@@ -82,7 +97,7 @@ class ReceiverLanes:
         now = time.monotonic()
         with self._lock:
             lane = self._open_lane(receiver, channel)
-            rest = self._breaker.remaining_rest(receiver, now, trials=own)
+            rest = self._breaker.remaining_rest(receiver, now, trials=own + lane.held)
             if rest:
                 return "target_down", lane.reserve_instant(now + rest, priority)
             held, share = self._held + total, lane.held + own
@@ -99,10 +114,12 @@ class ReceiverLanes:
         with self._lock:
             self._lanes[receiver].granted += 1
 
-    def hold(self, receiver: str, channel: Channel) -> None:
+    def hold(self, receiver: str, channel: Channel, chat_id: str = "") -> None:
         """Count a submitted delivery."""
         with self._lock:
-            self._open_lane(receiver, channel).held += 1
+            lane = self._open_lane(receiver, channel)
+            lane.held += 1
+            lane.chat_id = chat_id
             self._held += 1
 
     def release(self, receiver: str, *, granted: bool) -> None:
@@ -131,11 +148,33 @@ class ReceiverLanes:
             self._lanes[receiver].note_duration(now - started_at)
             self._breaker.record(receiver, outcome, now)
 
+    def list_busy(self) -> list[LaneLoad]:
+        """Return the receivers with deliveries in this process, with a rest, or with instants given ahead."""
+        now = time.monotonic()
+        with self._lock:
+            rests = self._breaker.resting_targets(now)
+            found = [
+                LaneLoad(
+                    key, lane.chat_id, lane.in_flight, max(lane.held - lane.in_flight, 0), round(lane.rate, 2),
+                    round(rests.get(key, 0.0), 1),
+                )
+                for key, lane in self._lanes.items()
+                if lane.held or key in rests or max(lane.next_at) > now
+            ]  # fmt: skip
+        return sorted(found, key=lambda each: (-each.rest, -each.held, -each.in_flight))[:REPORTED]
+
     def _open_lane(self, receiver: str, channel: Channel) -> ReceiverLane:
         lane = self._lanes.get(receiver)
         if lane is None:
             if len(self._lanes) >= REMEMBERED:
-                for key in [key for key, each in islice(self._lanes.items(), 100) if not each.held]:
-                    del self._lanes[key]
+                self._forget_lanes()
             lane = self._lanes[receiver] = ReceiverLane(getattr(channel, "at_once", IN_FLIGHT_PER_TARGET))
         return lane
+
+    def _forget_lanes(self) -> None:
+        """Forget the first lanes. Those that hold deliveries move to the end, so that the next call sees others."""
+        for key in list(islice(self._lanes, FORGOTTEN_AT_ONCE)):
+            if self._lanes[key].held:
+                self._lanes.move_to_end(key)
+            else:
+                del self._lanes[key]

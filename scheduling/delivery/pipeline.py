@@ -10,6 +10,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -29,7 +30,7 @@ from scheduling.delivery.settlement import FAILED_ENDS, storable_text
 from scheduling.dispatch.publisher import publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import Reconfigured, TouchDecision, touches
-from scheduling.ledger.transitions import Settlement, WakeUp
+from scheduling.ledger.transitions import Settlement
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import ChannelSpec
 
@@ -53,7 +54,7 @@ def deliver_touches(task_ids: Sequence[UUID]) -> None:
             The latter may mean that the machine was suspended.
         Reconfigured: the configuration changed during each of `MAX_JUDGEMENTS` tries.
     """
-    batching.bisect(task_ids, _deliver_batch, _give_up, concerns_all=_concerns_all)
+    batching.bisect(task_ids, partial(_deliver_batch, waits={}), _give_up, concerns_all=_concerns_all)
 
 
 def _concerns_all(error: Exception, count: int) -> bool:
@@ -92,16 +93,16 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
     return [claim.task_id for claim in claims]
 
 
-def _deliver_batch(task_ids: Sequence[UUID]) -> None:
+def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None:
     slots = None
     for tries_left in reversed(range(MAX_JUDGEMENTS)):
         config = snapshot.current()
         announced = read_announced(task_ids, config)
-        slots = admission.reserve_slots(task_ids, config) if slots is None else slots
+        slots = admission.reserve_quota_slots(task_ids, config) if slots is None else slots
         try:
             with transaction.atomic():
-                batch = due_batch.lock(announced, config)
-                batch, deferred = admission.admit_batch(batch, slots) if batch else (None, {})
+                locked = due_batch.lock(announced, config)
+                batch, deferred = admission.admit_batch(locked, slots, waits) if locked else (None, {})
                 if deferred:
                     touches.defer(deferred)
                 judged, unjudged = judge_batch(batch) if batch else ([], [])
@@ -113,20 +114,23 @@ def _deliver_batch(task_ids: Sequence[UUID]) -> None:
             if not tries_left:
                 raise
     rest = [*(batch.rest if batch else ()), *unjudged]
-    if len(judged) + len(rest) + len(deferred) < len(task_ids):
-        # Premature wake-ups, which a node with a fast clock caused.
-        _publish(touches.premature_wakeups(task_ids), config)
-    _publish(rest, config)  # at once, without waiting for its lease; the lease covers a lost message
-    _submit(judged)
+    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != admission.QUOTA}
+    keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
+    admission.forget_quota_slots(set(task_ids) - keep)
+    _submit(judged)  # before any statement that may fail: the touches are claimed
     presence.note_sending(_list_local_notes(judged, announced))
     delivered = _group_by_channel(decisions, config)
     for spec, alike in delivered:
         channel_of(spec).send_now([each.message for each in alike])  # type: ignore[attr-defined]
     _log_unsent(decisions, config)
-    for reason, count in Counter(reason for reason, _ in deferred.values()).items():
-        log.info("touches_deferred", reason=reason, count=count)
+    if locked and deferred:
+        admission.report_deferrals(locked, deferred)
     if batch:
         _measure(decisions, delivered, batch.locked_at)
+    publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
+    if len(judged) + len(rest) + len(deferred) < len(task_ids):
+        # Premature wake-ups, which a node with a fast clock caused.
+        publish_touches(touches.premature_wakeups(task_ids), config.nodes)
 
 
 def _group_by_decision(judged: Sequence[Judged]) -> Decided:
@@ -152,10 +156,15 @@ def _settle(batch: DueBatch, decisions: Decided) -> None:
         {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
-        version=batch.config.version if any(each.settlement.state == "delivered" for each in decisions) else None,
+        version=batch.config.version if any(_depends_on_version(each.settlement) for each in decisions) else None,
         texts=texts,
     )
     dead_letters.record_failed_touches(list(failed), details=failed)
+
+
+def _depends_on_version(end: Settlement) -> bool:
+    """Return whether a newer configuration forbids this write: it delivers, or ends a touch of a node that is off."""
+    return end.state == "delivered" or end.reason == "node_disabled"
 
 
 def _group_by_channel(decisions: Decided, config: Snapshot) -> list[tuple[ChannelSpec, list[Judged]]]:
@@ -167,11 +176,6 @@ def _group_by_channel(decisions: Decided, config: Snapshot) -> list[tuple[Channe
                 spec = config.nodes[each.row.node_id].channel
                 found.setdefault(spec.id, (spec, []))[1].append(each)
     return list(found.values())
-
-
-def _publish(wakeups: list[WakeUp], config: Snapshot) -> None:
-    if wakeups:
-        publish_touches(wakeups, {wakeup.route: config.nodes[wakeup.route].channel.id for wakeup in wakeups})
 
 
 def _submit(judged: Sequence[Judged]) -> None:

@@ -56,6 +56,8 @@ def channel_of(spec: ChannelSpec) -> Channel:
         channel = kind(spec.config, spec.timeout)
     except ValueError as error:
         raise NoTarget("channel_misconfigured", f"channel {spec.key}: {error}") from None
+    if spec.limits:
+        channel.quotas = (*channel.quotas, *spec.limits)  # type: ignore[misc] # for this row only
     _channels[spec.id] = (spec, channel)
     return channel
 
@@ -87,7 +89,7 @@ def target_for(
     if disabled is None:
         disabled = find_disabled([(spec.id, target_digest(spec, target))])
     if disabled and (spec.id, target_digest(spec, target)) in disabled:
-        raise NoTarget("target_disabled", "the receiver responded 410 (gone)")
+        raise NoTarget("target_disabled", "the vendor answered that this receiver is gone")
     return target
 
 
@@ -102,7 +104,10 @@ def find_route(
     try:
         channel = channel_of(spec)
         target = target_for(spec, channel, customer, chat_id, communities, disabled)
-        blank = Message(_NONE, _NONE, customer.user_id, chat_id, "", "", "", "", "", "", {}, target=target)
+        blank = Message(
+            _NONE, _NONE, customer.user_id, chat_id, "", "", "", "", "", "", {},
+            target=target, spoke_at=customer.conversation_at,
+        )  # fmt: skip
         vendor_key = receiver_key(channel, blank) if channel.quotas else ""
         return Route(channel, target, lane_key(spec, channel, blank), vendor_key)
     except Exception:

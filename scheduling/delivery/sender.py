@@ -23,11 +23,14 @@ import structlog
 from django.conf import settings
 from django.db import close_old_connections, connections
 
-from scheduling.channels.base import Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Outcome, Permanent, Quotas, Transient, Unknown
+from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence
+from scheduling.delivery.held_slot import HeldSlot
 from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendRefused
+from scheduling.delivery.receiver_reports import report_lanes
 from scheduling.delivery.routing import lane_key
 from scheduling.delivery.settlement import settle_results
 from scheduling.ledger.touches import Stop, touches
@@ -111,7 +114,7 @@ class Sender:
                 self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
             delivery.receiver = receiver
-            self.lanes.hold(receiver, delivery.channel)
+            self.lanes.hold(receiver, delivery.channel, delivery.message.chat_id)
             accepted.append(delivery)
         loop.call_soon_threadsafe(self._accept, accepted)
 
@@ -139,6 +142,7 @@ class Sender:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
                 threading.Thread(target=self._settle_loop, name="settler", daemon=True).start()
+                threading.Thread(target=report_lanes, args=(self.lanes,), name="reporter", daemon=True).start()
             return self._loop
 
     # --- in the sending thread ------------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ class Sender:
             while marking.ready:
                 chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
                 try:
-                    permits, notes = await self._run_in(marking.thread, self._check_quota_and_claim, chunk)
+                    permits, notes = await self._run_in(marking.thread, self._mark_permitted, chunk)
                 except Exception:
                     log.exception("mark_failed", count=len(chunk))
                     permits, notes = {}, []
@@ -206,7 +210,7 @@ class Sender:
         finally:
             marking.active = False
 
-    def _check_quota_and_claim(self, chunk: list[Delivery]) -> tuple[Permits, list[presence.SendingNote]]:
+    def _mark_permitted(self, chunk: list[Delivery]) -> tuple[Permits, list[presence.SendingNote]]:
         """Return for each delivery None (send it) or why not, and what Presence counts.
 
         Runs in a thread because it calls Redis and PostgreSQL. The fenced write comes last, so that no decision
@@ -227,22 +231,24 @@ class Sender:
         return permits, _list_sending_notes(chunk, permits)
 
     def _over_quota(self, chunk: list[Delivery]) -> Permits:
-        by_receiver: dict[str, list[Delivery]] = {}
-        for delivery in chunk:
-            if delivery.channel.quotas:
-                by_receiver.setdefault(receiver_key(delivery.channel, delivery.message), []).append(delivery)
+        """Take slots for a chunk. Channel rows may share a receiver, and each has its own quotas."""
+        groups: dict[Quotas, dict[str, list[Delivery]]] = {}
+        for each in chunk:
+            if quotas := each.channel.quotas:
+                groups.setdefault(quotas, {}).setdefault(receiver_key(each.channel, each.message), []).append(each)
         held: Permits = {}
-        for quotas in {deliveries[0].channel.quotas for deliveries in by_receiver.values()}:
-            wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
+        for quotas, by_receiver in groups.items():
+            wanted, asked_at = {key: len(found) for key, found in by_receiver.items()}, time.monotonic()
             for receiver, grant in self.quotas.acquire(quotas, wanted).items():
                 for delivery in by_receiver[receiver][: grant.granted]:
                     delivery.granted = True
+                    delivery.slot = HeldSlot(self.quotas, quotas, receiver, grant.slot, asked_at)
                     self.lanes.note_grant(delivery.receiver)
                 held |= self._plan_denied(receiver, by_receiver[receiver][grant.granted :], grant)
         return held
 
     def _plan_denied(self, receiver: str, denied: list[Delivery], grant: Grant) -> Permits:
-        """Let deliveries wait here for a slot that is near. Reserve a slot of its own for each of the others.
+        """Let deliveries wait here for a quota slot that is near. Reserve one of its own for each of the others.
 
         Slots that were reserved apart may come together after an outage.
         """
@@ -266,12 +272,13 @@ class Sender:
 
     async def _send(self, delivery: Delivery) -> None:
         delivery.sent_at = time.monotonic()
+        before_first_byte.set(delivery.slot.renew if delivery.slot else None)
         seconds = delivery.spec.timeout.total_seconds()
         outcome: Outcome
         try:
             deadline = datetime.now(UTC) + delivery.spec.timeout
             # The channel enforces the deadline itself. This timeout covers one that does not.
-            outcome = await asyncio.wait_for(delivery.channel.send(delivery.message, deadline), seconds + 1)
+            outcome = await asyncio.wait_for(delivery.channel.send(delivery.outgoing, deadline), seconds + 1)
         except TimeoutError:
             outcome = Unknown("timeout", f"no end after {seconds:g} s")
         except Exception as error:
@@ -384,7 +391,7 @@ def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> lis
 def _verdict_for_stop(stop: Stop) -> GuardVerdict:
     match stop.code:
         case "paused":
-            return GuardVerdict(HOLD, "paused", observed=stop.scope, parked=stop.scope)
+            return GuardVerdict(HOLD, "paused", observed=stop.scope, paused_by=stop.scope)
         case "opted_out":
             return GuardVerdict(SUPPRESS, "opted_out", observed="marketing")
         case "conversation":

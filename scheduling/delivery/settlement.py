@@ -9,8 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 from uuid import UUID
 
 import structlog
@@ -23,7 +22,8 @@ from scheduling.delivery.routing import target_digest
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Claim, Settlement
-from scheduling.planning import disabled_targets
+from scheduling.models import Attempt
+from scheduling.planning import disabled_targets, vendor_ids
 from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, GuardVerdict
 from scheduling.policy.specs import ChannelSpec
 
@@ -59,20 +59,24 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
         ends = {delivery.claim: settlement_of(delivery, result) for delivery, result in results}
-        settled = touches.settle(ends)
+        refused = {delivery.claim: result.verdict for delivery, result in results if isinstance(result, SendRefused)}
+        attempts = {each.claim: _attempt(each, result) for each, result in results if not isinstance(result, Untried)}
+        settled = touches.settle(ends, attempts=attempts, verdicts=refused)
         valid = [each for each in results if each[0].claim in settled]
-        record_attempts(valid)
-        refused = [
-            (delivery.claim.task_id, result.verdict) for delivery, result in valid if isinstance(result, SendRefused)
-        ]
-        if refused:
-            record_verdicts(refused, sql.now())
         dead_letters.record_failed_touches(
             [each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS]
         )
         disable_targets(results)
+        vendor_ids.store_vendor_ids(
+            (each.spec.id, result.vendor_id, each.message.delivery_key)
+            for each, result in results
+            if isinstance(result, Delivered) and result.vendor_id
+        )
     measure_attempts(valid)
-    measure_verdicts((verdict, 1) for _, verdict in refused)
+    measure_deferrals(
+        Counter((delivery.spec.kind, result.reason) for delivery, result in valid if isinstance(result, Deferred))
+    )
+    measure_verdicts((verdict, 1) for claim, verdict in refused.items() if claim in settled)
     measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
     _log_ends([delivery for delivery, _ in valid], ends)
     if len(valid) < len(results):
@@ -117,7 +121,11 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
     """Return the settlement for a verdict other than `send`."""
     if verdict.decision == HOLD:
         return Settlement(
-            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, releases_cap_slot=True
+            "scheduled",
+            verdict.rule,
+            due_at=verdict.next_eligible_at,
+            paused_by=verdict.paused_by,
+            releases_cap_slot=True,
         )
     if verdict.rule == "channel_retired":
         return Settlement("failed", verdict.rule, releases_cap_slot=True)
@@ -127,6 +135,9 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
 
 def _settlement_by_result(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
     if isinstance(result, SendRefused):
+        if result.verdict.rule == "node_disabled":
+            # The node may be on again. The next judgement decides, and its write checks the configuration version.
+            return Settlement("scheduled", result.verdict.rule, releases_cap_slot=True)
         return decision_for(result.verdict)
     if isinstance(result, Delivered):
         return Settlement("delivered")
@@ -172,39 +183,19 @@ def without_detail(result: Outcome | Deferred | SendRefused) -> Outcome | Deferr
     return Permanent("internal_error")
 
 
-def record_verdicts(verdicts: Sequence[tuple[UUID, GuardVerdict]], at: datetime) -> None:
-    judged_at = at.isoformat()  # formatted once for all rows
-    sql.copy_rows(
-        _COPY_VERDICTS,
-        [
-            (
-                task_id, judged_at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
-                each.next_eligible_at,
-            )
-            for task_id, each in verdicts
-        ],
-    )  # fmt: skip
-
-
-def record_attempts(results: Sequence[DeliveryResult]) -> None:
-    """Store one row for each call of a channel. Untried deliveries made no call."""
-    sql.copy_rows(_COPY_ATTEMPTS, [_attempt_row(*each) for each in results if not isinstance(each[1], Untried)])
-
-
-def _attempt_row(delivery: Delivery, outcome: Outcome | Deferred | SendRefused) -> tuple[Any, ...]:
-    message = delivery.message
-    return (
-        message.task_id,
+def _attempt(delivery: Delivery, outcome: Outcome | Deferred | SendRefused) -> Attempt:
+    """Return the stored form of a call of a channel."""
+    return Attempt(
         delivery.attempt,
         delivery.claim.lease_no,
         delivery.instant(delivery.sent_at),
         delivery.instant(delivery.ended_at),
         _OUTCOMES[type(outcome)],
-        getattr(outcome, "reason", ""),
+        getattr(outcome, "reason", "")[:64],
         storable_text(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
         getattr(outcome, "status", None),
-        storable_text(message.subject),
-        storable_text(message.body),
+        storable_text(delivery.message.subject),
+        storable_text(delivery.message.body),
     )
 
 
@@ -229,6 +220,13 @@ def measure_calls(spec: ChannelSpec, outcome: str, reason: str, late: list[float
     metrics.observe_all(metrics.lateness.labels(spec.kind), late)
     if took:
         metrics.observe_all(metrics.send_duration.labels(spec.kind, outcome), took)
+
+
+@metrics.never_raises
+def measure_deferrals(deferrals: Mapping[tuple[str, str], int]) -> None:
+    """Count touches that returned untried, by kind of their channel and reason."""
+    for (kind, reason), count in deferrals.items():
+        metrics.deferrals.labels(kind, metrics.reason_label(reason)).inc(count)
 
 
 @metrics.never_raises
@@ -266,13 +264,3 @@ def storable_text(text: str) -> str:
 
 
 _OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}
-
-_COPY_ATTEMPTS = """
-COPY scheduling_attempt
-    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, status, subject, body)
-FROM STDIN
-"""
-
-_COPY_VERDICTS = """
-COPY scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit", next_eligible_at) FROM STDIN
-"""

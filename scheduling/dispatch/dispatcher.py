@@ -16,9 +16,10 @@ from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from scheduling import metrics, tracing
+from scheduling.batching import BackgroundBatcher
 from scheduling.configuration import snapshot
 from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.publisher import TOUCH_QUEUES, BackgroundPublisher, oldest_message_at, publish_touches
+from scheduling.dispatch.publisher import TOUCH_QUEUES, oldest_message_at, publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Settlement, WakeUp
@@ -76,8 +77,7 @@ def _dispatch_within(horizon: timedelta, ends_at: float) -> int:
 def publish_wakeups(wakeups: list[WakeUp]) -> None:
     """Publish wake-ups for dispatched touches."""
     if wakeups:
-        nodes = snapshot.current().nodes
-        publish_touches(wakeups, {wakeup.route: nodes[wakeup.route].channel.id for wakeup in wakeups})
+        publish_touches(wakeups, snapshot.current().nodes)
 
 
 def rescue_lost_work() -> tuple[int, int]:
@@ -144,10 +144,8 @@ def _rescue_expired_runs() -> int:
             else:
                 at = rows[claim.task_id].at
                 settlements[claim] = Settlement("scheduled", "worker_lost", due_at=at)
-        touches.settle(settlements)
-        Attempt.objects.bulk_create(
-            [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in expired if was_sending]
-        )
+        lost = {claim: _lost_attempt(rows[claim.task_id], claim.lease_no) for claim, sent in expired if sent}
+        touches.settle(settlements, attempts=lost)
         dead_letters.record_failed_touches(
             [claim.task_id for claim, end in settlements.items() if end.state == "unknown"]
         )
@@ -165,10 +163,7 @@ def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
     No worker reported its result. The stored attempt keeps the outcome unknown across the next attempts.
     """
     assert row.sending_at is not None
-    return Attempt(
-        touch=row, number=row.attempt, lease_no=lease_no, started_at=row.sending_at, outcome="unknown",
-        reason="worker_lost",
-    )  # fmt: skip
+    return Attempt(row.attempt, lease_no, row.sending_at, outcome="unknown", reason="worker_lost")
 
 
 def resume_unpaused() -> int:
@@ -177,11 +172,12 @@ def resume_unpaused() -> int:
     An interrupted pass is safe: the next one continues.
     """
     resumed = set(touches.paused_scopes()) - snapshot.current().paused
-    unparked, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    changed, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     for scope in sorted(resumed):
         while datetime.now(UTC) < ends_at and (count := touches.resume_paused(scope, spread=RESUME_SPREAD)):
-            unparked += count
-    return unparked
+            changed += count
+    return changed
 
 
-background_publisher = BackgroundPublisher(publish_wakeups)
+#: Wake-ups that it loses: the leases of their rows expire, and the rescue dispatches them again.
+background_publisher = BackgroundBatcher(publish_wakeups, name="wakeups")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import queue as queues
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
@@ -14,28 +12,31 @@ from typing import Any
 import structlog
 from celery import current_app
 from django.conf import settings
-from django.db import close_old_connections
 from kombu.exceptions import OperationalError
 
 from scheduling.dispatch.broker_health import broker_alarm
 from scheduling.ledger.transitions import AGE_UNKNOWN, WakeUp
+from scheduling.policy.specs import NodeSpec
 
 log = structlog.get_logger(__name__)
 
 TOUCH_QUEUES = {0: "touch.high", 1: "touch.normal", 2: "touch.low"}
-DUE_BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries touches due together
+DUE_BUCKET = 0.010  #: seconds; one message carries touches that fall due within it, at the instant of the last one
+ETA_MARGIN = timedelta(milliseconds=1)  #: so that a clock that is a fraction of it ahead claims no touch too early
 MESSAGE_LIMIT = 500  #: ids per message
-GATHER_LIMIT = 1000  #: wake-ups that the background publisher gathers before it publishes
 DELIVER_TASK = "scheduling.deliver"
 
 
-def publish_touches(wakeups: Iterable[WakeUp], channels: dict[int, int]) -> int:
+def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) -> int:
     """Publish wake-ups, grouped by queue, channel and due bucket. Return the number of messages.
 
-    `channels` maps node ids to channel ids, so that a slow channel gets separate messages. Raises nothing: if the
-    broker is unavailable, the leases of the rows expire and they are dispatched again.
+    A channel gets messages of its own, so that a slow one delays no other. Nodes that `nodes` lacks share messages: a
+    snapshot may be older than a new node. Raises nothing: if the broker is unavailable, the leases of the rows expire
+    and they are dispatched again.
     """
-    messages = list(_build_messages(wakeups, channels))
+    if not wakeups:
+        return 0
+    messages = list(build_wakeup_messages(wakeups, nodes))
     if broker_alarm.is_on():
         log.warning("wakeups_lost", messages=len(messages), error="the broker takes no messages")
         return 0
@@ -62,16 +63,17 @@ def publish_touches(wakeups: Iterable[WakeUp], channels: dict[int, int]) -> int:
     return len(messages)
 
 
-def _build_messages(
-    wakeups: Iterable[WakeUp], channels: dict[int, int]
+def build_wakeup_messages(
+    wakeups: Iterable[WakeUp], nodes: Mapping[int, NodeSpec]
 ) -> Iterator[tuple[str, datetime | None, list[str]]]:
+    """Yield the queue, the earliest time and the task ids of each message."""
     now = datetime.now(UTC).timestamp()
     groups: dict[tuple[int, int, int], list[WakeUp]] = defaultdict(list)
     for wakeup in wakeups:
-        due = wakeup.due_at.timestamp()
-        groups[wakeup.priority, channels.get(wakeup.route, 0), ceil(max(due, now) / DUE_BUCKET)].append(wakeup)
+        due, node = wakeup.due_at.timestamp(), nodes.get(wakeup.route)
+        groups[wakeup.priority, node.channel.id if node else 0, ceil(max(due, now) / DUE_BUCKET)].append(wakeup)
     for (priority, _, bucket), members in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2])):
-        eta = datetime.fromtimestamp(bucket * DUE_BUCKET, UTC) if bucket * DUE_BUCKET > now + DUE_BUCKET else None
+        eta = max(each.due_at for each in members) + ETA_MARGIN if bucket * DUE_BUCKET > now + DUE_BUCKET else None
         for start in range(0, len(members), MESSAGE_LIMIT):
             task_ids = [str(wakeup.task_id) for wakeup in members[start : start + MESSAGE_LIMIT]]
             yield TOUCH_QUEUES[priority], eta, task_ids
@@ -111,40 +113,3 @@ def read_publication_time(raw: bytes) -> datetime | None:
         return datetime.fromtimestamp(json.loads(raw)["headers"]["published_at"], UTC)
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-class BackgroundPublisher:
-    """Publish dispatched touches in a background thread, so that no request or commit waits for the broker.
-
-    Wake-ups beyond the capacity are dropped. The leases of their rows expire and the rescue dispatches them again.
-    """
-
-    def __init__(self, publish: Callable[[list[WakeUp]], None], *, capacity: int = 1000) -> None:
-        self._publish = publish
-        self._waiting: queues.Queue[list[WakeUp]] = queues.Queue(capacity)
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-
-    def submit(self, wakeups: list[WakeUp]) -> None:
-        with self._starting:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
-                self._thread.start()
-        try:
-            self._waiting.put_nowait(wakeups)
-        except queues.Full:
-            log.warning("wakeups_dropped", count=len(wakeups))
-
-    def _run(self) -> None:
-        while True:
-            wakeups = self._waiting.get()
-            while len(wakeups) < GATHER_LIMIT:
-                try:
-                    wakeups = wakeups + self._waiting.get_nowait()
-                except queues.Empty:
-                    break
-            try:
-                close_old_connections()
-                self._publish(wakeups)
-            except Exception:
-                log.exception("wakeups_lost", count=len(wakeups))

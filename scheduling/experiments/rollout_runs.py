@@ -18,7 +18,7 @@ from django.db import close_old_connections, transaction
 from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments.rollout_stats import count_version_results, persist_older_counts
-from scheduling.models import GuardedRollout, Node, RolloutMove
+from scheduling.models import AutomaticRollout, Node, RolloutMove
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.rollout import GROW, PAUSE, PLAN_DEFAULTS, Judgement, judge_step, read_plan
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 MAX_UNJUDGED = timedelta(minutes=5)  #: longest time without a judgement, after which the canary is withdrawn
 SYSTEM_ACTOR = Actor("")  #: actor of automatic moves
-State, Verb = GuardedRollout.State, RolloutMove.Verb
+State, Verb = AutomaticRollout.State, RolloutMove.Verb
 OPEN = (State.RUNNING, State.PAUSED)
 
 
@@ -42,7 +42,7 @@ def advance_all_rollouts() -> int:
     operator never waits for a count. Of two concurrent passes the second finds the row locked or judged, and skips it.
     Counts stored by an interrupted pass stay, and the next pass continues there.
     """
-    running = GuardedRollout.objects.filter(state=State.RUNNING).order_by("judged_at", "pk")
+    running = AutomaticRollout.objects.filter(state=State.RUNNING).order_by("judged_at", "pk")
     moved = 0
     for pk in list(running.values_list("pk", flat=True)):
         try:
@@ -55,7 +55,7 @@ def advance_all_rollouts() -> int:
 
 
 def _advance_rollout(pk: int) -> bool:
-    seen = GuardedRollout.objects.filter(pk=pk, state=State.RUNNING).first()
+    seen = AutomaticRollout.objects.filter(pk=pk, state=State.RUNNING).first()
     if seen is None or not persist_older_counts(seen, settings.TIMEOUTS.rollout):
         return False
     with sql.limit_statement_time(settings.TIMEOUTS.rollout):
@@ -85,13 +85,13 @@ def _pause_unjudged_rollout(pk: int) -> bool:
         return False
 
 
-def _lock_running_rollout(pk: int) -> GuardedRollout | None:
+def _lock_running_rollout(pk: int) -> AutomaticRollout | None:
     """Return the locked roll-out; None if another transaction holds it or it no longer runs."""
-    found = GuardedRollout.objects.select_for_update(skip_locked=True, of=("self",))
+    found = AutomaticRollout.objects.select_for_update(skip_locked=True, of=("self",))
     return found.filter(pk=pk, state=State.RUNNING).first()
 
 
-def _apply_judgement(rollout: GuardedRollout, judgement: Judgement, at: datetime) -> bool:
+def _apply_judgement(rollout: AutomaticRollout, judgement: Judgement, at: datetime) -> bool:
     node = _lock_node(rollout.node_id)
     if edited := _find_node_edit(rollout, node):
         # A changed text was not judged, so the canary is withdrawn. An operator's edit of the node stays.
@@ -107,7 +107,7 @@ def _apply_judgement(rollout: GuardedRollout, judgement: Judgement, at: datetime
     return True
 
 
-def _find_node_edit(rollout: GuardedRollout, node: Node) -> str:
+def _find_node_edit(rollout: AutomaticRollout, node: Node) -> str:
     """Return how an operator changed the basis of the roll-out: "edited", "content", or ""."""
     left = (rollout.stable_id, rollout.canary_id, rollout.percent, rollout.communities, None)
     found = (node.template_id, node.canary_template_id, node.canary_percent, node.canary_communities, node.retired_at)
@@ -122,25 +122,28 @@ def _get_template_versions(node: Node) -> tuple[int, int]:
     return node.template.version, node.canary_template.version
 
 
-def _grow_rollout(rollout: GuardedRollout, node: Node, at: datetime) -> None:
+def _grow_rollout(rollout: AutomaticRollout, node: Node, at: datetime) -> None:
     if rollout.step + 1 == len(rollout.plan["steps"]):
         rollout.state, rollout.reason, rollout.ended_at = State.FINISHED, "", at
         _record_rollout_move(rollout, node, Verb.FINISHED, at, SYSTEM_ACTOR)
         return
     rollout.step, rollout.step_at, rollout.reason = rollout.step + 1, at, ""
-    _edit_node(node, rollout.percent, rollout.communities, f"guarded roll-out {rollout}: grows", SYSTEM_ACTOR)
+    edit_node(node, rollout.percent, rollout.communities, f"automatic roll-out {rollout}: grows", SYSTEM_ACTOR)
     _record_rollout_move(rollout, node, Verb.GREW, at, SYSTEM_ACTOR)
 
 
-def _pause_rollout(rollout: GuardedRollout, node: Node, reason: str, at: datetime, actor: Actor, *, back: bool) -> None:
+def _pause_rollout(
+    rollout: AutomaticRollout, node: Node, reason: str, at: datetime, actor: Actor, *, back: bool
+) -> None:
     """Pause the roll-out. With `back` no community gets the canary, not even the fixed ones."""
     rollout.state, rollout.reason = State.PAUSED, reason
     if back:
-        _edit_node(node, 0, [], f"guarded roll-out {rollout}: paused, {reason}", actor)
+        edit_node(node, 0, [], f"automatic roll-out {rollout}: paused, {reason}", actor)
     _record_rollout_move(rollout, node, Verb.PAUSED, at, actor)
 
 
-def _edit_node(node: Any, percent: float, communities: list[str], why: str, actor: Actor, **others: Any) -> None:
+def edit_node(node: Any, percent: float, communities: list[str], why: str, actor: Actor, **others: Any) -> None:
+    """Change the canary of a node and store the version with its reason and actor."""
     for name, value in {"canary_percent": percent, "canary_communities": communities, **others}.items():
         setattr(node, name, value)
     node._change_reason = why[:100]
@@ -149,7 +152,7 @@ def _edit_node(node: Any, percent: float, communities: list[str], why: str, acto
     node.save()
 
 
-def _record_rollout_move(rollout: GuardedRollout, node: Node, verb: str, at: datetime, actor: Actor) -> None:
+def _record_rollout_move(rollout: AutomaticRollout, node: Node, verb: str, at: datetime, actor: Actor) -> None:
     rollout.save()
     RolloutMove.objects.create(
         rollout=rollout, at=at, verb=verb, reason=rollout.reason, percent=node.canary_percent,
@@ -167,7 +170,7 @@ def _lock_node(node_id: int) -> Node:
 # --- operator -------------------------------------------------------------------------------------------------------
 
 
-def start_rollout(node_id: int, plan: Mapping[str, Any], actor: Actor) -> GuardedRollout:
+def start_rollout(node_id: int, plan: Mapping[str, Any], actor: Actor) -> AutomaticRollout:
     """Start a roll-out at its first step. The node stores the plan as the default of the next one.
 
     Raises:
@@ -181,13 +184,13 @@ def start_rollout(node_id: int, plan: Mapping[str, Any], actor: Actor) -> Guarde
         _check_startable(node)
         assert node.canary_template is not None
         at, versions = sql.now(), _get_template_versions(node)
-        rollout = GuardedRollout(
+        rollout = AutomaticRollout(
             node=node, stable=node.template, stable_version=versions[0], canary=node.canary_template,
             canary_version=versions[1], plan=plan, communities=node.canary_communities, started_at=at, step_at=at,
         )  # fmt: skip
         rollout.save()
-        why = f"guarded roll-out {rollout}: started"
-        _edit_node(node, rollout.percent, rollout.communities, why, actor, canary_guard=plan)
+        why = f"automatic roll-out {rollout}: started"
+        edit_node(node, rollout.percent, rollout.communities, why, actor, canary_guard=plan)
         _record_rollout_move(rollout, node, Verb.STARTED, at, actor)
     return rollout
 
@@ -197,8 +200,8 @@ def _check_startable(node: Node) -> None:
         raise Conflict("the node is retired")
     if node.canary_template is None or node.canary_template_id == node.template_id:
         raise InvalidInput.of("canary_template", "must be another template than the stable one; choose it first")
-    if node.guarded_rollouts.filter(state__in=OPEN).exists():
-        raise Conflict("a guarded roll-out of this node is under way; stop it first")
+    if node.automatic_rollouts.filter(state__in=OPEN).exists():
+        raise Conflict("an automatic roll-out of this node is under way; stop it first")
 
 
 def pause_rollout(rollout_id: int, actor: Actor) -> None:
@@ -228,7 +231,7 @@ def resume_rollout(rollout_id: int, actor: Actor) -> None:
         rollout.stable_version, rollout.canary_version = _get_template_versions(node)
         rollout.state, rollout.reason, rollout.figures = State.RUNNING, "", {}
         rollout.step_at, rollout.judged_at = at, None
-        _edit_node(node, rollout.percent, rollout.communities, f"guarded roll-out {rollout}: resumed", actor)
+        edit_node(node, rollout.percent, rollout.communities, f"automatic roll-out {rollout}: resumed", actor)
         _record_rollout_move(rollout, node, Verb.RESUMED, at, actor)
 
 
@@ -244,12 +247,12 @@ def stop_rollout(rollout_id: int, actor: Actor) -> None:
         mine = rollout.state == State.RUNNING and _find_node_edit(rollout, node) != "edited"
         rollout.state, rollout.reason, rollout.ended_at = State.STOPPED, "", at
         if mine:
-            _edit_node(node, 0, [], f"guarded roll-out {rollout}: stopped", actor)
+            edit_node(node, 0, [], f"automatic roll-out {rollout}: stopped", actor)
         _record_rollout_move(rollout, node, Verb.STOPPED, at, actor)
 
 
-def _lock_open_rollout(rollout_id: int, *states: str) -> GuardedRollout:
-    found = GuardedRollout.objects.select_for_update(of=("self",)).filter(pk=rollout_id, state__in=states).first()
+def _lock_open_rollout(rollout_id: int, *states: str) -> AutomaticRollout:
+    found = AutomaticRollout.objects.select_for_update(of=("self",)).filter(pk=rollout_id, state__in=states).first()
     if found is None:
         raise Conflict("the roll-out changed since you loaded it; reload and try again")
     return found

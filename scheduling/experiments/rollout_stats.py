@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.ids import first_id_at
-from scheduling.models import GuardedRollout
+from scheduling.models import AutomaticRollout
 from scheduling.policy.rollout import VersionCounts
 
 #: Age below which an end is not stored yet. A touch of a transaction that stays open for longer may be missed; no
@@ -55,7 +55,7 @@ class StoredCounts:
     stable_in_all: EndCounts  #: since the start of the roll-out: at 100 % no community gets the stable version any more
 
 
-def persist_older_counts(seen: GuardedRollout, time_limit: float) -> bool:
+def persist_older_counts(seen: AutomaticRollout, time_limit: float) -> bool:
     """Count older touches and store the counts, part by part.
 
     Return whether the roll-out still runs and no other process holds it.
@@ -69,8 +69,8 @@ def persist_older_counts(seen: GuardedRollout, time_limit: float) -> bool:
             if not count_next_part(seen):
                 return True
         with sql.limit_statement_time(time_limit):
-            mine = GuardedRollout.objects.select_for_update(skip_locked=True)
-            row = mine.filter(pk=seen.pk, state=GuardedRollout.State.RUNNING).first()
+            mine = AutomaticRollout.objects.select_for_update(skip_locked=True)
+            row = mine.filter(pk=seen.pk, state=AutomaticRollout.State.RUNNING).first()
             if row is None:
                 return False
             row.counted = seen.counted
@@ -79,7 +79,7 @@ def persist_older_counts(seen: GuardedRollout, time_limit: float) -> bool:
             raise TimeoutError("what ended earlier is not counted yet; the next pass goes on with it")
 
 
-def count_next_part(rollout: GuardedRollout) -> bool:
+def count_next_part(rollout: AutomaticRollout) -> bool:
     """Add one more part to `rollout.counted` without saving it. Return whether more is left."""
     before = _read_stored_counts(rollout)
     ((until, more),) = sql.rows(_STRETCH, {"since": before.until, "most": PART_SIZE, "lately": MIN_STORED_AGE})
@@ -94,7 +94,7 @@ def count_next_part(rollout: GuardedRollout) -> bool:
     return bool(more)
 
 
-def count_version_results(rollout: GuardedRollout) -> tuple[VersionCounts, VersionCounts]:
+def count_version_results(rollout: AutomaticRollout) -> tuple[VersionCounts, VersionCounts]:
     """Return the counts of the canary and of the stable version."""
     # Complaints first: touches that end in between are counted below, so no rate exceeds 1.
     complained, opted_out = _count_by_version(rollout, _COMPLAINED), _count_by_version(rollout, _OPTED_OUT)
@@ -106,12 +106,12 @@ def count_version_results(rollout: GuardedRollout) -> tuple[VersionCounts, Versi
     )
 
 
-def _is_last_step(rollout: GuardedRollout) -> bool:
+def _is_last_step(rollout: AutomaticRollout) -> bool:
     """Return whether the stable version's figures are those of all steps."""
     return rollout.percent >= 100
 
 
-def _read_stored_counts(rollout: GuardedRollout) -> StoredCounts:
+def _read_stored_counts(rollout: AutomaticRollout) -> StoredCounts:
     """Return the stored counts. A new step starts with those that cover all steps."""
     kept = rollout.counted
     if not kept:
@@ -129,7 +129,7 @@ def _map_end_counts(counted: StoredCounts) -> dict[str, EndCounts]:
     return {"canary": counted.canary, "stable": counted.stable, "stable_in_all": counted.stable_in_all}
 
 
-def _add_ended_touches(rollout: GuardedRollout, before: StoredCounts, until: datetime | None) -> StoredCounts:
+def _add_ended_touches(rollout: AutomaticRollout, before: StoredCounts, until: datetime | None) -> StoredCounts:
     """Return the counts with the touches that ended from then on, up to `until` or now."""
     given = {**_build_parameters(rollout), "from": before.until, "until": until}
     found = {(canary, of_step): EndCounts(*counts) for canary, of_step, *counts in sql.rows(_ENDED, given)}
@@ -142,12 +142,12 @@ def _add_ended_touches(rollout: GuardedRollout, before: StoredCounts, until: dat
     )
 
 
-def _count_by_version(rollout: GuardedRollout, statement: str) -> dict[bool, int]:
+def _count_by_version(rollout: AutomaticRollout, statement: str) -> dict[bool, int]:
     rows: Sequence[Any] = sql.rows(statement, _build_parameters(rollout))
     return dict(rows)
 
 
-def _build_parameters(rollout: GuardedRollout) -> dict[str, Any]:
+def _build_parameters(rollout: AutomaticRollout) -> dict[str, Any]:
     stable_since = rollout.started_at if _is_last_step(rollout) else rollout.step_at
     return {
         "node": rollout.node_id,
@@ -163,13 +163,13 @@ def _build_parameters(rollout: GuardedRollout) -> dict[str, Any]:
 _STRETCH = """
 SELECT LEAST(min(at), statement_timestamp() - %(lately)s), min(at) < statement_timestamp() - %(lately)s
 FROM (
-    SELECT settled_at AS at FROM scheduling_touch
+    SELECT settled_at AS at FROM scheduling_touch_ended
     WHERE settled_at > %(since)s ORDER BY settled_at OFFSET %(most)s LIMIT 1
 ) AS enough
 """
 
 _OF_BOTH = "t.node_id = %(node)s AND t.retry_of IS NULL AND t.template_id IN (%(canary)s, %(stable)s)"
-_DECIDED = "(SELECT min(v.at) FROM scheduling_verdict AS v WHERE v.touch_id = t.task_id AND v.decision = 'send')"
+_DECIDED = "(SELECT min(v.at) FROM touch_verdicts(t.verdicts) AS v WHERE v.decision = 'send')"
 _COUNTS = f"""{_OF_BOTH} AND t.state = 'delivered'
   AND CASE WHEN t.template_id = %(canary)s THEN %(since)s ELSE %(stable_since)s END <= {_DECIDED}"""
 
@@ -211,7 +211,7 @@ class RolloutCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         ((running, paused, waited),) = sql.rows(_OPEN, {})
-        counts = GaugeMetricFamily("aftertouch_rollouts", "Guarded roll-outs that have not ended.", labels=["state"])
+        counts = GaugeMetricFamily("aftertouch_rollouts", "Automatic roll-outs that have not ended.", labels=["state"])
         counts.add_metric(["running"], running)
         counts.add_metric(["paused"], paused)
         yield counts
@@ -226,5 +226,5 @@ _OPEN = """
 SELECT count(*) FILTER (WHERE state = 'running'), count(*) FILTER (WHERE state = 'paused'),
     COALESCE(extract(epoch FROM statement_timestamp() -
         min(GREATEST(step_at, judged_at)) FILTER (WHERE state = 'running')), 0)::float8
-FROM scheduling_guardedrollout WHERE state IN ('running', 'paused')
+FROM scheduling_automaticrollout WHERE state IN ('running', 'paused')
 """

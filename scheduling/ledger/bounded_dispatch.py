@@ -58,7 +58,7 @@ WITH dispatched AS MATERIALIZED (
            GREATEST(ceil(extract(epoch FROM due_at - statement_timestamp()) / extract(epoch FROM %(slot)s)), 0)
                AS number
     FROM (
-        SELECT priority, due_at FROM scheduling_touch
+        SELECT priority, due_at FROM scheduling_touch_live
         WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
           AND GREATEST(due_at, queued_at) > statement_timestamp() - %(lease)s AND queued_at > created_at
           AND lease_until > statement_timestamp()
@@ -74,17 +74,17 @@ WITH dispatched AS MATERIALIZED (
     ORDER BY number, priority
 ), due AS MATERIALIZED (
     SELECT touch.task_id FROM slot CROSS JOIN LATERAL (
-        SELECT task_id FROM scheduling_touch
-        WHERE state = 'scheduled' AND parked = '' AND priority = slot.priority
+        SELECT task_id FROM scheduling_touch_live
+        WHERE state = 'scheduled' AND paused_by = '' AND priority = slot.priority
           AND due_at > slot.after AND due_at <= statement_timestamp() + slot.number * %(slot)s
         ORDER BY due_at LIMIT GREATEST(slot.room, 0)
         FOR UPDATE SKIP LOCKED
     ) AS touch
     LIMIT %(limit)s
 )
-UPDATE scheduling_touch AS row
-SET state = 'queued', queued_at = statement_timestamp(), hints = LEAST(row.hints + 1, 30),
-    lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.hints, 6))
+UPDATE scheduling_touch_live AS row
+SET state = 'queued', queued_at = statement_timestamp(), wakeups = LEAST(row.wakeups + 1, 30),
+    lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.wakeups, 6))
 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
 RETURNING row.task_id, row.due_at, row.priority, row.node_id
 """
@@ -92,8 +92,8 @@ RETURNING row.task_id, row.due_at, row.priority, row.node_id
 _NEXT_DUE = """
 SELECT extract(epoch FROM min(touch.due_at) - statement_timestamp())::float8
 FROM unnest(%(priorities)b::int[]) AS p(priority) CROSS JOIN LATERAL (
-    SELECT due_at FROM scheduling_touch
-    WHERE state = 'scheduled' AND parked = '' AND priority = p.priority
+    SELECT due_at FROM scheduling_touch_live
+    WHERE state = 'scheduled' AND paused_by = '' AND priority = p.priority
       AND due_at <= statement_timestamp() + %(horizon)s
     ORDER BY due_at LIMIT 1
 ) AS touch

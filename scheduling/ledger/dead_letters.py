@@ -21,11 +21,7 @@ def record_failed_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, st
     """
     if not task_ids:
         return
-    rows = (
-        Touch.objects.filter(task_id__in=task_ids)
-        .select_related("event", "node__channel", "customer")
-        .prefetch_related("attempts")
-    )
+    rows = Touch.objects.filter(task_id__in=task_ids).select_related("event", "node__channel", "customer")
     FailedTask.objects.bulk_create(
         [_failed_task_for(row, (details or {}).get(row.task_id, "")) for row in rows], ignore_conflicts=True
     )
@@ -41,7 +37,7 @@ def _failed_task_for(row: Touch, detail: str) -> FailedTask:
             "detail": attempt.detail,
             "status": attempt.status,
         }
-        for attempt in row.attempts.all()
+        for attempt in row.attempts
     ]
     detail = detail or (str(attempts[-1]["detail"]) if attempts else "")
     return FailedTask(

@@ -57,11 +57,15 @@ def planned_row(
     )
 
 
-def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool) -> None:
+def insert_retry(
+    old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool, edited: bool = False, priority: int | None = None,
+    expires_at: datetime | None = None,
+) -> None:  # fmt: skip
     """Insert a touch for the event and node of an ended touch.
 
     With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
-    No dedupe or cap then suppresses what the operator confirmed.
+    No dedupe or cap then suppresses what the operator confirmed. An edited touch has a new delivery key, and the guards
+    check it as any retry. `expires_at` is that of the node, counted from `due_at`, unless given.
     """
     old = Touch.objects.select_related("node").get(pk=str(old_id))
     reserved_at = Now() if as_new else old.reserved_at
@@ -69,9 +73,10 @@ def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool)
         touches.release_cap_slot(old.task_id)
     Touch.objects.create(
         task_id=task_id,
-        root_id=task_id if as_new else old.root_id,
+        root_id=task_id if as_new or edited else old.root_id,
         retry_of=old.task_id,
-        priority=old.priority,
+        created_at=Now(),
+        priority=old.priority if priority is None else priority,
         due_at=due_at,
         planned_at=due_at,
         event_id=old.event_id,
@@ -79,7 +84,7 @@ def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool)
         node_version=old.node.version,
         customer_id=old.customer_id,
         chat_id=old.chat_id,
-        expires_at=due_at + old.node.expires_after,
+        expires_at=expires_at or due_at + old.node.expires_after,
         reserved_at=reserved_at,
         content_type=old.content_type,
         template_id=old.template_id if reserved_at else None,
@@ -89,8 +94,8 @@ def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool)
 
 _COLUMNS = {
     "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
-    "planned_at": "timestamptz", "parked": "varchar", "attempt": "int2", "lease_no": "int4",
-    "lease_until": "timestamptz", "hints": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
+    "planned_at": "timestamptz", "paused_by": "varchar", "attempt": "int2", "lease_no": "int4",
+    "lease_until": "timestamptz", "wakeups": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
     "reason": "varchar", "created_at": "timestamptz", "event_id": "uuid", "node_id": "int8", "node_version": "int4",
     "customer_id": "int8", "chat_id": "varchar", "expires_at": "timestamptz", "content_type": "varchar",
     "counts_toward_cap": "bool",

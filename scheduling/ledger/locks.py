@@ -5,13 +5,16 @@ Each table is locked in the order of its key, so that two writers cannot deadloc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from scheduling import sql
+from scheduling.policy.profile import Profile, read_profile
 from scheduling.policy.specs import CustomerSpec
 
+POLL = 0.02  #: seconds
 #: The times of a customer's last activity and conversation.
 Activity = tuple[datetime | None, datetime | None]
 
@@ -36,20 +39,48 @@ def insert_customers(activity: Mapping[str, Activity]) -> dict[str, int]:
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
     rows = sql.rows(_LOCK_CUSTOMERS, {"ids": sql.UuidArray(task_ids)})
-    return {row[0]: CustomerSpec._make(row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
+    return {row[0]: CustomerSpec(*row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
+
+
+def await_customer_locks(limit: timedelta) -> bool:
+    """Wait until the transactions that lock customers now have ended. Return whether they ended within the limit.
+
+    It locks no row, so that later ones do not wait. Call it outside a transaction.
+    """
+    ends_at = time.monotonic() + limit.total_seconds()
+    left = _list_lockers()
+    while left and time.monotonic() < ends_at:
+        time.sleep(POLL)
+        left &= _list_lockers()
+    return not left
+
+
+def _list_lockers() -> set[str]:
+    """Return the virtual ids of other transactions that have locked or changed customers."""
+    return {row[0] for row in sql.rows(_LOCKERS, {})}
+
+
+def load_profiles(customer_ids: Iterable[int]) -> dict[int, Profile]:
+    """Return the profiles of those customers that have one. Call it after the lock, and only if one is needed."""
+    rows = sql.rows(_PROFILES, {"ids": sorted(set(customer_ids))})
+    return {customer_id: read_profile(attributes, tags) for customer_id, attributes, tags in rows}
 
 
 def lock_users(user_ids: Sequence[str]) -> dict[str, CustomerSpec]:
     """Lock the stored customers with these user ids. Return them by user id."""
-    return {
-        row[1]: CustomerSpec(id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4])
-        for row in sql.rows(_LOCK_USERS, {"user_ids": user_ids})
-    }
+    rows = sql.rows(_LOCK_USERS, {"user_ids": user_ids})
+    columns = ("id", "user_id", "level", "locale", "timezone", "last_active_at", "conversation_at")
+    return {row[1]: CustomerSpec(**dict(zip(columns, row, strict=True))) for row in rows}
 
 
 def lock_nodes(node_ids: Iterable[int]) -> set[int]:
     """Keep these nodes from deletion until the transaction ends. Return those that exist. Edits do not wait."""
     return {row[0] for row in sql.rows(_LOCK_NODES, {"ids": sorted(node_ids)})}
+
+
+def lock_remaining(customer_ids: Iterable[int]) -> dict[int, str]:
+    """Lock these customers, except erased ones. Return their user ids by id."""
+    return dict(sql.rows(_LOCK_REMAINING, {"ids": sorted(set(customer_ids))}))
 
 
 def lock_free_users(user_ids: Sequence[str]) -> dict[str, int]:
@@ -73,11 +104,27 @@ def lock_inactive(after: timedelta, limit: int) -> list[tuple[int, str, datetime
 def lock_communities(task_ids: Sequence[UUID]) -> None:
     """Lock the communities of these touches, after the customers. Create missing rows first.
 
-    Needed only while a community cap is active.
+    Needed only while a community cap is active. A row that is deleted while this waits for it is created again.
     """
-    sql.execute(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
-    sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
+    locked_all = False
+    while not locked_all:
+        sql.execute(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
+        ((locked_all,),) = sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
+
+def delete_personal_chats(event_ids: Sequence[UUID]) -> int:
+    """Delete the rows that exist only for the lock of these events' chats. Their ids may name a customer."""
+    chats = [row[0] for row in sql.rows(_LOCK_PERSONAL_CHATS, {"events": sql.UuidArray(event_ids)})]
+    return sql.execute("DELETE FROM scheduling_community WHERE id = ANY(%(ids)b)", {"ids": chats}) if chats else 0
+
+
+# A lock of a row holds one of its table until its transaction ends.
+_LOCKERS = """
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = 'scheduling_customer'::regclass
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND mode IN ('RowShareLock', 'RowExclusiveLock') AND granted AND pid <> pg_backend_pid()
+"""
 
 _INSERT_CUSTOMERS = """
 INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at,
@@ -95,17 +142,26 @@ _LOCK_CUSTOMERS = """
 SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at,
        NULLIF(addresses, '{}')
 FROM scheduling_customer WHERE id = ANY(ARRAY(
-    SELECT customer_id FROM scheduling_touch
+    SELECT customer_id FROM scheduling_touch_live
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
 ))
 ORDER BY id FOR NO KEY UPDATE
 """
 
+_PROFILES = """
+SELECT customer_id, attributes, tags FROM scheduling_customerprofile WHERE customer_id = ANY(%(ids)b::bigint[])
+"""
+
 # A join: if the plan was made while the table was small, `= ANY` would compare each row with each user id.
 _LOCK_USERS = """
-SELECT c.id, c.user_id, c.level, c.last_active_at, c.conversation_at
+SELECT c.id, c.user_id, c.level, c.locale, c.timezone, c.last_active_at, c.conversation_at
 FROM unnest(%(user_ids)b::text[]) AS u(user_id) JOIN scheduling_customer AS c ON c.user_id = u.user_id
 ORDER BY c.id FOR NO KEY UPDATE OF c
+"""
+
+_LOCK_REMAINING = """
+SELECT id, user_id FROM scheduling_customer WHERE id = ANY(%(ids)b::bigint[]) AND NOT starts_with(user_id, 'erased:')
+ORDER BY id FOR NO KEY UPDATE
 """
 
 _LOCK_NODES = "SELECT id FROM scheduling_node WHERE id = ANY(%(ids)b::bigint[]) ORDER BY id FOR KEY SHARE"
@@ -135,7 +191,7 @@ ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 
 _INSERT_COMMUNITIES = """
 INSERT INTO scheduling_community (chat_id, name, targets)
-SELECT DISTINCT t.chat_id, '', '' FROM scheduling_touch AS t
+SELECT DISTINCT t.chat_id, '', '' FROM scheduling_touch_live AS t
 WHERE t.task_id = ANY(%(ids)b) AND t.chat_id <> ''
   AND NOT EXISTS (SELECT 1 FROM scheduling_community AS c WHERE c.chat_id = t.chat_id)
 ORDER BY t.chat_id
@@ -143,7 +199,19 @@ ON CONFLICT (chat_id) DO NOTHING
 """
 
 _LOCK_COMMUNITIES = """
-SELECT id FROM scheduling_community
-WHERE chat_id IN (SELECT chat_id FROM scheduling_touch WHERE task_id = ANY(%(ids)b) AND chat_id <> '')
-ORDER BY chat_id FOR NO KEY UPDATE
+WITH wanted AS MATERIALIZED (
+    SELECT DISTINCT chat_id FROM scheduling_touch_live WHERE task_id = ANY(%(ids)b) AND chat_id <> ''
+), locked AS MATERIALIZED (
+    SELECT id FROM scheduling_community WHERE chat_id IN (SELECT chat_id FROM wanted)
+    ORDER BY chat_id FOR NO KEY UPDATE
+)
+SELECT (SELECT count(*) FROM wanted) = (SELECT count(*) FROM locked)
+"""
+
+_LOCK_PERSONAL_CHATS = """
+SELECT c.id FROM scheduling_community AS c
+WHERE c.chat_id IN (SELECT chat_id FROM scheduling_touch WHERE event_id = ANY(%(events)b))
+  AND c.name = '' AND c.targets = '' AND NOT EXISTS (
+      SELECT FROM scheduling_alertreceiver AS receiver WHERE receiver.community_id = c.id)
+ORDER BY c.chat_id FOR UPDATE OF c
 """

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
+from django.dispatch import Signal
 
 from scheduling import sql, tracing
 from scheduling.ledger.bounded_dispatch import BoundedDispatch
+from scheduling.ledger.settling import CANCEL, IN_DOUBT, SETTLE, SETTLE_BATCH
 from scheduling.ledger.transitions import Claim, Settlement
-from scheduling.models import Touch
+from scheduling.models import Attempt, Verdict
+from scheduling.models.touch_log import encode_entry, encode_instant
 from scheduling.policy.guards import GuardVerdict
 
 
@@ -33,6 +37,20 @@ class Stop(NamedTuple):
     scope: str  #: scope of the pause
     node_version: int
     conversation_at: datetime | None
+
+
+class FreedSlot(NamedTuple):
+    """The quota slot of a cancelled touch, at its due time."""
+
+    task_id: UUID
+    node_id: int
+    customer_id: int
+    chat_id: str
+    priority: int
+    due_at: datetime
+
+
+quota_slots_freed = Signal()  #: after the commit, with `slots`: a list of `FreedSlot`
 
 
 class LockedTouch(NamedTuple):
@@ -60,6 +78,8 @@ class Reconfigured(Exception):
 
 
 class TouchLedger(BoundedDispatch):
+    latest_resumption = "row.expires_at - interval '10 seconds'"  # which leaves time to dispatch and judge it
+
     def lock_due(self, task_ids: Sequence[UUID]) -> tuple[list[LockedTouch], datetime | None]:
         """Lock the due, waiting and unlocked touches among `task_ids`. Return them and the time of the lock.
 
@@ -87,14 +107,16 @@ class TouchLedger(BoundedDispatch):
         the subjects and bodies of what this write delivers, in the order of `decisions`.
 
         Raises:
-            Reconfigured: a touch is delivered by this write and the configuration has changed.
+            Reconfigured: the configuration has changed, and this write delivers a touch or ends one for a node that is
+                off. An undo of the switch would not see such a late end.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
         texts = texts or [("", "")] * len(task_ids)
-        ((written,),) = sql.rows(
-            _SETTLE_BATCH,
+        written = sql.rows(
+            SETTLE_BATCH,
             {
                 "at": at,
+                "micros": encode_instant(at),
                 "lease": lease,
                 "version": version and version[0],
                 "changed_at": version and version[1],
@@ -102,12 +124,48 @@ class TouchLedger(BoundedDispatch):
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
                 "subjects": [subject for subject, _ in texts],
                 "bodies": [body for _, body in texts],
-                **_settlement_columns([each.settlement for each in decisions]),
-                **_verdict_columns([each.verdict for each in decisions]),
+                **_settlement_columns(each.settlement for each in decisions),
+                **_content_columns(each.settlement for each in decisions),
+                "verdicts": [_format_verdict(each.verdict, at) for each in decisions],
             },
         )
-        if written < len(task_ids) and version:
+        if written[0][0] < len(task_ids) and version:
             raise Reconfigured
+
+    def settle(
+        self,
+        settlements: Mapping[Claim, Settlement],
+        *,
+        attempts: Mapping[Claim, Attempt] | None = None,
+        verdicts: Mapping[Claim, GuardVerdict] | None = None,
+    ) -> set[Claim]:
+        """End these runs and add their attempts and verdicts. Return the claims that were still valid.
+
+        Discard the results of the others: their claims are lost.
+        """
+        if not settlements:
+            return set()
+        attempts, verdicts = attempts or {}, verdicts or {}
+        at = sql.now() if verdicts else None
+        return {
+            Claim(*row)
+            for row in sql.rows(
+                SETTLE,
+                {
+                    "ids": sql.UuidArray([claim.task_id for claim in settlements]),
+                    "lease_nos": [claim.lease_no for claim in settlements],
+                    **_settlement_columns(settlements.values()),
+                    "verdicts": [
+                        _format_verdict(verdicts[claim], at) if at and claim in verdicts else None
+                        for claim in settlements
+                    ],
+                    "attempts": [
+                        json.dumps([encode_entry(attempts[claim])]) if claim in attempts else None
+                        for claim in settlements
+                    ],
+                },
+            )
+        }
 
     def defer(self, deferred: Mapping[UUID, tuple[str, datetime]]) -> None:
         """Give locked touches a reason and a new due time, one write per row. They are not claimed.
@@ -157,15 +215,12 @@ class TouchLedger(BoundedDispatch):
         `wait=False` skips claimed touches whose row another transaction has locked. Callers that hold locks on other
         touches need it: settling locks touches in any order.
         """
-        cancelled = self._cancel(_CANCELLABLE if wait else _CANCELLABLE_AT_ONCE, task_ids, reason)
+        locked = _CANCELLABLE if wait else _CANCELLABLE_AT_ONCE
+        rows = sql.rows(CANCEL.format(locked=locked), {"ids": list(task_ids), "reason": reason[:64]})
+        cancelled = {row[1] for row in rows}
+        if slots := [FreedSlot(*row[1:]) for row in rows if row[0]]:
+            transaction.on_commit(lambda: quota_slots_freed.send_robust(TouchLedger, slots=slots))
         if cancelled:
-            sql.execute(
-                f"""
-                UPDATE {self.table} AS t SET reserved_at = NULL
-                WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT {_IN_DOUBT}
-                """,
-                {"ids": list(cancelled)},
-            )
             names = [tracing.trace_label(None, task_id) for task_id in cancelled]
             transaction.on_commit(
                 lambda: tracing.log_touches("touches_settled", names, state="cancelled", reason=reason)
@@ -185,22 +240,28 @@ class TouchLedger(BoundedDispatch):
 
     def with_unknown_outcome(self, task_ids: Sequence[UUID]) -> set[UUID]:
         """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""
-        asked = f"SELECT task_id FROM {self.table} AS t WHERE task_id = ANY(%(ids)b) AND {_IN_DOUBT}"
-        return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)})}
+        asked = f"SELECT task_id FROM {self.table} AS row WHERE task_id = ANY(%(ids)b) AND {IN_DOUBT}"
+        return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)}, replan=True)}
 
     def release_cap_slot(self, task_id: UUID) -> None:
         """Release the cap slot of an unknown touch that was not delivered or is republished under the same key."""
-        sql.execute(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
+        sql.execute("UPDATE scheduling_touch_ended SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
-def _settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
-    contents = [each.content for each in settlements]
+def _settlement_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
+    settlements = list(settlements)
     return {
         "states": [each.state for each in settlements],
         "reasons": [each.reason[:64] for each in settlements],
         "due": [each.due_at for each in settlements],
-        "parked": [each.parked for each in settlements],
+        "paused_by": [each.paused_by for each in settlements],
         "frees": [each.releases_cap_slot for each in settlements],
+    }
+
+
+def _content_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
+    contents = [each.content for each in settlements]
+    return {
         "types": [each and each.content_type for each in contents],
         "templates": [each and each.template_id for each in contents],
         "versions": [each and each.template_version for each in contents],
@@ -208,78 +269,33 @@ def _settlement_columns(settlements: Sequence[Settlement]) -> dict[str, list[Any
     }
 
 
-def _verdict_columns(verdicts: Sequence[GuardVerdict]) -> dict[str, list[Any]]:
-    return {
-        "decisions": [each.decision for each in verdicts],
-        "rules": [each.rule for each in verdicts],
-        "rule_versions": [each.rule_version for each in verdicts],
-        "observed": [each.observed[:200] for each in verdicts],
-        "limits": [each.limit[:200] for each in verdicts],
-        "eligible": [each.next_eligible_at for each in verdicts],
-    }
+def _format_verdict(verdict: GuardVerdict, at: datetime) -> str:
+    """Return the stored form of a verdict, as a list of one."""
+    entry = Verdict(
+        at, verdict.decision, verdict.rule, verdict.rule_version, verdict.observed[:200], verdict.limit[:200],
+        verdict.next_eligible_at,
+    )  # fmt: skip
+    return json.dumps([encode_entry(entry)])
 
 
 # The statement waits for no lock, so it needs no lock order.
 _LOCK_DUE = """
 SELECT task_id, lease_no + 1, attempt, priority, due_at, expires_at, reserved_at, template_id, statement_timestamp()
-FROM scheduling_touch
-WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(parked, '') = ''
+FROM scheduling_touch_live
+WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(paused_by, '') = ''
   AND due_at <= statement_timestamp()
 FOR NO KEY UPDATE SKIP LOCKED
 """
 
-_SETTLE_BATCH = """
-WITH settled AS (
-    UPDATE scheduling_touch AS row
-    SET lease_no = row.lease_no + 1, hints = 0,
-        state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
-        lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
-        sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
-        attempt = row.attempt + (d.state = 'delivered')::int,
-        settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
-        reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
-                           WHEN NOT d.frees_slot THEN row.reserved_at END,
-        content_type = COALESCE(d.content_type, row.content_type),
-        template_id = COALESCE(d.template_id, row.template_id),
-        template_version = COALESCE(d.template_version, row.template_version),
-        counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
-    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[], %(subjects)b::text[], %(bodies)b::text[])
-            AS v(task_id, number, subject, body),
-        unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
-               %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
-               %(counts)b::bool[], %(decisions)b::text[], %(rules)b::text[], %(rule_versions)b::int[],
-               %(observed)b::text[], %(limits)b::text[], %(eligible)b::timestamptz[])
-            WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id, template_version,
-                                 counts, decision, rule, rule_version, observed, "limit", next_eligible_at, number)
-    WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
-      AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
-          SELECT FROM scheduling_configuration
-          WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
-      ))
-    RETURNING row.task_id, row.attempt, row.lease_no, v.subject, v.body, d.state, d.decision, d.rule, d.rule_version,
-              d.observed, d.limit, d.next_eligible_at
-), judged AS (
-    INSERT INTO scheduling_verdict
-        (touch_id, at, decision, rule, rule_version, observed, "limit", next_eligible_at)
-    SELECT task_id, %(at)s, decision, rule, rule_version, observed, "limit", next_eligible_at FROM settled
-), delivered AS (
-    INSERT INTO scheduling_attempt
-        (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
-    SELECT task_id, attempt, lease_no, %(at)s, %(at)s, 'delivered', '', '', subject, body
-    FROM settled WHERE state = 'delivered'
-)
-SELECT count(*) FROM settled
-"""
-
 _DEFER = """
-UPDATE scheduling_touch AS row
-SET state = 'scheduled', reason = v.reason, due_at = v.due_at, hints = 0, lease_until = NULL
+UPDATE scheduling_touch_live AS row
+SET state = 'scheduled', reason = v.reason, due_at = v.due_at, wakeups = 0, lease_until = NULL
 FROM unnest(%(ids)b::uuid[], %(reasons)b::text[], %(due)b::timestamptz[]) AS v(task_id, reason, due_at)
 WHERE row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
 """
 
 _CANCELLABLE = """
-    SELECT task_id FROM scheduling_touch
+    SELECT task_id FROM scheduling_touch_live
     WHERE task_id = ANY(%(ids)b)
       AND (COALESCE(state, '') IN ('scheduled', 'queued') OR (COALESCE(state, '') = 'running' AND sending_at IS NULL))
     ORDER BY task_id FOR UPDATE
@@ -288,13 +304,13 @@ _CANCELLABLE = """
 # No waiting touch can start to run here: a claim needs the customer's lock, which the caller holds.
 _CANCELLABLE_AT_ONCE = """
     SELECT task_id FROM (
-        SELECT task_id FROM scheduling_touch
+        SELECT task_id FROM scheduling_touch_live
         WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
         ORDER BY task_id FOR UPDATE
     ) AS waiting
     UNION ALL
     SELECT task_id FROM (
-        SELECT task_id FROM scheduling_touch
+        SELECT task_id FROM scheduling_touch_live
         WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'running' AND sending_at IS NULL
         FOR UPDATE SKIP LOCKED
     ) AS running
@@ -307,7 +323,7 @@ WITH mine AS MATERIALIZED (
     SELECT t.task_id, t.customer_id, v.way, v.marketing, v.event_at
     FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(ways)b::int[], %(marketing)b::bool[],
                 %(event_ats)b::timestamptz[]) AS v(task_id, lease_no, way, marketing, event_at)
-    JOIN scheduling_touch AS t ON t.task_id = v.task_id
+    JOIN scheduling_touch_live AS t ON t.task_id = v.task_id
     WHERE t.task_id = ANY(%(ids)b) AND COALESCE(t.state, '') = 'running' AND t.lease_no = v.lease_no
       AND t.sending_at IS NULL
       AND t.lease_until > statement_timestamp() + %(margin)s
@@ -332,18 +348,10 @@ WITH mine AS MATERIALIZED (
     JOIN way ON way.number = mine.way
     JOIN scheduling_customer AS customer ON customer.id = mine.customer_id
 ), marked AS (
-    UPDATE scheduling_touch AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+    UPDATE scheduling_touch_live AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
     WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM judged WHERE stop IS NULL))
 )
 SELECT task_id, stop, scope, version, conversation_at FROM judged
 """
 
-_IN_DOUBT = """(
-    EXISTS (SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown')
-    OR EXISTS (
-        SELECT FROM scheduling_touch AS p
-        WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND COALESCE(p.state, '') = 'unknown'
-    )
-)"""
-
-touches = TouchLedger(Touch, route="node_id", frees="reserved_at")
+touches = TouchLedger("scheduling_touch_live", route="node_id")

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from scheduling import sql
-from scheduling.models import LedgerRow
 from scheduling.models.ledger import Priority
 
 MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
@@ -69,7 +68,7 @@ class Settlement(NamedTuple):
     state: str
     reason: str = ""
     due_at: datetime | None = None
-    parked: str = ""
+    paused_by: str = ""
     releases_cap_slot: bool = False  #: certainly not delivered, so it releases its cap slot
     content: Content | None = None  #: given by a verdict
 
@@ -77,11 +76,12 @@ class Settlement(NamedTuple):
 class Ledger:
     """The state changes of one table of ledger rows."""
 
-    def __init__(self, model: type[LedgerRow], *, route: str, frees: str = "") -> None:
-        """Set the table, the column `route` for choosing a queue, and `frees`, which `frees_slot` empties."""
-        self.table = model._meta.db_table
+    latest_resumption: ClassVar[str] = "'infinity'"  #: due time of a resumed row at the latest, in SQL
+
+    def __init__(self, table: str, *, route: str) -> None:
+        """Set the table, and the column `route` for choosing a queue."""
+        self.table = table
         self.route = route
-        self.frees = f", {frees} = CASE WHEN v.frees_slot THEN NULL ELSE row.{frees} END" if frees else ""
 
     # --- scheduled → queued -------------------------------------------------------------------------------------
 
@@ -94,13 +94,13 @@ class Ledger:
             f"""
             WITH due AS MATERIALIZED (
                 SELECT task_id FROM {self.table}
-                WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() + %(horizon)s
+                WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() + %(horizon)s
                 ORDER BY due_at LIMIT %(limit)s
                 FOR UPDATE SKIP LOCKED
             )
             UPDATE {self.table} AS row
-            SET state = 'queued', queued_at = statement_timestamp(), hints = LEAST(row.hints + 1, 30),
-                lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.hints, 6))
+            SET state = 'queued', queued_at = statement_timestamp(), wakeups = LEAST(row.wakeups + 1, 30),
+                lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.wakeups, 6))
             WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
             RETURNING row.task_id, row.due_at, row.priority, row.{self.route}
             """,
@@ -151,7 +151,7 @@ class Ledger:
                 WITH mine AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
                     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
-                      AND COALESCE(parked, '') = '' AND due_at <= statement_timestamp()
+                      AND COALESCE(paused_by, '') = '' AND due_at <= statement_timestamp()
                     ORDER BY task_id
                     FOR UPDATE SKIP LOCKED
                 )
@@ -213,12 +213,12 @@ class Ledger:
             for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row
-                SET state = v.state, reason = v.reason, parked = v.parked, lease_until = NULL, hints = 0,
+                SET state = v.state, reason = v.reason, paused_by = v.paused_by, lease_until = NULL, wakeups = 0,
                     due_at = COALESCE(v.due_at, row.due_at),
-                    settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END{self.frees}
+                    settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END
                 FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
-                            %(due)b::timestamptz[], %(parked)b::text[], %(frees)b::bool[])
-                    AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
+                            %(due)b::timestamptz[], %(paused_by)b::text[])
+                    AS v(task_id, lease_no, state, reason, due_at, paused_by)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id, row.lease_no
@@ -229,8 +229,7 @@ class Ledger:
                     "states": [each.state for each in ends],
                     "reasons": [each.reason[:64] for each in ends],
                     "due": [each.due_at for each in ends],
-                    "parked": [each.parked for each in ends],
-                    "frees": [each.releases_cap_slot for each in ends],
+                    "paused_by": [each.paused_by for each in ends],
                 },
             )
         }
@@ -275,7 +274,7 @@ class Ledger:
                 f"""
                 WITH locked AS MATERIALIZED ({locked})
                 UPDATE {self.table} AS row
-                SET state = 'cancelled', reason = %(reason)s, parked = '', lease_until = NULL,
+                SET state = 'cancelled', reason = %(reason)s, paused_by = '', lease_until = NULL,
                     settled_at = statement_timestamp()
                 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
                 RETURNING row.task_id
@@ -299,7 +298,7 @@ class Ledger:
                 ORDER BY row.task_id FOR UPDATE OF row
             )
             UPDATE {self.table} AS row
-            SET state = 'scheduled', lease_until = NULL, hints = 0, due_at = waiting.due_at,
+            SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = waiting.due_at,
                 planned_at = waiting.due_at
             FROM waiting WHERE row.task_id = waiting.task_id AND row.task_id = ANY(%(ids)b)
             """,
@@ -309,17 +308,20 @@ class Ledger:
     def resume_paused(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
         """Resume up to `limit` rows that `scope` had paused. Return their number.
 
-        Overdue rows are spread evenly over `spread`.
+        Overdue rows are spread evenly over `spread`, up to `latest_resumption`.
         """
         return sql.execute(
             f"""
-            WITH parked AS MATERIALIZED (
-                SELECT task_id FROM {self.table} WHERE parked = %(scope)s AND parked <> ''
+            WITH paused AS MATERIALIZED (
+                SELECT task_id FROM {self.table} WHERE paused_by = %(scope)s AND paused_by <> ''
                 LIMIT %(limit)s FOR UPDATE SKIP LOCKED
             )
             UPDATE {self.table} AS row
-            SET parked = '', reason = '', due_at = GREATEST(row.due_at, statement_timestamp() + random() * %(spread)s)
-            WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM parked))
+            SET paused_by = '', reason = '',
+                due_at = GREATEST(
+                    row.due_at, LEAST(statement_timestamp() + random() * %(spread)s, {self.latest_resumption})
+                )
+            WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM paused))
             """,
             {"scope": scope, "spread": spread, "limit": limit},
         )
@@ -332,9 +334,12 @@ class Ledger:
         rows = sql.rows(
             f"""
             WITH RECURSIVE scopes(scope) AS (
-                (SELECT parked FROM {self.table} WHERE parked <> '' ORDER BY parked LIMIT 1)
+                (SELECT paused_by FROM {self.table} WHERE paused_by <> '' ORDER BY paused_by LIMIT 1)
                 UNION ALL
-                SELECT (SELECT parked FROM {self.table} WHERE parked <> '' AND parked > scope ORDER BY parked LIMIT 1)
+                SELECT (
+                    SELECT paused_by FROM {self.table} WHERE paused_by <> '' AND paused_by > scope
+                    ORDER BY paused_by LIMIT 1
+                )
                 FROM scopes WHERE scope IS NOT NULL
             )
             SELECT scope FROM scopes WHERE scope IS NOT NULL
@@ -358,7 +363,7 @@ WITH lost AS MATERIALIZED (
         WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued' AND row.priority = queue.priority
           AND lease_until < LEAST(statement_timestamp(), queue.since)
           AND (NOT queue.unseen
-               OR GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
+               OR GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(wakeups, 5), 1) - 1)
                   <= statement_timestamp())
         ORDER BY lease_until LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 from scheduling.models.alert import Alert, AlertReceiver
-from scheduling.models.api_key import INCLUDED, ApiKey, Pause, Scope, expand_scopes
-from scheduling.models.bulk_action import BulkAction
-from scheduling.models.customer import Community, Complaint, Customer
+from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope, expand_scopes
+from scheduling.models.bulk_action import BulkAction, DismissedChecklist, SavedFilter, UndoableAct
+from scheduling.models.customer import (
+    Community,
+    Complaint,
+    Customer,
+    CustomerChange,
+    CustomerErasure,
+    CustomerImport,
+    CustomerImportPart,
+    CustomerProfile,
+    RefusedLines,
+)
 from scheduling.models.event import Event, EventType
-from scheduling.models.failed_task import FailedTask
+from scheduling.models.failed_task import FailedTask, FailedTaskComment
 from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
-from scheduling.models.login_attempt import FailedLogin
 from scheduling.models.node import (
+    AtDay,
     CapSwitch,
     Category,
     ChannelConfig,
@@ -21,18 +31,31 @@ from scheduling.models.node import (
     Template,
     TemplateText,
 )
-from scheduling.models.replay import WhatIfRun
-from scheduling.models.rollout import GuardedRollout, RolloutMove
-from scheduling.models.rule import DelayRule, HarassmentRule
-from scheduling.models.saved_filter import SavedFilter
-from scheduling.models.touch import Attempt, Touch, TouchState, Verdict
+from scheduling.models.people import IdentityLink, Invitation, RecoveryCode, Role, SignIn, TotpDevice
+from scheduling.models.receipt import DeliveryReceipt, ReceiptKind, VendorMessage
+from scheduling.models.replay import ConfigDraft, Replay
+from scheduling.models.rollout import AutomaticRollout, RolloutMove
+from scheduling.models.rule import Calendar, DelayRule, HarassmentRule, Holdout
+from scheduling.models.touch import EndMark, Touch, TouchState
+from scheduling.models.touch_log import Attempt, AttemptOutcome, GuardDecision, Verdict
 from scheduling.models.versioned import Configuration
+from scheduling.models.webhooks import (
+    WebhookEndpoint,
+    WebhookEvent,
+    WebhookFact,
+    WebhookMessage,
+    WebhookSubscription,
+)
 
 __all__ = [
-    "INCLUDED", "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch",
-    "Category",
-    "ChannelConfig", "Community", "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event",
-    "EventType", "FailedLogin", "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat",
-    "OverCap", "Pause", "Priority", "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template",
-    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun", "expand_scopes",
+    "INCLUDED", "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "AtDay", "Attempt", "AttemptOutcome",
+    "AuditEntry", "AutomaticRollout", "BulkAction", "Calendar", "CapSwitch", "Category", "ChannelConfig", "Community",
+    "Complaint", "ConfigDraft", "Configuration", "Customer", "CustomerChange", "CustomerErasure", "CustomerImport",
+    "CustomerImportPart", "CustomerProfile", "DelayRule", "DeliveryReceipt", "DisabledTarget", "DismissedChecklist",
+    "EndMark", "Event", "EventType", "FailedLogin", "FailedTask", "FailedTaskComment", "GuardDecision",
+    "HarassmentRule", "Holdout", "IdentityLink", "Invitation", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause",
+    "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Replay", "Role", "RolloutMove", "SavedFilter",
+    "Scope", "SignIn", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
+    "UndoableAct", "VendorMessage", "Verdict", "WebhookEndpoint", "WebhookEvent", "WebhookFact", "WebhookMessage",
+    "WebhookSubscription", "expand_scopes",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ class AlertReceiver(models.Model):
     tries = models.PositiveIntegerField(_("tries"), default=0, editable=False)
     retry_at = models.DateTimeField(_("tried again at"), null=True, editable=False)
     problem = models.CharField(_("problem"), max_length=500, blank=True, editable=False)
-    told_at = models.DateTimeField(_("last notified at"), null=True, editable=False)
+    notified_at = models.DateTimeField(_("last notified at"), null=True, editable=False)
 
     class Meta:
         verbose_name = _("alert receiver")
@@ -55,11 +55,11 @@ class Alert(models.Model):
     since = models.DateTimeField(_("since"))
     value = models.FloatField(_("value"))
     first_value = models.FloatField(_("value at the start"))
-    #: A notification was under way. `told_at` shows whether it arrived.
+    #: A notification was under way. `notified_at` shows whether it arrived.
     tried = models.BooleanField(default=False)
-    told_at = models.DateTimeField(_("notified at"), null=True)
-    spoke_at = models.DateTimeField(_("last reminder at"), null=True)
-    gone_at = models.DateTimeField(_("resolved at"), null=True)
+    notified_at = models.DateTimeField(_("notified at"), null=True)
+    last_message_at = models.DateTimeField(_("last reminder at"), null=True)
+    absent_since = models.DateTimeField(_("resolved at"), null=True)
 
     class Meta:
         verbose_name = _("alert")

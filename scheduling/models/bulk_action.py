@@ -1,10 +1,11 @@
-"""Store bulk actions and their progress."""
+"""Store actions of users: on many rows, those that they may take back, and the filters of lists."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
@@ -27,10 +28,12 @@ class BulkAction(models.Model):
         FAILED = "failed", _("Failed")  #: repeatedly lost its workers at the same batch
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    #: A name of `scheduling.operations.row_actions`.
+    #: A name of `scheduling.operations.row_actions`, or of a list of `settings.BULK_LISTS`.
     action = models.CharField(_("action"), max_length=20)
     #: The query parameters of the list; see `scheduling.operations.filters`.
     filter = models.JSONField(_("filter"), default=dict)
+    #: Parameters of the action.
+    given = models.JSONField(_("parameters"), default=dict)
     #: Rows created later stay unchanged.
     as_of = models.DateTimeField(_("rows from before"), default=now)
     actor = models.ForeignKey(
@@ -69,3 +72,67 @@ class BulkAction(models.Model):
     @property
     def looked_at(self) -> int:
         return self.done + self.skipped + self.failed
+
+
+class UndoableAct(models.Model):
+    """An act that its user may take back within ten seconds (see `scheduling.operations.undo`).
+
+    The undo deletes the row, and retention deletes expired ones.
+    """
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    #: A name of `settings.REVERSALS`.
+    act = models.CharField(max_length=20)
+    label = models.CharField(max_length=200, blank=True)
+    #: The ids of the rows, as texts.
+    keys = models.JSONField(default=list)
+    #: What the reversal needs besides.
+    given = models.JSONField(default=dict)
+    made_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        verbose_name = _("undoable act")
+        verbose_name_plural = _("undoable acts")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.act} {self.label}".strip()
+
+
+class SavedFilter(models.Model):
+    """The query parameters of a list under a name."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    #: The model of the list: "failedtask", "touch".
+    listed = models.CharField(max_length=40)
+    name = models.CharField(_("name"), max_length=60)
+    query = models.CharField(max_length=2000)
+    shared = models.BooleanField(_("for all users"), default=False)
+    created_at = models.DateTimeField(default=now)
+
+    class Meta:
+        verbose_name = _("saved filter")
+        verbose_name_plural = _("saved filters")
+        ordering = ["name", "id"]
+        default_permissions = ()
+        constraints = [models.UniqueConstraint(fields=["owner", "listed", "name"], name="saved_filter_once")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DismissedChecklist(models.Model):
+    """A user who has hidden the checklist of the first hour."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, primary_key=True, on_delete=models.CASCADE, related_name="+"
+    )  # fmt: skip
+
+    class Meta:
+        verbose_name = _("dismissed checklist")
+        verbose_name_plural = _("dismissed checklists")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.user_id)

@@ -55,26 +55,43 @@ class Sealed(Mapping[str, Any]):
 
 
 @cache
-def _secrets_cipher() -> MultiFernet:
-    secrets = settings.AFTERTOUCH_SECRETS_KEYS or [settings.SECRET_KEY]
+def build_cipher(first: str = "") -> MultiFernet:
+    """Return the cipher. `first` is a setting whose keys come before the usual ones."""
+    own = getattr(settings, first) if first else []
+    secrets = [*own, *(settings.AFTERTOUCH_SECRETS_KEYS or [settings.SECRET_KEY])]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in secrets])
+
+
+def encrypt_text(text: str, first: str = "") -> str:
+    """Encrypt with the first key of `AFTERTOUCH_SECRETS_KEYS`."""
+    return build_cipher(first).encrypt(text.encode()).decode()
+
+
+def decrypt_text(stored: str | bytes, first: str = "") -> str:
+    """Decrypt with any of the keys. Raises `Unreadable`."""
+    try:
+        return build_cipher(first).decrypt(stored).decode()
+    except InvalidToken:
+        raise Unreadable("none of the keys can read it") from None
 
 
 class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
     """A JSON value, encrypted with the first key of `AFTERTOUCH_SECRETS_KEYS` and decrypted with any of them."""
 
+    first_keys = ""  #: setting whose keys come before them
+
     def get_prep_value(self, value: Any) -> str:
         if isinstance(value, Sealed):
             return value.stored
-        return _secrets_cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
+        return encrypt_text(json.dumps(value, sort_keys=True), self.first_keys)
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
         """Return the decrypted value, or `Sealed` if no key can decrypt it."""
         if not value:
             return {}
         try:
-            return json.loads(_secrets_cipher().decrypt(value.encode()))
-        except InvalidToken:
+            return json.loads(decrypt_text(value, self.first_keys))
+        except Unreadable:
             return Sealed(value, f"{self.model._meta.label}.{self.name}")
 
     def to_python(self, value: Any) -> Any:
@@ -82,6 +99,16 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
 
     def value_to_string(self, obj: models.Model) -> str:
         return json.dumps(self.value_from_object(obj), default=dict)  # raises `Unreadable` for a sealed value
+
+
+class NodeSecretField(EncryptedJSONField):
+    """A secret that execution nodes read with `AFTERTOUCH_RPA_SECRETS_KEYS`, without the key of all other secrets."""
+
+    first_keys = "AFTERTOUCH_RPA_SECRETS_KEYS"
+
+    def get_prep_value(self, value: Any) -> str:
+        """Return the stored text: empty for no secret, which a node without the keys can read, too."""
+        return super().get_prep_value(value) if value else ""
 
 
 def reencrypt_secrets() -> Iterator[tuple[str, int]]:

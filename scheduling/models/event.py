@@ -62,8 +62,10 @@ class Event(models.Model):
         verbose_name_plural = _("events")
         constraints = [models.UniqueConstraint(fields=["source", "event_id"], name="event_once")]
         indexes = [
-            # Read by planning (was the touch already cancelled?), by the page of a customer and by what-if.
+            # Read by planning (was the touch already cancelled?), by the page of a customer and by replays.
             models.Index(fields=["customer", "type", "occurred_at"], name="event_of_customer"),
+            # Read where a condition names fields of a type's events.
+            models.Index(fields=["type", "id"], name="event_of_type"),
             # Read by the search for a trace.
             models.Index(fields=["trace_id"], name="event_traced", condition=Q(trace_id__isnull=False)),
         ]

@@ -52,6 +52,15 @@ class FailedTask(models.Model):
     actor_name = models.CharField(_("actor"), max_length=150, blank=True)
     action_reason = models.CharField(_("reason of the action"), max_length=500, blank=True)
     retried_as = models.UUIDField(_("published again as"), null=True)
+    #: Of an edited retry: `{"before": payload, "after": payload}`. Empty again after the erasure of its customer.
+    difference = models.JSONField(_("difference"), null=True)
+    assignee = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="assigned_failed_tasks",
+        verbose_name=_("assignee"),
+    )
 
     class Meta:
         verbose_name = _("failed task")
@@ -61,11 +70,13 @@ class FailedTask(models.Model):
             models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open")),
             # Read for the result of the last retry of a cause.
             models.Index(fields=["fingerprint", "acted_at"], name="failed_retried", condition=Q(state="retried")),
+            # Read by workers for the text of an edited touch.
+            models.Index(fields=["retried_as"], name="failed_edited", condition=Q(difference__isnull=False)),
         ]
         permissions = [("act_on_failedtask", _("Can retry, resolve, ignore and archive failed tasks"))]
 
     def __str__(self) -> str:
-        return f"{self.origin} {self.task_id or self.id}"
+        return f"…{str(self.task_id or self.id)[-8:]}"
 
     def get_state_display(self) -> str:  # type: ignore[no-redef]
         """Return the label for the origin: a job is not delivered to a receiver."""
@@ -73,7 +84,24 @@ class FailedTask(models.Model):
         return str(words or self.State(self.state).label)
 
 
-#: The allowed transitions and what causes each. No failed task leaves an end.
+class FailedTaskComment(models.Model):
+    """A note of a user or client about a failed task. Deleted with the task, and by the erasure of its customer."""
+
+    failed_task = models.ForeignKey(FailedTask, on_delete=models.CASCADE, related_name="comments")
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    author_name = models.CharField(_("author"), max_length=150)
+    text = models.TextField(_("comment"), max_length=2_000)
+    commented_at = models.DateTimeField(_("commented at"), default=now)
+
+    class Meta:
+        default_permissions = ()  # the page of the failed task shows them
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return f"{self.author_name}: {self.text[:50]}"
+
+
+#: The allowed transitions and what causes each. Only an undo leaves `retried`; no failed task leaves an end.
 FAILED_TASK_TRANSITIONS: Transitions = {
     "open": {
         "retried": "published again, as a new touch or job",
@@ -83,6 +111,7 @@ FAILED_TASK_TRANSITIONS: Transitions = {
         "archived": "",
     },
     "ignored": {"retried": "", "archived": ""},
+    "retried": {"open": "undone before the new touch or job was claimed"},
 }
 
 RESOLVED_JOBS = {

@@ -44,14 +44,14 @@ class LedgerRow(models.Model):
     #: The first `due_at`, from which lateness is measured.
     planned_at = models.DateTimeField(_("planned at"))
     #: The pause that keeps this row from dispatch ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
-    parked = models.CharField(_("paused by"), max_length=120, default="", blank=True)
+    paused_by = models.CharField(_("paused by"), max_length=120, default="", blank=True)
     #: How many times the receiver was called or the flow was run.
     attempt = models.SmallIntegerField(_("attempts"), default=0)
     #: The fence: every claim increments it, every later write of the claimant names it.
     lease_no = models.IntegerField(_("lease number"), default=0)
     lease_until = models.DateTimeField(_("lease until"), null=True)
     #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
-    hints = models.SmallIntegerField(_("wake-ups"), default=0)
+    wakeups = models.SmallIntegerField(_("wake-ups"), default=0)
     queued_at = models.DateTimeField(_("dispatched at"), null=True)
     #: From now on the receiver may have seen it. An end without a response is `unknown`.
     sending_at = models.DateTimeField(_("sending at"), null=True)
@@ -70,11 +70,11 @@ class LedgerRow(models.Model):
         `due` names the columns by which the dispatch finds rows.
         """
         return [
-            models.Index(fields=due, name=f"{table}_due", condition=Q(state="scheduled", parked="")),
+            models.Index(fields=due, name=f"{table}_due", condition=Q(state="scheduled", paused_by="")),
             # Read by both rescues.
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
             # Read by the end of a pause.
-            models.Index(fields=["parked"], name=f"{table}_parked", condition=~Q(parked="")),
+            models.Index(fields=["paused_by"], name=f"{table}_paused_by", condition=~Q(paused_by="")),
             # Read by lists of these states, newest first. A row with a usual end has no entry.
             models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -20,6 +21,13 @@ from scheduling.models.versioned import Versioned
 def digest_address(address: object) -> str:
     """Return a digest that identifies an address without revealing it."""
     return sha256(str(address).encode()).hexdigest()
+
+
+def enable_targets(addresses: Iterable[str]) -> None:
+    """Enable receivers whose rejection a person has dealt with."""
+    if digests := [digest_address(each) for each in sorted(set(addresses))]:
+        disabled = apps.get_model("scheduling", "DisabledTarget")._default_manager
+        disabled.filter(target_digest__in=digests).delete()
 
 
 class Addressed(models.Model):
@@ -42,9 +50,7 @@ class Addressed(models.Model):
         after = self.stored_addresses()
         with transaction.atomic():
             super().save(*args, **kwargs)
-            if changed := before ^ after:
-                disabled = apps.get_model("scheduling", "DisabledTarget")._default_manager
-                disabled.filter(target_digest__in=[digest_address(each) for each in sorted(changed)]).delete()
+            enable_targets(before ^ after)
         self._held = after
 
     def stored_addresses(self) -> set[str]:
@@ -80,6 +86,9 @@ class Category(models.TextChoices):
     SERVICE = "service", _("Service")
 
 
+HEADLINE = 60  #: characters of a template's headline
+
+
 class Template(Versioned):
     """The content of a message, with one text per locale."""
 
@@ -88,6 +97,8 @@ class Template(Versioned):
         _("content type"), max_length=64, help_text=_("The same type is not sent twice within the dedupe window.")
     )
     category = models.CharField(_("category"), max_length=10, choices=Category, default=Category.MARKETING)
+    #: Effective where `AFTERTOUCH_LINK_BASE_URL` is set, and not for robots of group chats.
+    tracks_links = models.BooleanField(_("count clicks on links"), default=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
 
@@ -98,6 +109,13 @@ class Template(Versioned):
 
     def __str__(self) -> str:
         return self.key
+
+    @property
+    def headline(self) -> str:
+        """Return the first text's subject, or else its first words: up to `HEADLINE` characters."""
+        text = next(iter(self.texts.all()), None)
+        line = " ".join((text.subject or text.body).split()) if text else ""
+        return line if len(line) <= HEADLINE else f"{line[: HEADLINE - 1]}…"
 
 
 class TemplateText(models.Model):
@@ -128,6 +146,7 @@ class ChannelConfig(Addressed, Versioned):
     """A kind from `settings.CHANNELS` with its settings."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
     kind = models.CharField(_("kind"), max_length=40)
     #: The settings of the kind ("url", "secret" …).
     config = EncryptedJSONField(_("settings"), default=dict, blank=True)
@@ -138,6 +157,8 @@ class ChannelConfig(Addressed, Versioned):
     )
     timeout = models.DurationField(_("timeout"), default=timedelta(seconds=10))
     retry_delays = models.JSONField(_("retry delays in seconds"), default=list, blank=True)
+    daily_limit = models.PositiveIntegerField(_("messages a day"), null=True, blank=True)
+    monthly_limit = models.PositiveIntegerField(_("messages a month"), null=True, blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords(excluded_fields=["config"])
 
@@ -147,7 +168,7 @@ class ChannelConfig(Addressed, Versioned):
         ordering = ["key"]
 
     def __str__(self) -> str:
-        return self.key
+        return self.name or self.key
 
     def stored_addresses(self) -> set[str]:
         if isinstance(self.config, Sealed) or not isinstance(self.config, dict):
@@ -202,12 +223,22 @@ class Switch(models.TextChoices):
     IGNORE = "ignore", _("Ignore")
 
 
+class AtDay(models.TextChoices):
+    ANY = "any", _("The first day that has this time left")
+    NEXT = "next", _("The next day")
+    WORKING = "working", _("The first working day that has this time left")
+    NEXT_WORKING = "next_working", _("The next working day")
+
+
 class Node(Versioned):
     """One cell of the matrix: a trigger, a delay, a content and guards."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
     stage = models.ForeignKey(Stage, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("stage"))
     trigger = models.CharField(_("trigger event"), max_length=120)
+    #: Keys of the nodes whose touches it follows, if the trigger is an event of a touch (`policy.journeys`).
+    from_nodes = models.JSONField(_("follows these nodes"), default=list, blank=True)
     delay = models.DurationField(_("delay"), default=timedelta(0))
     dynamic = models.BooleanField(_("dynamic delay"), default=False)
     #: Overrides the delay rules: {"by_level": {level: seconds}, "default", "active_within", "active_factor"}.
@@ -235,7 +266,7 @@ class Node(Versioned):
     canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
     canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
     #: The plan of an automatic roll-out (`scheduling.policy.rollout.read_plan`); None: the default plan.
-    canary_guard = models.JSONField(_("canary, plan of a guarded roll-out"), null=True, blank=True)
+    canary_guard = models.JSONField(_("canary, plan of an automatic roll-out"), null=True, blank=True)
     cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
     on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)
     goal_event = models.CharField(_("goal event"), max_length=120, blank=True)
@@ -245,6 +276,18 @@ class Node(Versioned):
     guard_dedupe = models.CharField(_("same content"), max_length=10, choices=Switch, default=Switch.APPLY)
     guard_conversation = models.CharField(_("live conversation"), max_length=10, choices=Switch, default=Switch.APPLY)
     guard_quiet_hours = models.CharField(_("quiet hours"), max_length=10, choices=Switch, default=Switch.APPLY)
+    guard_holdout = models.CharField(_("global hold-out"), max_length=10, choices=Switch, default=Switch.APPLY)
+    #: Caps may count the touches of all nodes with a tag.
+    tags = models.JSONField(_("tags"), default=list, blank=True)
+    #: In the form of `scheduling.policy.node_conditions`; None: no condition.
+    when = models.JSONField(_("conditions"), null=True, blank=True)
+    #: [{"key": key, "when": {…}, "template": key}]: the first whose condition holds replaces the template.
+    variants = models.JSONField(_("content variants"), default=list, blank=True)
+    at = models.TimeField(_("at this time"), null=True, blank=True)
+    at_day = models.CharField(_("on this day"), max_length=12, choices=AtDay, default=AtDay.ANY)
+    not_before = models.TimeField(_("not before"), null=True, blank=True)
+    #: A list in the form of `scheduling.policy.window_forms`; None: those of the default calendar; []: at any time.
+    send_window = models.JSONField(_("send windows"), null=True, blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
 
@@ -254,4 +297,4 @@ class Node(Versioned):
         ordering = ["stage__position", "trigger", "key"]
 
     def __str__(self) -> str:
-        return self.key
+        return self.name or self.key

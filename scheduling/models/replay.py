@@ -1,14 +1,38 @@
-"""Store replays of past events through draft configurations."""
+"""Store drafts of the configuration, and replays of past events through them."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
+from django.db.models.functions import Now
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 
-class WhatIfRun(models.Model):
+class ConfigDraft(models.Model):
+    """The open draft of a user: edits of the live configuration that wait for a replay.
+
+    Both texts are YAML in the format of a configuration file. `base` is the live configuration that `document` started
+    from, so that a merge separates the edits of the draft from later ones of other users.
+    """
+
+    owner = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="config_draft", verbose_name=_("who")
+    )
+    base = models.TextField(_("live configuration"))
+    document = models.TextField(_("draft"))
+    started_at = models.DateTimeField(_("started at"), db_default=Now(), editable=False)
+
+    class Meta:
+        verbose_name = _("draft")
+        verbose_name_plural = _("drafts")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.owner)
+
+
+class Replay(models.Model):
     """A draft of the configuration, and the result of a replay of past events.
 
     The row is the job. A worker that takes it increments `tries` and names the number in every later write. A worker
@@ -46,10 +70,10 @@ class WhatIfRun(models.Model):
     settled_at = models.DateTimeField(_("decided at"), null=True)
 
     class Meta:
-        verbose_name = _("what-if replay")
-        verbose_name_plural = _("what-if replays")
+        verbose_name = _("replay")
+        verbose_name_plural = _("replays")
         ordering = ["-id"]
-        permissions = [("publish_whatifrun", "Can publish a draft that was replayed")]
+        permissions = [("publish_replay", "Can publish a draft that was replayed")]
 
     def __str__(self) -> str:
         return f"#{self.pk}"

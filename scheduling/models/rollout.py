@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling.models.node import Node, Template
 
 
-class GuardedRollout(models.Model):
+class AutomaticRollout(models.Model):
     """One roll-out of a node's canary. A writer locks this row first, then the node.
 
     running ⇄ paused; both → finished | stopped. A node has at most one that is running or paused.
@@ -24,7 +24,7 @@ class GuardedRollout(models.Model):
         STOPPED = "stopped", _("Stopped")  #: by a person
 
     node = models.ForeignKey(
-        Node, on_delete=models.CASCADE, related_name="guarded_rollouts", verbose_name=_("service node")
+        Node, on_delete=models.CASCADE, related_name="automatic_rollouts", verbose_name=_("service node")
     )
     # The compared versions. Another text of either must not be counted as the same version.
     stable = models.ForeignKey(Template, on_delete=models.PROTECT, related_name="+", verbose_name=_("stable template"))
@@ -49,12 +49,12 @@ class GuardedRollout(models.Model):
     ended_at = models.DateTimeField(_("ended at"), null=True)
 
     class Meta:
-        verbose_name = _("guarded roll-out")
-        verbose_name_plural = _("guarded roll-outs")
+        verbose_name = _("automatic roll-out")
+        verbose_name_plural = _("automatic roll-outs")
         ordering = ["-id"]
         constraints = [
             models.UniqueConstraint(
-                fields=["node"], name="one_guarded_rollout", condition=Q(state__in=("running", "paused"))
+                fields=["node"], name="one_automatic_rollout", condition=Q(state__in=("running", "paused"))
             )
         ]
 
@@ -83,7 +83,7 @@ class RolloutMove(models.Model):
         FINISHED = "finished", _("Finished")
 
     rollout = models.ForeignKey(
-        GuardedRollout, on_delete=models.CASCADE, related_name="moves", verbose_name=_("guarded roll-out")
+        AutomaticRollout, on_delete=models.CASCADE, related_name="moves", verbose_name=_("automatic roll-out")
     )
     at = models.DateTimeField(_("at"))
     verb = models.CharField(_("move"), max_length=10, choices=Verb)
@@ -97,8 +97,8 @@ class RolloutMove(models.Model):
     actor_name = models.CharField(_("who"), max_length=150, blank=True)  #: empty: the roll-out itself
 
     class Meta:
-        verbose_name = _("move of a guarded roll-out")
-        verbose_name_plural = _("moves of guarded roll-outs")
+        verbose_name = _("move of an automatic roll-out")
+        verbose_name_plural = _("moves of automatic roll-outs")
         ordering = ["id"]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Store the rules that operators edit: delays and anti-harassment rules."""
+"""Store the rules that operators edit: delays, anti-harassment rules and calendars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
+from scheduling.models.node import Category, key_validator, percent_validators
 from scheduling.models.versioned import Versioned
 
 
@@ -34,7 +35,7 @@ class DelayRule(Versioned):
 
 
 class HarassmentRule(Versioned):
-    """A limit on messages to a customer or a community."""
+    """A limit on messages to a customer or a community, or on those of a channel, a category or a tag among them."""
 
     class Kind(models.TextChoices):
         CAP = "cap", _("At most so many in a rolling window")
@@ -49,6 +50,13 @@ class HarassmentRule(Versioned):
     kind = models.CharField(_("kind"), max_length=20, choices=Kind)
     scope = models.CharField(_("counted for"), max_length=10, choices=Subject, default=Subject.USER)
     limit = models.PositiveIntegerField(_("limit"), null=True, blank=True)
+    #: {level: limit}, instead of `limit`.
+    limits = models.JSONField(_("limits by level"), default=dict, blank=True)
+    channel = models.CharField(_("only this channel"), max_length=64, default="", blank=True)
+    category = models.CharField(
+        _("only this category"), max_length=10, choices=Category, default="", blank=True
+    )  # fmt: skip
+    tag = models.CharField(_("only nodes with this tag"), max_length=64, default="", blank=True)
     window = models.DurationField(_("window"), null=True, blank=True)
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_to = models.TimeField(_("quiet to"), null=True, blank=True)
@@ -78,3 +86,49 @@ class HarassmentRule(Versioned):
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()} ({self.get_scope_display()})"
+
+
+class Holdout(Versioned):
+    """The customers that no node sends to, so that the effect of all touches can be measured. One row."""
+
+    percent = models.FloatField(_("percent of customers"), default=0, validators=percent_validators)
+    #: Salt of the draw: another key draws other customers.
+    key = models.CharField(_("key of the draw"), max_length=64, default="", blank=True)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("global hold-out")
+        verbose_name_plural = _("global hold-outs")
+        constraints = [models.CheckConstraint(name="one_holdout", condition=models.Q(pk=1))]
+
+    def __str__(self) -> str:
+        return str(_("Global hold-out"))
+
+
+class Calendar(Versioned):
+    """Working days and holidays that send windows name.
+
+    The first calendar is the default: for windows that name none, and with the windows of nodes without own ones.
+    """
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    position = models.PositiveSmallIntegerField(_("position"), default=0)
+    #: Used if the customer has no time zone.
+    timezone = models.CharField(_("time zone"), max_length=60, default="Asia/Shanghai")
+    #: Its public holidays and the days worked instead apply; empty: every weekday is a working day.
+    country = models.CharField(_("country of the holidays"), max_length=6, default="CN", blank=True)
+    #: Days like "2026-10-01" that differ from the country's.
+    closed = models.JSONField(_("own days off"), default=list, blank=True)
+    open = models.JSONField(_("own working days"), default=list, blank=True)
+    #: A list in the form of `scheduling.policy.window_forms`.
+    send_window = models.JSONField(_("default send windows"), default=list, blank=True)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("calendar")
+        verbose_name_plural = _("calendars")
+        ordering = ["position", "key"]
+
+    def __str__(self) -> str:
+        return self.key

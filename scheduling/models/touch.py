@@ -1,6 +1,8 @@
-"""Store touches with their verdicts and attempts."""
+"""Store touches."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.db import models
 from django.db.models import Q
@@ -8,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from scheduling.models.ledger import WAITING, LedgerRow, Transitions
+from scheduling.models.touch_log import Attempt, LogField, Verdict
 
 
 class TouchState(models.TextChoices):
@@ -42,6 +45,10 @@ class Touch(LedgerRow):
     Triggers hold the references to event and node instead of foreign key constraints, whose check for each inserted row
     cost a third of PostgreSQL's work. A trigger refuses to delete a row that others refer to. A writer locks what its
     rows will refer to: the customer, and the nodes with `locks.lock_nodes`. The customer is the event's.
+
+    The table has two parts (migration 0001): `scheduling_touch_live` holds the rows that have not ended, and
+    `scheduling_touch_ended` holds the ended ones, partitioned by `settled_at`. The ledger writes the live part. A row
+    moves when it ends. Readers query the whole table and need not know.
     """
 
     state = models.CharField(
@@ -92,6 +99,9 @@ class Touch(LedgerRow):
     #: When a guard reserved a cap slot; empty again if it certainly was not delivered.
     reserved_at = models.DateTimeField(_("cap slot reserved at"), null=True)
     counts_toward_cap = models.BooleanField(_("counts toward the cap"), default=True)
+    #: The first and the latest ones, at most `MOST_VERDICTS`, in order of time.
+    verdicts: Any = LogField(_("verdicts"), entry=Verdict)
+    attempts: Any = LogField(_("attempts"), entry=Attempt)  #: all, in order of time
 
     class Meta:
         verbose_name = _("touch")
@@ -107,14 +117,18 @@ class Touch(LedgerRow):
                 name="touch_chat_history",
                 condition=Q(reserved_at__isnull=False) & ~Q(chat_id=""),
             ),
-            # Read by cancel_on, on_repeat and slot_hold.
-            models.Index(
-                fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=[*WAITING, "running"])
-            ),
+            # Read by cancel_on, on_repeat and slot_hold. Only the live part has it.
+            models.Index(fields=["customer", "node"], name="touch_waiting"),
             # Read by the overview and by lists of a time span. Written once per touch, at its end.
             models.Index(fields=["settled_at"], name="touch_ended", condition=Q(settled_at__isnull=False)),
             # Read by the list of paused touches, newest first.
-            models.Index(fields=["task_id"], name="touch_paused", condition=~Q(parked="")),
+            models.Index(fields=["task_id"], name="touch_paused", condition=~Q(paused_by="")),
+            # Read by the page of receivers: the touches that their receivers have no room for.
+            models.Index(
+                fields=["node", "chat_id", "due_at"],
+                name="touch_deferred",
+                condition=Q(state__in=WAITING, reason__in=["quota", "target_busy", "target_down"]),
+            ),
         ]
         constraints = [
             *LedgerRow.constraints_for("touch"),
@@ -129,69 +143,22 @@ class Touch(LedgerRow):
         ]
 
     def __str__(self) -> str:
-        return str(self.task_id)
+        return f"…{str(self.task_id)[-8:]}"
 
 
-class Verdict(models.Model):
-    """A decision of the guards about a touch, with its rule. Append-only.
+class EndMark(models.Model):
+    """How far one reader of ended touches has read (see `scheduling.ledger.ends`)."""
 
-    No foreign key constraint protects the touch here or in `Attempt`. Both are written while the touch's row is locked.
-    The check of the constraint cost a twelfth of a delivery. Code that deletes touches must delete these rows too
-    (`scheduling.operations.retention`).
-    """
-
-    class Decision(models.TextChoices):
-        SEND = "send", _("Send")
-        HOLD = "hold", _("Defer")
-        SUPPRESS = "suppress", _("Suppress")
-
-    touch = models.ForeignKey(
-        Touch, on_delete=models.CASCADE, related_name="verdicts", verbose_name=_("touch"), db_constraint=False
-    )
-    at = models.DateTimeField(_("at"))
-    decision = models.CharField(_("decision"), max_length=10, choices=Decision)
-    rule = models.CharField(_("rule"), max_length=64, blank=True)
-    rule_version = models.IntegerField(_("rule version"), null=True)
-    observed = models.CharField(_("observed"), max_length=200, blank=True)
-    limit = models.CharField(_("limit"), max_length=200, blank=True)
-    next_eligible_at = models.DateTimeField(_("next eligible at"), null=True)
+    reader = models.CharField(max_length=64, primary_key=True)
+    settled_at = models.DateTimeField()
+    task_id = models.UUIDField()
+    #: Ends up to this instant may be read after all transactions before `ceiling_xid` have ended. Earlier ones are then
+    #: committed or will never exist.
+    ceiling = models.DateTimeField()
+    ceiling_xid = models.BigIntegerField(default=0)
 
     class Meta:
-        verbose_name = _("verdict")
-        verbose_name_plural = _("verdicts")
-        ordering = ["id"]
+        default_permissions = ()  # no page shows these rows
 
     def __str__(self) -> str:
-        return f"{self.decision} {self.rule}".strip()
-
-
-class Attempt(models.Model):
-    """One call of a channel for a touch. Append-only, without a foreign key constraint (see `Verdict`)."""
-
-    class Outcome(models.TextChoices):
-        DELIVERED = "delivered", _("Delivered")
-        TRANSIENT = "transient", _("Failed, may succeed later")
-        PERMANENT = "permanent", _("Failed for good")
-        UNKNOWN = "unknown", _("Unknown")
-
-    touch = models.ForeignKey(
-        Touch, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("touch"), db_constraint=False
-    )
-    number = models.SmallIntegerField(_("number"))
-    lease_no = models.IntegerField(_("lease number"))
-    started_at = models.DateTimeField(_("started at"))
-    ended_at = models.DateTimeField(_("ended at"), null=True)
-    outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
-    reason = models.CharField(_("reason"), max_length=64, blank=True)
-    detail = models.TextField(_("detail"), blank=True)
-    status = models.IntegerField(_("status"), null=True)
-    subject = models.TextField(_("subject"), blank=True)  #: complete: a retry sends it again
-    body = models.TextField(_("body"), blank=True)
-
-    class Meta:
-        verbose_name = _("attempt")
-        verbose_name_plural = _("attempts")
-        ordering = ["id"]
-
-    def __str__(self) -> str:
-        return f"{self.number}: {self.outcome} {self.reason}".strip()
+        return f"{self.reader}: {self.settled_at}"

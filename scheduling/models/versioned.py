@@ -21,6 +21,15 @@ def lock_for_write(rows: Rows) -> Rows:
     return rows.select_for_update(no_key=True, of=("self",))
 
 
+def differs_by_type(one: Any, other: Any) -> bool:
+    """Return whether two values differ, also where one has `true` and the other 1: for Python these are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() != other.keys() or any(differs_by_type(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) != len(other) or any(map(differs_by_type, one, other))
+    return isinstance(one, bool) != isinstance(other, bool) or bool(one != other)
+
+
 class Versioned(models.Model):
     """A row with a `version` that a verdict can name.
 
@@ -39,7 +48,7 @@ class Versioned(models.Model):
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
-                if any(before[name] != value for name, value in after.items() if name != "version"):
+                if any(differs_by_type(before[name], value) for name, value in after.items() if name != "version"):
                     self.version = before["version"] + 1
             super().save(*args, **kwargs)
 

@@ -35,6 +35,8 @@ OWN = (
     "scheduling.monitoring.collectors.BrokerCollector",
     "scheduling.experiments.rollout_stats.RolloutCollector",
     "scheduling.monitoring.wanted_numbers.ScalingCollector",
+    "scheduling.monitoring.webhook_stats.WebhookCollector",
+    "scheduling.monitoring.history_stats.HistoryCollector",
 )
 
 
@@ -90,7 +92,7 @@ class _StaticCollector(Collector):
 
 
 class LedgerCollector(Collector):
-    """Collect counts of touches, failed tasks and pauses.
+    """Collect counts of touches, failed tasks and pauses, and the age of erasures.
 
     Each statement reads a partial index of active rows, at most `MOST` rows.
     """
@@ -99,6 +101,7 @@ class LedgerCollector(Collector):
         yield from _collect_touches()
         yield from _collect_failed_tasks()
         yield from _collect_pauses()
+        yield _collect_erasures()
 
 
 def _collect_touches() -> Iterator[Metric]:
@@ -111,14 +114,14 @@ def _collect_touches() -> Iterator[Metric]:
         "aftertouch_touches_oldest_overdue_seconds",
         "Delay of the most overdue touch that no worker has started, in seconds.",
     )
-    ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
+    ((overdue, hour, later, paused, late),) = sql.rows(_WAITING, {"most": MOST})
     figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
     for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
         # A running touch is overdue, even if its due time was deferred since.
         figures[state, due if state == "queued" else "overdue"] = count
         late = max(late, age) if state == "queued" and due == "overdue" else late
     figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
-    for labels, count in {**figures, ("parked", ""): parked}.items():
+    for labels, count in {**figures, ("paused", ""): paused}.items():
         counts.add_metric(labels, count)
     oldest.add_metric([], late)
     yield counts
@@ -153,6 +156,21 @@ def _collect_pauses() -> Iterator[Metric]:
     yield ages
 
 
+def _collect_erasures() -> Metric:
+    family = GaugeMetricFamily(
+        "aftertouch_erasures_oldest_age_seconds",
+        "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
+    )
+    ((age,),) = sql.rows(_ERASURES, {})
+    family.add_metric([], age)
+    return family
+
+
+_ERASURES = """
+SELECT COALESCE(extract(epoch FROM statement_timestamp() - min(requested_at)), 0)::float8
+FROM scheduling_customererasure WHERE state = 'running'
+"""
+
 _PAUSES = """
 SELECT split_part(scope, ':', 1), count(*), extract(epoch FROM statement_timestamp() - min(paused_at))::float8
 FROM scheduling_pause GROUP BY 1
@@ -161,21 +179,21 @@ FROM scheduling_pause GROUP BY 1
 _WAITING = """
 SELECT
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+        SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND priority IN (0, 1, 2)
             AND due_at <= statement_timestamp()
         LIMIT %(most)s) AS overdue),
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+        SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND priority IN (0, 1, 2)
             AND due_at > statement_timestamp() AND due_at <= statement_timestamp() + interval '1 hour'
         LIMIT %(most)s) AS hour),
     (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+        SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND priority IN (0, 1, 2)
             AND due_at > statement_timestamp() + interval '1 hour'
         LIMIT %(most)s) AS later),
-    (SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE parked <> '' LIMIT %(most)s) AS parked),
+    (SELECT count(*) FROM (SELECT FROM scheduling_touch_live WHERE paused_by <> '' LIMIT %(most)s) AS paused_by),
     (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(first.due_at)), 0))::float8
      FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
-         SELECT due_at FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND priority = level
+         SELECT due_at FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND priority = level
          ORDER BY due_at LIMIT 1) AS first)
 """
 
@@ -183,7 +201,8 @@ _LEASED = """
 SELECT state, CASE WHEN due_at <= statement_timestamp() THEN 'overdue' ELSE 'hour' END, count(*),
        extract(epoch FROM statement_timestamp() - min(due_at))::float8
 FROM (
-    SELECT state, due_at FROM scheduling_touch WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
+    SELECT state, due_at FROM scheduling_touch_live
+    WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
 ) AS leased GROUP BY 1, 2
 """
 

@@ -69,7 +69,7 @@ def export_process_metrics(folder: Path | None = None) -> bytes:
     with _lock_folder(folder, READ_LOCK_TIMEOUT) as ours:
         if not ours:
             raise TimeoutError("another process reads the counts for too long")
-        _merge_ended_processes(folder)
+        merge_ended_processes(folder)
         multiprocess.MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
@@ -102,12 +102,13 @@ def _merge_ended_if_free(folder: Path) -> None:
     """
     with _lock_folder(folder, START_LOCK_TIMEOUT) as ours:
         if ours:
-            _merge_ended_processes(folder)
+            merge_ended_processes(folder)
         else:
             log.warning("metrics_not_merged", folder=str(folder))
 
 
-def _merge_ended_processes(folder: Path) -> None:
+def merge_ended_processes(folder: Path) -> None:
+    """Add the values of ended processes to the totals and delete their files."""
     for total in folder.glob(f"*_{ENDED}.db"):
         _quarantine_corrupt_totals(total)
     for path in folder.glob("*_*.db"):

@@ -72,6 +72,21 @@ def broker_accepts_messages() -> bool | None:
         return broker_health.accepts_messages(connection)
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerReading:
+    queues: list[QueueStats]
+    accepts_messages: bool | None
+
+
+def read_broker() -> BrokerReading | None:
+    """Return the state of the broker for a page; None while it does not respond."""
+    try:
+        return BrokerReading(read_queue_stats(), broker_accepts_messages())
+    except Exception as error:  # any exception of the broker's client
+        log.warning("broker_stats_unavailable", error=str(error))
+        return None
+
+
 def _refresh_known_queues() -> list[str]:
     try:
         refresh_app_queues()

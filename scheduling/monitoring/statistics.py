@@ -126,8 +126,8 @@ def count_overdue() -> Overdue:
 
 _DUE_WITHIN = """
 SELECT count(*) FROM (
-    SELECT FROM scheduling_touch
-    WHERE state = 'scheduled' AND parked = '' AND priority IN (0, 1, 2)
+    SELECT FROM scheduling_touch_live
+    WHERE state = 'scheduled' AND paused_by = '' AND priority IN (0, 1, 2)
       AND due_at <= statement_timestamp() + %(span)s
     LIMIT %(most)s
 ) AS due
@@ -136,12 +136,12 @@ SELECT count(*) FROM (
 _OVERDUE = """
 SELECT count(*), statement_timestamp() - min(due_at) FROM (
     (SELECT touch.due_at FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
-         SELECT due_at FROM scheduling_touch
-         WHERE state = 'scheduled' AND parked = '' AND priority = level
+         SELECT due_at FROM scheduling_touch_live
+         WHERE state = 'scheduled' AND paused_by = '' AND priority = level
            AND due_at < statement_timestamp() - %(late)s
          ORDER BY due_at LIMIT %(most)s) AS touch)
     UNION ALL
-    (SELECT due_at FROM scheduling_touch
+    (SELECT due_at FROM scheduling_touch_live
      WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at < statement_timestamp() - %(late)s
      LIMIT %(most)s)
 ) AS late
@@ -184,7 +184,7 @@ def measure_touch_rates() -> TouchRates:
 
 _LATENESS = """
 SELECT percentile_cont(ARRAY[0.5, 0.99]::float8[]) WITHIN GROUP (ORDER BY late), count(*) FROM (
-    SELECT GREATEST(extract(epoch FROM sending_at - due_at), 0)::float8 AS late FROM scheduling_touch
+    SELECT GREATEST(extract(epoch FROM sending_at - due_at), 0)::float8 AS late FROM scheduling_touch_ended
     WHERE settled_at > statement_timestamp() - %(window)s AND state = 'delivered' AND sending_at IS NOT NULL
     ORDER BY settled_at DESC LIMIT %(latest)s
 ) AS latest
@@ -192,11 +192,11 @@ SELECT percentile_cont(ARRAY[0.5, 0.99]::float8[]) WITHIN GROUP (ORDER BY late),
 
 # A touch dispatched in the window has ended since or still holds a lease. Deferred touches are left out.
 _RATES = """
-SELECT (SELECT count(*) FROM scheduling_touch
+SELECT (SELECT count(*) FROM scheduling_touch_ended
         WHERE settled_at > statement_timestamp() - %(window)s AND queued_at > statement_timestamp() - %(window)s)
-     + (SELECT count(*) FROM scheduling_touch
+     + (SELECT count(*) FROM scheduling_touch_live
         WHERE state IN ('queued', 'running') AND queued_at > statement_timestamp() - %(window)s),
-       (SELECT count(*) FROM scheduling_touch WHERE settled_at > statement_timestamp() - %(window)s)
+       (SELECT count(*) FROM scheduling_touch_ended WHERE settled_at > statement_timestamp() - %(window)s)
 """
 
 
@@ -214,7 +214,7 @@ def count_ended_by_hour(since: datetime, until: datetime) -> dict[datetime, Outc
 
 
 _ENDED = """
-SELECT date_bin('1 hour', settled_at, %(since)s), state, reason, node_id, count(*) FROM scheduling_touch
+SELECT date_bin('1 hour', settled_at, %(since)s), state, reason, node_id, count(*) FROM scheduling_touch_ended
 WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
 """
 
@@ -252,7 +252,7 @@ def compute_lateness_quantile(late: LatenessCounts, part: float) -> timedelta | 
 _LATE = """
 SELECT date_bin('1 hour', settled_at, %(since)s),
        round(ln(GREATEST(extract(epoch FROM sending_at - due_at)::float8, %(least)s)) / %(step)s)::int, count(*)
-FROM scheduling_touch
+FROM scheduling_touch_ended
 WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered' AND sending_at IS NOT NULL
 GROUP BY 1, 2
 """
@@ -296,6 +296,6 @@ def count_complaints_by_node(since: datetime) -> dict[int, int]:
 
 _COMPLAINED = """
 SELECT t.node_id, count(DISTINCT t.task_id)
-FROM scheduling_complaint AS c JOIN scheduling_touch AS t ON t.task_id = c.touch_id
+FROM scheduling_complaint AS c JOIN scheduling_touch_ended AS t ON t.task_id = c.touch_id
 WHERE c.complained_at >= %(since)s AND t.settled_at >= %(since)s AND t.state = 'delivered' GROUP BY 1
 """

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
+from scheduling.dispatch.publisher import TOUCH_QUEUES
 from scheduling.monitoring.worker_reports import connect_once, list_worker_reports
 from scheduling.policy.scaling import DueWork, Limits, Need, Scale, WorkerDemand, compute_needed_workers, settle_wanted
 
@@ -104,13 +105,13 @@ class ScalingCollector(Collector):
 
 
 def measure_workers(deadline: Deadline) -> tuple[int, Need]:
-    """Return the running core workers and the need for them. One statement, two partial indexes.
+    """Return the running workers that send touches and the need for them. One statement, two partial indexes.
 
     Raises:
         RedisError: Redis does not answer.
         OperationalError: PostgreSQL does not answer.
     """
-    reports = list_worker_reports()
+    reports = [each for each in list_worker_reports() if set(each.queues) & set(TOUCH_QUEUES.values())]
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         found = sql.rows(_DUE_TOUCHES, {"most": MOST_DUE})
         ((settled,),) = sql.rows(_SETTLED, {"span": RATE_SPAN, "most": MOST_DUE})
@@ -126,11 +127,11 @@ def measure_workers(deadline: Deadline) -> tuple[int, Need]:
 _DUE_TOUCHES = """
 SELECT priority, count(*), GREATEST(0, extract(epoch FROM statement_timestamp() - min(due_at)))::float8
 FROM (
-    (SELECT priority, due_at FROM scheduling_touch
-     WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+    (SELECT priority, due_at FROM scheduling_touch_live
+     WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT priority, due_at FROM (
-        SELECT priority, due_at, state FROM scheduling_touch
+        SELECT priority, due_at, state FROM scheduling_touch_live
         WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
      ) AS leased WHERE state = 'queued' AND due_at <= statement_timestamp())
 ) AS due GROUP BY 1
@@ -138,7 +139,7 @@ FROM (
 
 _SETTLED = """
 SELECT count(*) FROM (
-    SELECT FROM scheduling_touch
+    SELECT FROM scheduling_touch_ended
     WHERE settled_at > statement_timestamp() - make_interval(secs => %(span)s) LIMIT %(most)s
 ) AS settled
 """

@@ -1,15 +1,16 @@
-"""Keep the load of each core worker in Redis for a short time. Redis' clock decides which reports are recent."""
+"""Keep the state of each core worker in Redis for a short time. Redis' clock decides which reports are recent."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 
-import redis
 from django.conf import settings
 
-from scheduling.redis_client import connect_redis
+from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.redis_client import Redis, connect_redis
 
 WORKER_REPORTS = "at:workers"
 REPORT_LIFETIME = 20.0  #: seconds; a worker reports every five
@@ -20,6 +21,9 @@ class WorkerReport:
     name: str
     processes: int  #: at its largest size
     busy: float  #: mean share of them that ran a task since the previous report
+    queues: Sequence[str] = ()
+    running: int = field(default=0, compare=False)  #: tasks at the time of the report
+    age: float = field(default=0.0, compare=False)  #: seconds since the report
 
 
 def send_worker_report(report: WorkerReport) -> None:
@@ -29,9 +33,7 @@ def send_worker_report(report: WorkerReport) -> None:
     with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
         if gone:
             pipe.hdel(WORKER_REPORTS, *gone)
-        pipe.hset(
-            WORKER_REPORTS, report.name, json.dumps({"at": now, "processes": report.processes, "busy": report.busy})
-        )
+        pipe.hset(WORKER_REPORTS, report.name, json.dumps({"at": now, **asdict(report)}))
         pipe.pexpire(WORKER_REPORTS, int(REPORT_LIFETIME * 1000))
         pipe.execute()
 
@@ -42,11 +44,21 @@ def remove_worker_report(name: str) -> None:
 
 
 def list_worker_reports() -> list[WorkerReport]:
-    """Return the reports of the last `REPORT_LIFETIME` seconds. Raises `RedisError`."""
+    """Return the reports of the last `REPORT_LIFETIME` seconds. Raises `RedisError`.
+
+    A worker of an older version reports no queues: it is taken as a core worker.
+    """
     now, found = _read_reports()
     reports = {name.decode(): json.loads(text) for name, text in found.items()}
     return [
-        WorkerReport(name, said["processes"], said["busy"])
+        WorkerReport(
+            name,
+            said["processes"],
+            said["busy"],
+            said.get("queues", list(TOUCH_QUEUES.values())),
+            said.get("running", 0),
+            max(0.0, now - said["at"]),
+        )
         for name, said in sorted(reports.items())
         if now - said["at"] < REPORT_LIFETIME
     ]
@@ -62,6 +74,6 @@ def _read_reports() -> tuple[float, dict[bytes, bytes]]:
 
 
 @cache
-def connect_once(url: str) -> redis.Redis:
+def connect_once(url: str) -> Redis:
     """Return this process's client for reports and for the memory of scaling."""
     return connect_redis(url)

@@ -22,13 +22,12 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from scheduling import sql
+from scheduling.audit.audit_log import record_action
 from scheduling.errors import Conflict, InvalidInput, NotFound
-from scheduling.ledger import locks
 from scheduling.models import BulkAction
-from scheduling.operations import failed_tasks
+from scheduling.operations.bulk_lists import find_row_action, matching_rows
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.filters import matching_rows
-from scheduling.operations.row_actions import ROW_ACTIONS, TOUCHES, RowAction
+from scheduling.operations.row_actions import Given, RowAction
 
 log = structlog.get_logger(__name__)
 
@@ -50,24 +49,27 @@ State = BulkAction.State
 
 def start_bulk_action(
     action: str, chosen: Mapping[str, str], actor: Actor, *, per_second: float | None = None,
-    as_of: datetime | None = None,
+    as_of: datetime | None = None, given: Given | None = None, after: timedelta = timedelta(0),
 ) -> BulkAction:  # fmt: skip
     """Start an action on all rows that match `chosen` and existed at `as_of` (default: now).
 
-    `per_second` is the rate in rows per second.
+    `per_second` is the rate in rows per second. `given` are the parameters of the action. The rights of the acting user
+    may add some. The first batch starts `after` now.
 
     Raises:
         InvalidInput: a parameter has no meaning; the error names it.
         Conflict: the same action is running, or `MOST_RUNNING` others are.
     """
     at = sql.now()  # excludes later rows, by PostgreSQL's clock instead of this node's
-    check_action(action, chosen, as_of or at)
-    pace = ROW_ACTIONS[action].per_second if per_second is None else per_second
+    row_action = check_action(action, chosen, as_of or at)
+    row_action.check(given or {})
+    restriction = row_action.restrict(actor.user) if actor.user else {}
+    pace = row_action.per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
         raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
     row = BulkAction(
         action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
-        per_second=pace, as_of=min(as_of or at, at), next_at=at,
+        per_second=pace, as_of=min(as_of or at, at), next_at=at + after, given={**(given or {}), **restriction},
     )  # fmt: skip
     row.total = count_matching(row)
     _insert_exclusively(row)
@@ -80,23 +82,27 @@ def _insert_exclusively(row: BulkAction) -> None:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
-        running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
-        if (row.action, row.filter) in running:
+        running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter", "given"))
+        if (row.action, row.filter, row.given) in running:
             raise Conflict("the same bulk action is already running")
         if len(running) >= MOST_RUNNING:
             raise Conflict("too many bulk actions are running; try again when one has finished")
         row.save(force_insert=True)
+        facts = [("action", None, row.action), ("rows", None, row.total)]
+        record_action("started", row, label=row.action, actor=row.actor_name, reason=row.reason, changes=facts)
 
 
-def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
-    """Check action and filter.
+def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> RowAction:
+    """Check action and filter. Return the action.
 
     Raises:
         InvalidInput: one has no meaning; the error names it.
     """
-    if action not in ROW_ACTIONS:
+    row_action = find_row_action(action)
+    if row_action is None:
         raise InvalidInput.of("action", f"there is no “{action[:50]}”")
-    matching_rows(ROW_ACTIONS[action], chosen, as_of)
+    matching_rows(row_action, chosen, as_of)
+    return row_action
 
 
 def count_matching(row: BulkAction) -> int | None:
@@ -125,11 +131,26 @@ def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
     raise NotFound(f"There is no bulk action {action_id}.")
 
 
+def undo_start(action_id: str, actor: Actor) -> None:
+    """Stop an action whose first batch has not started, so that it has changed no row.
+
+    Raises:
+        Conflict: it has started or ended.
+    """
+    untouched = BulkAction.objects.filter(pk=action_id, position=None, tries=0)
+    if not _stop_running(untouched, actor):
+        raise Conflict("the bulk action has started already; stop it on its page")
+
+
 def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
     stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
     try:
         with sql.brief_lock_waits(settings.TIMEOUTS.bulk_cancel):
-            return bool(mine.filter(state=State.RUNNING).update(**stopped))
+            stopped_rows = list(mine.filter(state=State.RUNNING).select_for_update())
+            for row in stopped_rows:
+                mine.update(**stopped)
+                record_action("cancelled", row, label=row.action, actor=actor.name)
+            return bool(stopped_rows)
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
@@ -153,7 +174,7 @@ def run_batch(action_id: UUID) -> timedelta | None:
 
     None: no further batch, or another worker has it.
     """
-    held_until = _reserve_batch(action_id)
+    held_until = reserve_batch(action_id)
     if held_until is None:
         return None
     with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
@@ -161,7 +182,7 @@ def run_batch(action_id: UUID) -> timedelta | None:
         if row is None:
             return None  # cancelled, or so late that another worker has repeated this batch
         since = monotonic()  # this node's clock may be ahead of PostgreSQL's, and a premature request finds nothing
-        _process_batch(row, row.at)  # type: ignore[attr-defined]
+        process_batch(row, row.at)  # type: ignore[attr-defined]
         row.save()
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
@@ -170,7 +191,7 @@ def run_batch(action_id: UUID) -> timedelta | None:
     return max(wait, timedelta(0))
 
 
-def _reserve_batch(action_id: UUID) -> datetime | None:
+def reserve_batch(action_id: UUID) -> datetime | None:
     """Reserve the next batch. Return the end of the reservation; None if there is nothing to do.
 
     A separate transaction counts the try, so that a batch that kills its worker each time ends after `MAX_TRIES`. Of
@@ -197,18 +218,16 @@ def _lock_action(rows: QuerySet[BulkAction]) -> BulkAction | None:
     return mine.select_related("actor").annotate(at=Now()).first()
 
 
-def _process_batch(row: BulkAction, at: datetime) -> None:
+def process_batch(row: BulkAction, at: datetime) -> None:
     """Process one batch. The caller saves the row in the same transaction."""
-    row_action, size = ROW_ACTIONS[row.action], _batch_size(row.per_second)
+    row_action, size = _get_row_action(row), _batch_size(row.per_second)
     rows = _matching_rows(row)
     if row.position:
         rows = rows.filter(pk__gt=row.position)
     keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
-    actor = Actor(row.actor_name, row.actor, row.reason)
+    actor = Actor(row.actor_name, row.actor, row.reason, is_bulk=True)
     became: Counter[str] = Counter()
-    if row_action.over == TOUCHES:
-        locks.lock_customers(keys)  # before the touches, as in every writer
-    for key in failed_tasks.lock_in_publish_order(keys) if row_action.publishes else keys:
+    for key in row_action.lock(keys) if row_action.lock else keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
         became[_apply_to_row(row, row_action, key, actor, due_at)] += 1
     row.done += became["done"]
@@ -230,7 +249,7 @@ def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Acto
     """Process one row within a savepoint, so that its failure does not undo the others."""
     try:
         with transaction.atomic():
-            row_action.act(key, actor, due_at)
+            row_action.act(key, actor, due_at, row.given)
     except (Conflict, NotFound):
         return "skipped"
     except sql.UNAVAILABLE_ERRORS:
@@ -243,4 +262,11 @@ def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Acto
 
 
 def _matching_rows(row: BulkAction) -> QuerySet[Any]:
-    return matching_rows(ROW_ACTIONS[row.action], row.filter, row.as_of)
+    return matching_rows(_get_row_action(row), row.filter, row.as_of)
+
+
+def _get_row_action(row: BulkAction) -> RowAction:
+    row_action = find_row_action(row.action)
+    if row_action is None:
+        raise InvalidInput.of("action", f"there is no “{row.action}”")
+    return row_action

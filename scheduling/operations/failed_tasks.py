@@ -5,8 +5,9 @@ Each action changes the row with one guarded update. Of two concurrent actions o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
@@ -19,14 +20,17 @@ from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
 from scheduling import sql
-from scheduling.errors import Conflict, NotFound
+from scheduling.audit.audit_log import record_action
+from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import insertion
+from scheduling.ledger import deletion, insertion
 from scheduling.ledger.touches import touches
 from scheduling.models import FailedTask
+from scheduling.operations import touch_texts
 
 State = FailedTask.State
 RETRYABLE = (State.OPEN, State.IGNORED)
+RESOLVED = (State.RESOLVED_DELIVERED, State.RESOLVED_NOT_DELIVERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +40,97 @@ class Actor:
     name: str
     user: User | None = None
     reason: str = ""
+    is_bulk: bool = False  #: the audit log has one entry for the bulk action, none for each row
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What is published in place of a failed task."""
+
+    task_id: UUID
+    due_at: datetime
+    as_new: bool = False  #: with a new delivery key; the receiver may get the effect twice
+    payload: Mapping[str, Any] | None = None  #: edited; a receiver rejects it under the old delivery key
+    priority: int | None = None  #: None: that of the original
+
+    @property
+    def renews_key(self) -> bool:
+        return self.as_new or self.payload is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Republisher:
     """Publishes failed tasks of one origin again."""
 
-    #: Publish one task under a new id, due at an instant. The flag gives it a new delivery key.
-    publish: Callable[[FailedTask, UUID, datetime, bool], None]
+    #: Publish one task again. Return the edited payload that it gets; None: it is that of the original.
+    publish: Callable[[FailedTask, Retry], Mapping[str, Any] | None]
+    #: Return the payload that a retry without an edit publishes. None: it is unknown, because the original is deleted.
+    read_payload: Callable[[FailedTask], Mapping[str, Any] | None]
+    edit_permission: str  #: of users who may see and edit that payload
+    #: Delete what `publish` has stored under this task id, unless it has started. Return whether it was deleted.
+    withdraw: Callable[[FailedTask, UUID, bool], bool]
     #: Sort task ids into the order in which one transaction may publish them. None: any order works, because publishing
     #: waits for no other transaction.
     order: Callable[[Sequence[UUID]], Sequence[UUID]] | None = None
 
 
-def retry_failed_task(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
+def retry_failed_task(
+    failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None,
+    payload: Mapping[str, Any] | None = None, priority: int | None = None,
+) -> UUID:  # fmt: skip
     """Publish a failed task again under a new task id. Return the id.
 
     The delivery key stays, so a receiver that honours it sees no second effect. With `as_new` the task gets a new key.
     The receiver then gets the message even if it has the first one. The next pass dispatches the task.
 
+    An edited `payload` is checked and gets a new delivery key. The failed task keeps the difference. A payload equal to
+    that of the original counts as no edit.
+
     Raises:
         Conflict: the task was handled already or cannot be published again.
+        InvalidInput: the payload is refused, or it needs `as_new` because the first one may have had its effect.
         NotFound: there is no such failed task.
     """
-    task_id = new_id()
+    retry = Retry(new_id(), due_at or sql.now(), as_new, payload, priority)
     with transaction.atomic():
-        row = _change_state(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=task_id)
-        republisher = _republishers().get(row.origin)
+        row = _change_state(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=retry.task_id)
+        republisher = find_republisher(row.origin)
         if republisher is None:
             raise Conflict("A broker message cannot be published again; ignore or archive it.")
-        republisher.publish(row, task_id, due_at or sql.now(), as_new)
-    return task_id
+        before = None
+        if payload is not None:
+            before = republisher.read_payload(row)
+            retry = replace(retry, payload=None if payload == before else payload)
+        if retry.payload is not None and row.failure == "unknown" and not as_new:
+            raise InvalidInput.of("as_new", "must be true: the first one may have had its effect")
+        after = republisher.publish(row, retry)
+        if after is not None:
+            FailedTask.objects.filter(pk=row.pk).update(difference={"before": before, "after": after})
+    return retry.task_id
+
+
+def withdraw_retry(failed_id: str, actor: Actor, *, retried: Mapping[str, str], as_new: bool) -> None:
+    """Take a retry back: delete the new touch or job, and open the failed task again.
+
+    `retried` holds the new task id by failed task.
+
+    Raises:
+        Conflict: the new task has started, or another user acted on the failed task.
+    """
+    task_id = UUID(retried[failed_id])
+    row = _lock_failed_task(UUID(failed_id))
+    republisher = find_republisher(row.origin)
+    if row.state != State.RETRIED or row.retried_as != task_id or republisher is None:
+        raise Conflict("another user acted on the failed task since")
+    if not republisher.withdraw(row, task_id, as_new):
+        raise Conflict("the retry has started already")
+    FailedTask.objects.filter(pk=row.pk).update(
+        state=State.OPEN, actor=None, actor_name="", action_reason="", acted_at=None, retried_as=None, difference=None
+    )
+
+
+def lock_retried(failed_ids: Sequence[str]) -> list[UUID]:
+    return lock_in_publish_order([UUID(failed_id) for failed_id in failed_ids])
 
 
 def lock_in_publish_order(failed_ids: Sequence[UUID]) -> list[UUID]:
@@ -121,17 +185,23 @@ class BulkResult:
 
     done: int
     conflicts: int
+    #: What the action returned, by failed task: of a retry, the id of the new task.
+    returned: Mapping[UUID, Any] = field(default_factory=dict, compare=False)
 
 
-def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> BulkResult:
-    """Publish many tasks again at a limited rate, so that the receiver is not flooded.
+def retry_all(
+    failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20,
+    after: timedelta = timedelta(0),
+) -> BulkResult:  # fmt: skip
+    """Publish many tasks again at a limited rate, so that the receiver is not flooded. The first is due `after` now.
 
     Conflicts use no share of the rate.
     """
-    started_at = sql.now()
+    started_at = sql.now() + after
 
-    def again(failed_id: UUID, done: int) -> None:
-        retry_failed_task(failed_id, actor, as_new=as_new, due_at=started_at + timedelta(seconds=done / per_second))
+    def again(failed_id: UUID, done: int) -> UUID:
+        due_at = started_at + timedelta(seconds=done / per_second)
+        return retry_failed_task(failed_id, actor, as_new=as_new, due_at=due_at)
 
     return apply_to_each(failed_ids, again)
 
@@ -152,15 +222,11 @@ def retry_sample(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> Bul
 
 def apply_to_each(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> BulkResult:
     """Apply `act` to each task in a separate transaction. Its second argument is the number done before."""
-    done = conflicts = 0
+    returned: dict[UUID, object] = {}
     for failed_id in failed_ids:
-        try:
-            act(failed_id, done)
-        except (Conflict, NotFound):
-            conflicts += 1
-        else:
-            done += 1
-    return BulkResult(done, conflicts)
+        with suppress(Conflict, NotFound):
+            returned[failed_id] = act(failed_id, len(returned))
+    return BulkResult(len(returned), len(failed_ids) - len(returned), returned)
 
 
 def _lock_failed_task(failed_id: UUID) -> FailedTask:
@@ -182,15 +248,39 @@ def _change_state(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[s
     )
     if changed != 1:
         raise Conflict(f"It is {row.get_state_display()} already.")
+    if not actor.is_bulk:
+        action = "resolved" if state in RESOLVED else str(state)
+        record_action(action, row, label=str(row), actor=actor.name, reason=actor.reason)
     return row
 
 
-def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
+def republish_touch(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
+    """Insert a touch for the same event and node.
+
+    A touch that was edited before and is sent as new keeps its edited text, which its delivery key named until now.
+    """
     assert row.task_id is not None
-    insertion.insert_retry(row.task_id, task_id, due_at, as_new=as_new)
+    text = retry.payload
+    if text is not None:
+        text = touch_texts.check_touch_text(text)
+    elif retry.as_new and row.root_id:
+        text = touch_texts.read_edited_text(row.root_id)
+    insertion.insert_retry(
+        row.task_id, retry.task_id, retry.due_at, as_new=retry.as_new, edited=text is not None, priority=retry.priority
+    )
+    return text
 
 
-REPUBLISHER = Republisher(republish_touch)
+def withdraw_touch(row: FailedTask, task_id: UUID, as_new: bool) -> bool:
+    return deletion.delete_unclaimed_retry(task_id, keeps_slot=not as_new)
+
+
+REPUBLISHER = Republisher(republish_touch, touch_texts.read_touch_text, "scheduling.change_template", withdraw_touch)
+
+
+def find_republisher(origin: str) -> Republisher | None:
+    """Return how failed tasks of this origin are published again. None: they cannot be."""
+    return _republishers().get(origin)
 
 
 @cache

@@ -16,10 +16,9 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.timezone import make_aware, now
 
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.models import FailedTask, Touch
+from scheduling.models import WAITING, FailedTask, Touch
 from scheduling.operations import queries
-from scheduling.operations.queries import filter_failed_by_term
-from scheduling.operations.row_actions import FAILED_TASKS, TOUCHES, RowAction
+from scheduling.operations.queries import filter_failed_by_shown_term
 from scheduling.policy.specs import OVERDUE_AFTER
 
 #: Parameters that affect only how a list is displayed.
@@ -45,17 +44,6 @@ def read_filter(address: Mapping[str, Any]) -> dict[str, str]:
     return chosen
 
 
-def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
-    """Return the rows that existed at `as_of`, match the filter and allow the action.
-
-    Raises:
-        InvalidInput: parameters have no meaning; the error names each.
-    """
-    listed = LISTS[row_action.over]
-    rows = listed.model._default_manager.filter(listed.build_query(chosen, as_of), **{f"{listed.since}__lte": as_of})
-    return row_action.allowed_rows(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class FilteredList:
     model: type[Model]
@@ -64,6 +52,14 @@ class FilteredList:
     spans: tuple[str, ...]
     usual: Mapping[str, str]  #: values of parameters that are absent
     timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters whose matching rows change with time
+
+    def matching_rows(self, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
+        """Return the rows that existed at `as_of` and match the filter.
+
+        Raises:
+            InvalidInput: parameters have no meaning; the error names each.
+        """
+        return self.model._default_manager.filter(self.build_query(chosen, as_of), **{f"{self.since}__lte": as_of})
 
     def build_query(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
         wanted, errors = Q(), []
@@ -101,7 +97,7 @@ def _parse_date_time(day: str, time: str) -> datetime:
     raise ValueError
 
 
-def _equal(field: str) -> Read:
+def compare_value(field: str) -> Read:
     """Filter by equality like the list itself: an empty value means no filter."""
     return lambda value: Q(**{field: value}) if value else Q()
 
@@ -110,7 +106,7 @@ def _exactly(field: str) -> Read:
     return lambda value: Q(**{field: value})
 
 
-def _number(field: str) -> Read:
+def compare_number(field: str) -> Read:
     return lambda value: Q(**{field: int(value)}) if value else Q()
 
 
@@ -131,12 +127,12 @@ def filter_effective_state(value: str, as_of: datetime | None = None) -> Q:
     Raises:
         KeyError: the value is unknown.
     """
-    due = Q(state="scheduled", parked="")
+    due = Q(state="scheduled", paused_by="")
     meant = {
         "": Q(),
         "waiting": due,
         "overdue": (due | Q(state="queued")) & Q(due_at__lt=(as_of or now()) - OVERDUE_AFTER),
-        "paused": ~Q(parked="") & (Q(due_at__lte=as_of) if as_of else Q()),
+        "paused": Q(state__in=WAITING) & ~Q(paused_by="") & (Q(due_at__lte=as_of) if as_of else Q()),
         "bad": Q(state__in=("failed", "unknown")),
     }
     return meant[value]
@@ -167,29 +163,28 @@ def _parse_uuid(term: str) -> UUID | None:
         return None
 
 
-LISTS: dict[str, FilteredList] = {
-    FAILED_TASKS: FilteredList(
-        FailedTask,
-        "failed_at",
-        {
-            "state": filter_failed_state, "origin__exact": _equal("origin"), "reason": _equal("reason"),
-            "channel": _equal("channel"), "failure": _equal("failure"), "fingerprint": _exactly("fingerprint"),
-        },
-        ("failed_at",),
-        {"state": ""},
-        {"q": filter_failed_by_term},
-    ),
-    TOUCHES: FilteredList(
-        Touch,
-        "created_at",
-        {
-            "state__exact": _equal("state"), "reason": _equal("reason"),
-            "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": _number("node_id"),
-            "node__channel__id__exact": _number("node__channel_id"), "priority__exact": _number("priority"),
-            "q": _filter_named_touch,
-        },
-        ("due_at", "settled_at"),
-        {},
-        {"status": _read_effective_state},
-    ),
-}  # fmt: skip
+FAILED_TASK_ROWS = FilteredList(
+    FailedTask,
+    "failed_at",
+    {
+        "state": filter_failed_state, "origin__exact": compare_value("origin"), "reason": compare_value("reason"),
+        "channel": compare_value("channel"), "failure": compare_value("failure"),
+        "fingerprint": _exactly("fingerprint"),
+    },
+    ("failed_at",),
+    {"state": ""},
+    {"q": filter_failed_by_shown_term},
+)  # fmt: skip
+TOUCH_ROWS = FilteredList(
+    Touch,
+    "created_at",
+    {
+        "state__exact": compare_value("state"), "reason": compare_value("reason"),
+        "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": compare_number("node_id"),
+        "node__channel__id__exact": compare_number("node__channel_id"), "priority__exact": compare_number("priority"),
+        "q": _filter_named_touch,
+    },
+    ("due_at", "settled_at"),
+    {},
+    {"status": _read_effective_state},
+)  # fmt: skip

@@ -5,9 +5,10 @@ Also report, for one customer, which nodes may send now and how full the caps ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.utils.timezone import now
@@ -15,19 +16,29 @@ from django.utils.timezone import now
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
+from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
+from scheduling.planning.earlier_events import load_event_times
 from scheduling.planning.ingest import NewEvent
 from scheduling.policy import guards, matrix
+from scheduling.policy.event_counts import count_recent
 from scheduling.policy.guards import SEND, Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.journeys import TOUCH_TYPES, is_followed
+from scheduling.policy.node_conditions import Facts
+from scheduling.policy.profile import InvalidValue, check_attribute_name, normalize_tags, read_value, store_value
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
 from scheduling.templating.rendering import render_message
 from scheduling.templating.values import CannotRender
 
+MAX_LEVEL = 40  #: characters, as stored
+#: Starts of the fields of conditions that the event does not set.
+CUSTOMER_FIELDS = ("customer.",)
+
 
 @dataclass(frozen=True, slots=True)
 class PreviewedTouch:
-    """A touch that the event would plan."""
+    """A touch that the event would plan, or with `planned` false one that the node's condition keeps it from."""
 
     node: NodeSpec
     template: TemplateSpec
@@ -37,12 +48,18 @@ class PreviewedTouch:
     subject: str
     body: str
     problem: str  #: why rendering failed, or ""
+    planned: bool = True
+    steps: tuple[tuple[str, datetime], ...] = ()  #: the end of the delay, then what moved the due time, and where to
+    followers: tuple[NodeSpec, ...] = ()  #: the nodes that follow the touch
 
 
-def preview_event(event: NewEvent, *, customer: CustomerSpec | None = None) -> list[PreviewedTouch]:
-    """Return the touches that an event would plan now. Writes nothing.
+def preview_event(
+    event: NewEvent, *, customer: CustomerSpec | None = None, node_id: int | None = None
+) -> list[PreviewedTouch]:
+    """Return the touches that an event would plan now, and the nodes whose condition plans none. Writes nothing.
 
-    Verdicts are those at the due time, with the current rules and the messages sent until now.
+    Verdicts are those at the due time, with the current rules and the messages sent until now. `customer` replaces the
+    stored one (see `imagine_customer`). With `node_id` only this node is asked, as if it were enabled.
     """
     config = snapshot.current()
     who = customer or _load_customer(event.user_id)
@@ -50,10 +67,14 @@ def preview_event(event: NewEvent, *, customer: CustomerSpec | None = None) -> l
         new_id(), event.source, event.event_id, event.type, event.occurred_at or now(), event.user_id, event.chat_id,
         event.data,
     )  # fmt: skip
-    nodes = config.triggered.get(event.type, ())
-    planned = matrix.plan_touches(spec, who, nodes, config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE)
+    if node_id is None:
+        nodes = [node for node in config.triggered.get(event.type, ()) if is_followed(node, spec)]
+    else:
+        nodes = [replace(config.nodes[node_id], enabled=True)] if node_id in config.nodes else []
+    times = load_event_times([who.id], {kind for node in nodes for kind in node.counted}, spec.occurred_at)
+    facts = matrix.collect_facts(spec, who, count_recent(times.get(who.id, {}), spec.occurred_at))
     past = due_batch.load_customer_history(who.id, event.chat_id, config)
-    return [_preview_touch(each, spec, who, past, config) for each in planned]
+    return [_preview_touch(node, spec, who, facts, past, config) for node in nodes]
 
 
 def _load_customer(user_id: str) -> CustomerSpec:
@@ -61,31 +82,70 @@ def _load_customer(user_id: str) -> CustomerSpec:
     return row.spec() if row else CustomerSpec(0, user_id)
 
 
+def imagine_customer(
+    user_id: str, *, level: str = "", tags: Sequence[str] = (), attributes: Mapping[str, Any] | None = None
+) -> CustomerSpec:
+    """Return the customer, stored or not, as it would be with these values. Attributes are merged by name.
+
+    Raises:
+        InvalidInput: `level`, `tags` or `attributes` are not accepted.
+    """
+    who = _load_customer(user_id)
+    if len(level) > MAX_LEVEL:
+        raise InvalidInput.of("level", f"must not be longer than {MAX_LEVEL} characters")
+    field = "tags"
+    try:
+        profile = who.profile._replace(tags=tuple(normalize_tags(tags)) if tags else who.profile.tags)
+        for name, value in (attributes or {}).items():
+            field = f"attributes.{name}"
+            check_attribute_name(name)
+            added = {} if value is None else {name: read_value(store_value(value))}
+            kept = {other: each for other, each in profile.attributes.items() if other != name}
+            profile = profile._replace(attributes=kept | added)
+    except InvalidValue as error:
+        raise InvalidInput.of(field, str(error)) from None
+    return who._replace(level=level or who.level, profile=profile)
+
+
 def _preview_touch(
-    planned: matrix.PlannedTouch, event: EventSpec, who: CustomerSpec, past: CustomerHistory, config: snapshot.Snapshot
+    node: NodeSpec, event: EventSpec, who: CustomerSpec, facts: Facts, past: CustomerHistory, config: snapshot.Snapshot
 ) -> PreviewedTouch:
-    node = planned.node
-    template = template_for(node, event.chat_id, event.user_id)
-    candidate = Candidate(new_id(), node, who, template, event.chat_id, event.occurred_at, planned.expires_at)
+    scaled: dict[str, Any] = {"occurred_at": event.occurred_at, "time_scale": settings.AFTERTOUCH_TIME_SCALE}
+    due_at, moved = matrix.find_due_time(node, who, config.delay_rules, **scaled)
+    steps = (("delay", event.occurred_at + matrix.delay_for(node, who, config.delay_rules, **scaled)), *moved)
+    expires_at = due_at + node.expires_after
+    template = template_for(node, event.chat_id, event.user_id, facts)
+    candidate = Candidate(
+        new_id(), node, who, template, event.chat_id, event.occurred_at, expires_at, facts=facts
+    )  # fmt: skip
     context = GuardContext(
         rules=config.rules,
         paused=config.paused,
         slots=past.slots.get(who.id, ()),
         community_slots=past.community_slots.get(event.chat_id, ()),
     )
-    verdict = guards.judge_touch(candidate, context, max(planned.due_at, now()))
+    verdict = guards.judge_touch(candidate, context._replace(checks=guards.PLANNING_CHECKS), now())
+    if verdict.decision != SEND:
+        return PreviewedTouch(node, template, due_at, expires_at, verdict, "", "", "", planned=False)
+    verdict = guards.judge_touch(candidate, context, max(due_at, now()))
     try:
         subject, body, _ = render_message(template, who, event)
         problem = ""
     except CannotRender as error:
         subject, body, problem = "", "", str(error)
-    return PreviewedTouch(node, template, planned.due_at, planned.expires_at, verdict, subject, body, problem)
+    followers = tuple(
+        each for kind in sorted(TOUCH_TYPES) for each in config.triggered.get(kind, ()) if node.key in each.from_nodes
+    )
+    return PreviewedTouch(
+        node, template, due_at, expires_at, verdict, subject, body, problem, steps=steps, followers=followers
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
     node: NodeSpec
     verdict: GuardVerdict
+    reads_event: bool  #: a condition of the node or of a variant reads the event, which is empty here
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +154,7 @@ class CapUsage:
 
     rule: RuleSpec
     taken: int
+    limit: int  #: for the customer's level
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +175,7 @@ class Eligibility:
 
 
 def check_eligibility(who: CustomerSpec, now: datetime) -> Eligibility:
-    """Judge all enabled nodes for an event that occurs now without a community.
+    """Judge all enabled nodes for an event that occurs now without data and without a community.
 
     The verdicts use the current rules and the messages sent until now.
     """
@@ -122,17 +183,31 @@ def check_eligibility(who: CustomerSpec, now: datetime) -> Eligibility:
     slots = due_batch.load_customer_history(who.id, "", config).slots.get(who.id, [])
     context = GuardContext(rules=config.rules, paused=config.paused, slots=slots)
     nodes = sorted((node for node in config.nodes.values() if node.enabled), key=lambda node: node.key)
+    times = load_event_times([who.id], {kind for node in nodes for kind in node.counted}, now)
+    event = EventSpec(new_id(), "", "", "", now, who.user_id, "")
+    facts = matrix.collect_facts(event, who, count_recent(times.get(who.id, {}), now))
     return Eligibility(
-        [NodeVerdict(node, _judge_node(node, who, context, now)) for node in nodes],
-        _cap_usages(config.rules, slots, now),
+        [NodeVerdict(node, _judge_node(node, who, facts, context, now), _reads_event(node)) for node in nodes],
+        [
+            _measure_cap(rule, who.level, slots, now)
+            for rule in config.rules
+            if (rule.kind, rule.scope) == ("cap", "user")
+        ],
     )
 
 
-def _judge_node(node: NodeSpec, who: CustomerSpec, context: GuardContext, now: datetime) -> GuardVerdict:
-    template = template_for(node, "", who.user_id)
-    return guards.judge_touch(Candidate(new_id(), node, who, template, "", now, now + node.expires_after), context, now)
+def _judge_node(node: NodeSpec, who: CustomerSpec, facts: Facts, context: GuardContext, now: datetime) -> GuardVerdict:
+    template = template_for(node, "", who.user_id, facts)
+    touch = Candidate(new_id(), node, who, template, "", now, now + node.expires_after, facts=facts)
+    return guards.judge_touch(touch, context, now)
 
 
-def _cap_usages(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], now: datetime) -> list[CapUsage]:
-    caps = [rule for rule in rules if rule.kind == "cap" and rule.scope == "user"]
-    return [CapUsage(rule, sum(slot.counts and slot.at > now - rule.window for slot in slots)) for rule in caps]
+def _reads_event(node: NodeSpec) -> bool:
+    return any(not row.field.startswith(CUSTOMER_FIELDS) for each in node.conditions for row in each.rows())
+
+
+def _measure_cap(rule: RuleSpec, level: str, slots: Sequence[CapSlot], now: datetime) -> CapUsage:
+    taken = sum(
+        slot.counts and slot.at > now - rule.window and rule.covers(slot.node_id, slot.template_id) for slot in slots
+    )
+    return CapUsage(rule, taken, rule.limit_for(level))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Q, QuerySet
 
-from scheduling.models import Event, FailedTask, Touch, Verdict
+from scheduling.models import Event, FailedTask, Touch
+from scheduling.redaction import split_by_shown_term
 from scheduling.sql import rows
 
 SEARCHED_TOUCHES = 100_000  #: latest touches that a page searches if no index finds the matches
-LATEST_VERDICTS = 50  #: per touch; a touch that waits for a dead receiver is judged thousands of times
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
@@ -60,12 +60,8 @@ def find_touch(task_id: UUID) -> Touch | None:
 
 
 def prefetch_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
-    """Load events, nodes, customers, attempts and verdicts in three queries for any number of touches.
-
-    `latest_verdicts` holds the last `LATEST_VERDICTS`, newest first.
-    """
-    latest = Prefetch("verdicts", Verdict.objects.order_by("-id")[:LATEST_VERDICTS], to_attr="latest_verdicts")
-    return touches.select_related("event", "node", "customer").prefetch_related(latest, "attempts")
+    """Load events, nodes and customers with any number of touches in one query."""
+    return touches.select_related("event", "node", "customer")
 
 
 def _event_filter(event: str, source: str) -> Q:
@@ -195,10 +191,15 @@ def query_failed_tasks(
 
     `equal` may name state, reason, fingerprint, origin, channel; "" matches any.
     """
-    found = FailedTask.objects.filter(named or Q(), **{name: value for name, value in equal.items() if value})
+    found = prefetch_notes().filter(named or Q(), **{name: value for name, value in equal.items() if value})
     if before:
         found = found.filter(pk__lt=before)
     return list(found.order_by("-pk")[:limit])
+
+
+def prefetch_notes() -> QuerySet[FailedTask]:
+    """Load assignees and comments with any number of failed tasks in two queries."""
+    return FailedTask.objects.select_related("assignee").prefetch_related("comments")
 
 
 SEARCHED_ROWS = 50_000  #: latest failed tasks searched without an index; also most touches of one customer
@@ -211,11 +212,28 @@ def filter_failed_by_term(term: str, by: datetime | None = None) -> Q:
     words in detail or reason code match only the latest `SEARCHED_ROWS` failures. `by` limits these to failures until
     that time.
     """
+    return _filter_failed(term, by, lambda latest, words: latest & words)
+
+
+def filter_failed_by_shown_term(term: str, by: datetime | None = None) -> Q:
+    """As `filter_failed_by_term`, for users: words of the detail match only where `redact_text` does not hide them."""
+    return _filter_failed(term, by, lambda latest, words: _filter_shown(term.strip(), latest & words))
+
+
+def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q], Q]) -> Q:
     term = term.strip()
     if not term:
         return Q()
     named = Q(task_id__in={*_failed_of_customer(term), *_touches_of_events(term), *_touches_of_key(term)})
-    return named | _filter_latest(by) & _filter_by_content(term)
+    latest = _filter_latest(by)
+    return named | latest & _filter_by_content(term) | filter_words(latest, Q(detail__icontains=term))
+
+
+def _filter_shown(term: str, matches: Q) -> Q:
+    """Return the filter without rows whose detail hides the term. Most searches find none of these."""
+    found = FailedTask.objects.filter(matches).order_by("-pk").values_list("pk", "detail")
+    shown, hidden = split_by_shown_term(term, found.iterator())
+    return matches & Q(pk__range=(shown[-1], shown[0])) & ~Q(pk__in=hidden) if shown else Q(pk__in=())
 
 
 def _failed_of_customer(term: str) -> list[UUID]:
@@ -241,7 +259,7 @@ def _filter_latest(by: datetime | None) -> Q:
 
 
 def _filter_by_content(term: str) -> Q:
-    matches = Q(reason__icontains=term) | Q(detail__icontains=term)
+    matches = Q(reason__icontains=term)
     for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
         matches |= Q(**{f"payload__{key}": term})
     with suppress(ValueError):

@@ -1,9 +1,10 @@
 """Delete rows older than their retention time.
 
-These are handled failed tasks, ended touches, events, bulk actions, disabled targets, and tables of
-`settings.RETENTION`. Tables are read in key order, which is the order of creation (`scheduling.ids`). Writers thus pay
-for no index by age. A batch is one short transaction that skips locked rows. Any number of passes may run at once. A
-killed pass loses only its current batch.
+These are handled failed tasks, ended touches, events, bulk actions, customer imports, receipts, ids of vendors,
+disabled targets, audit entries, acts that can no longer be undone, and tables of `settings.RETENTION`. Tables are read
+in key order, which is the order of creation (`scheduling.ids`). Writers thus pay for no index by age. A batch is one
+short transaction that skips locked rows. Any number of passes may run at once. A killed pass loses only its current
+batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,23 @@ from django.utils.module_loading import import_string
 
 from scheduling import sql
 from scheduling.configuration import snapshot
+from scheduling.customers import imports
 from scheduling.ids import first_id_at
+from scheduling.ledger import ends, partitions
 from scheduling.ledger.deletion import delete_ended
-from scheduling.models import BulkAction, Event, FailedTask, Node, Touch
-from scheduling.planning import disabled_targets
+from scheduling.models import (
+    AuditEntry,
+    BulkAction,
+    CustomerImport,
+    DeliveryReceipt,
+    Event,
+    FailedTask,
+    Node,
+    UndoableAct,
+    VendorMessage,
+)
+from scheduling.operations.undo import KEPT_FOR
+from scheduling.planning import disabled_targets, vendor_ids
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +48,7 @@ LONGEST_TABLE_PASS = timedelta(seconds=1)  #: per kind and pass: its worker also
 EVENTS_KNOWN_FOR = timedelta(days=90)
 START = UUID(int=0)
 #: By table: where the last pass of this process ran out of time. Old rows that stay must not block those after them.
-_reached: dict[str, UUID] = {}
+reached: dict[str, UUID] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,7 @@ class RetentionTable:
 def delete_expired_rows() -> dict[str, int]:
     """Run one pass. Return the number of deleted rows by table. The failure of one kind does not stop the others."""
     deleted: dict[str, int] = {}
-    for kind in (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, *map(import_string, settings.RETENTION)):
+    for kind in (*TABLES, *map(import_string, settings.RETENTION)):
         try:
             deleted[kind.table] = delete_expired_in_table(kind, ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
         except Exception:
@@ -61,6 +75,12 @@ def delete_expired_rows() -> dict[str, int]:
         deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST_TABLE_PASS)
     except Exception:
         log.exception("retention_failed", table="scheduling_disabledtarget")
+        close_old_connections()
+    try:
+        partitions.create_partitions()
+        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(_cutoff_time_of_ends())
+    except Exception:
+        log.exception("retention_failed", table="scheduling_touch_ended")
         close_old_connections()
     if any(deleted.values()):
         log.info("expired_rows_deleted", **deleted)
@@ -74,7 +94,7 @@ def delete_expired_in_table(kind: RetentionTable, *, ends_at: datetime) -> int:
     """
     before = _cutoff_time(kind.kept())
     newest = first_id_at(before)
-    began = _reached.pop(kind.table, START)
+    began = reached.pop(kind.table, START)
     deleted = 0
     for start, end in ((began, newest), (START, min(began, newest))):
         after: UUID | None = start
@@ -82,7 +102,7 @@ def delete_expired_in_table(kind: RetentionTable, *, ends_at: datetime) -> int:
             after, gone = _delete_batch(kind, after, end, before)
             deleted += gone
             if after is not None and datetime.now(UTC) >= ends_at:
-                _reached[kind.table] = after
+                reached[kind.table] = after
                 return deleted
     return deleted
 
@@ -126,12 +146,22 @@ def _retention_time() -> timedelta:
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
 
 
+def _cutoff_time_of_ends() -> datetime:
+    """Return the instant before which ended touches expire. What a reader has not read stays."""
+    before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
+    return min(before, read) if read else before
+
+
 def _events_retention_time() -> timedelta:
     return max(_retention_time(), EVENTS_KNOWN_FOR)
 
 
 def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(_DELETE_FAILED_TASKS, {"ids": batch, "before": before})
+    over = [row[0] for row in sql.rows(_LOCK_FAILED_TASKS, {"ids": batch, "before": before})]
+    if not over:
+        return 0
+    sql.execute(_DELETE_COMMENTS, {"ids": over})
+    return sql.execute(_DELETE_FAILED_TASKS, {"ids": over})
 
 
 def _delete_events(batch: list[UUID], before: datetime) -> int:
@@ -146,26 +176,65 @@ def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
     return sql.execute(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
 
 
+def _delete_ended_imports(batch: list[UUID], before: datetime) -> int:
+    over = CustomerImport.objects.filter(pk__in=batch, ended_at__lt=before)
+    return imports.delete_imports(list(over.values_list("pk", flat=True)))
+
+
+def _delete_receipts(batch: list[UUID], before: datetime) -> int:
+    return sql.execute("DELETE FROM scheduling_deliveryreceipt WHERE id = ANY(%(ids)b)", {"ids": batch})
+
+
+def _delete_audit_entries(batch: list[UUID], before: datetime) -> int:
+    return sql.execute(
+        "DELETE FROM scheduling_auditentry WHERE id = ANY(%(ids)b) AND at < %(before)s",
+        {"ids": batch, "before": before},
+    )
+
+
+def _delete_undoable_acts(batch: list[UUID], before: datetime) -> int:
+    return sql.execute(
+        "DELETE FROM scheduling_undoableact WHERE id = ANY(%(ids)b) AND made_at < %(before)s",
+        {"ids": batch, "before": before},
+    )
+
+
 FAILED_TASKS = RetentionTable(FailedTask._meta.db_table, "id", _retention_time, _delete_failed_tasks)
-TOUCHES = RetentionTable(Touch._meta.db_table, "task_id", _retention_time, delete_ended)
+#: Touches that a dropped partition left. Their failed task kept them, or the touch that repeats them.
+TOUCHES = RetentionTable(partitions.REST, "task_id", _retention_time, delete_ended)
 EVENTS = RetentionTable(Event._meta.db_table, "id", _events_retention_time, _delete_events)
+RECEIPTS = RetentionTable(DeliveryReceipt._meta.db_table, "id", _retention_time, _delete_receipts)
+VENDOR_IDS = RetentionTable(
+    VendorMessage._meta.db_table,
+    "id",
+    lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
+    vendor_ids.delete_vendor_ids,
+)
 BULK_ACTIONS = RetentionTable(BulkAction._meta.db_table, "id", _retention_time, _delete_bulk_actions)
+IMPORTS = RetentionTable(CustomerImport._meta.db_table, "id", _retention_time, _delete_ended_imports)
+
+AUDIT = RetentionTable(
+    AuditEntry._meta.db_table, "id", lambda: timedelta(days=settings.AFTERTOUCH_AUDIT_DAYS), _delete_audit_entries
+)
+UNDOABLE_ACTS = RetentionTable(UndoableAct._meta.db_table, "id", lambda: KEPT_FOR, _delete_undoable_acts)
+
+TABLES = (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, IMPORTS, RECEIPTS, VENDOR_IDS, AUDIT, UNDOABLE_ACTS)
 
 # An open failed task waits for an operator without limit. An ignored one may still be published again until it is
-# deleted; that action holds its lock.
-_DELETE_FAILED_TASKS = """
-WITH over AS MATERIALIZED (
-    SELECT id FROM scheduling_failedtask
-    WHERE id = ANY(%(ids)b) AND state <> 'open' AND acted_at < %(before)s
-    FOR UPDATE SKIP LOCKED
-)
-DELETE FROM scheduling_failedtask AS row USING over WHERE row.id = over.id
+# deleted; that action holds its lock, and so does a comment.
+_LOCK_FAILED_TASKS = """
+SELECT id FROM scheduling_failedtask
+WHERE id = ANY(%(ids)b) AND state <> 'open' AND acted_at < %(before)s
+FOR UPDATE SKIP LOCKED
 """
+_DELETE_COMMENTS = "DELETE FROM scheduling_failedtaskcomment WHERE failed_task_id = ANY(%(ids)b)"
+_DELETE_FAILED_TASKS = "DELETE FROM scheduling_failedtask WHERE id = ANY(%(ids)b)"
 
+# Written with NOT EXISTS, PostgreSQL may read all touches into a hash table.
 _LOCK_EVENTS = """
 SELECT e.id FROM scheduling_event AS e
 WHERE e.id = ANY(%(ids)b) AND e.received_at < %(before)s
-  AND NOT EXISTS (SELECT FROM scheduling_touch AS t WHERE t.event_id = e.id)
+  AND (SELECT t.task_id FROM scheduling_touch AS t WHERE t.event_id = e.id LIMIT 1) IS NULL
 FOR UPDATE OF e SKIP LOCKED
 """
 _DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"

@@ -6,7 +6,7 @@ The caller holds the locks of the batch's customers. No other process plans or c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -15,7 +15,7 @@ from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.ledger.touches import touches
 from scheduling.policy import matrix
-from scheduling.policy.specs import EventSpec
+from scheduling.policy.specs import EventSpec, NodeSpec
 
 #: A planned touch: its event, the plan of the matrix and its future id.
 Planned = tuple[EventSpec, matrix.PlannedTouch, UUID]
@@ -69,16 +69,11 @@ class Cancellation:
         revocable = [row for row in planned if row[1].node.cancel_on]
         if not revocable:
             return
-        happened: dict[tuple[int, str], datetime] = {
-            (customer_id, kind): latest
-            for customer_id, kind, latest in sql.rows(
-                _HAPPENED,
-                {
-                    "customers": sorted({self.customers[event.user_id] for event, _, _ in revocable}),
-                    "types": sorted({kind for _, each, _ in revocable for kind in each.node.cancel_on}),
-                },
-            )
-        }
+        happened = _load_latest_events(
+            {self.customers[event.user_id] for event, _, _ in revocable},
+            {kind for _, each, _ in revocable for kind in each.node.cancel_on},
+            min(event.occurred_at for event, _, _ in revocable),
+        )
         following = self._later_events()
         for event, each, task_id in revocable:
             for kind in sorted(each.node.cancel_on - {event.type}):
@@ -102,7 +97,8 @@ class Cancellation:
     def _apply_on_repeat(self, planned: list[Planned]) -> list[Planned]:
         """Apply `on_repeat`.
 
-        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
+        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one. An event that
+        occurred before that of the waiting touch restarts nothing: its own touch is stored as cancelled.
         """
         repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
         if not repeating:
@@ -111,17 +107,23 @@ class Cancellation:
             {self.customers[event.user_id] for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
         )
         dropped: set[UUID] = set()
+        revoked = _find_revoked(unsent, [each.node for _, each, _ in repeating if each.node.on_repeat == "keep"])
         for event, each, task_id in repeating:
             key = (self.customers[event.user_id], each.node.id)
             planned_now = _UnsentTouch(task_id, event.occurred_at, stored=False, running=False)
             if each.node.on_repeat == "restart":
+                if any(other.happened_at > event.occurred_at for other in unsent.get(key, ())):
+                    self.reasons[task_id] = f"restarted:{event.type}"
+                    continue
                 stored = [other.task_id for other in unsent.get(key, ()) if other.stored]
                 touches.cancel(stored, reason=f"restarted:{event.type}", wait=False)
                 for other in unsent.get(key, ()):
                     if not other.stored:
                         self.reasons[other.task_id] = f"restarted:{event.type}"
                 unsent[key] = [planned_now]
-            elif waiting := [other.task_id for other in unsent.get(key, ()) if not other.running]:
+            elif waiting := [
+                other.task_id for other in unsent.get(key, ()) if not (other.running or other.task_id in revoked)
+            ]:
                 dropped.add(task_id)
                 self.kept_touches.setdefault(event.id, []).extend(waiting)
             else:
@@ -131,26 +133,57 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class _UnsentTouch:
-    """A touch that an event can still cancel."""
+    """A touch that has not ended. An event can still cancel it, unless it is marked as sending."""
 
     task_id: UUID
     happened_at: datetime  #: when its event occurred
     stored: bool = True  #: False: planned by this batch
-    running: bool = False  #: claimed by a worker and not marked as sending
+    running: bool = False  #: claimed by a worker
+    released: bool = False  #: by a worker, for a retry or after a deferral
 
 
 def _load_unsent_touches(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[_UnsentTouch]]:
-    """Return the touches that are not marked as sending, by customer and node."""
+    """Return the touches that have not ended, by customer and node."""
     found: dict[tuple[int, int], list[_UnsentTouch]] = {}
     parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
-    for customer_id, node_id, task_id, happened_at, running in sql.rows(_UNSENT, parameters):
-        found.setdefault((customer_id, node_id), []).append(_UnsentTouch(task_id, happened_at, running=running))
+    for customer_id, node_id, task_id, happened_at, running, released in sql.rows(_UNSENT, parameters):
+        touch = _UnsentTouch(task_id, happened_at, running=running, released=released)
+        found.setdefault((customer_id, node_id), []).append(touch)
     return found
+
+
+def _find_revoked(unsent: Mapping[tuple[int, int], Sequence[_UnsentTouch]], nodes: Iterable[NodeSpec]) -> set[UUID]:
+    """Return the touches of these nodes that their next claim cancels: an event came while a worker had them."""
+    cancel_on = {node.id: node.cancel_on for node in nodes if node.cancel_on}
+    released = [
+        (customer_id, cancel_on[node_id], touch)
+        for (customer_id, node_id), found in unsent.items()
+        for touch in (found if node_id in cancel_on else ())
+        if touch.released
+    ]
+    if not released:
+        return set()
+    happened = _load_latest_events(
+        {customer_id for customer_id, _, _ in released},
+        {kind for _, kinds, _ in released for kind in kinds},
+        min(touch.happened_at for _, _, touch in released),
+    )
+    return {
+        touch.task_id
+        for customer_id, kinds, touch in released
+        if any(happened.get((customer_id, kind), touch.happened_at) > touch.happened_at for kind in kinds)
+    }
+
+
+def _load_latest_events(customers: set[int], types: set[str], since: datetime) -> dict[tuple[int, str], datetime]:
+    """Return when the latest event of each type after `since` occurred, by customer and type."""
+    parameters = {"customers": sorted(customers), "types": sorted(types), "since": since}
+    return {(customer_id, kind): latest for customer_id, kind, latest in sql.rows(_HAPPENED, parameters)}
 
 
 _HAPPENED = """
 SELECT customer_id, type, max(occurred_at) FROM scheduling_event
-WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
+WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) AND occurred_at > %(since)s GROUP BY 1, 2
 """
 
 # One index covers waiting and running touches. The index of cap slots also shows running ones, but a customer may have
@@ -158,11 +191,12 @@ WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
 # statistics.
 _UNSENT = """
 WITH t AS MATERIALIZED (
-    SELECT customer_id, node_id, task_id, event_id, state FROM scheduling_touch
+    SELECT customer_id, node_id, task_id, event_id, state, lease_no FROM scheduling_touch_live
     WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)
-      AND state IN ('scheduled', 'queued', 'running') AND (state <> 'running' OR sending_at IS NULL)
+      AND state IN ('scheduled', 'queued', 'running')
 )
-SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.state = 'running'
+SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.state = 'running',
+       t.state <> 'running' AND t.lease_no > 0
 FROM t JOIN scheduling_event AS e ON e.id = t.event_id
 ORDER BY t.task_id
 """

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db import connection, reset_queries
 
 from scheduling import sql
-from scheduling.batching import halve, set_result
+from scheduling.batching import bisect, halve, set_result
 from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ledger.locks import locked_users
@@ -105,7 +105,7 @@ class GroupCommit:
         Cancelling the wait does not withdraw the events.
 
         Raises:
-            Overloaded: at once, when too many events wait.
+            IngestOverloaded: at once, when too many events wait.
             InvalidInput: on awaiting, for events that cannot be stored.
             CustomerLocked: on awaiting, when another transaction holds only this customer's row.
             DatabaseUnavailable: on awaiting, when PostgreSQL is unavailable.
@@ -172,10 +172,21 @@ class GroupCommit:
             self._store(apart, SHORT_LOCK_WAIT)
 
     def _store(self, group: Sequence[_Submission], lock_wait: float, ends_at: float | None = None) -> None:
-        """Store `group` in one transaction and answer it.
+        """Store `group` and answer it, in one transaction unless its content fails. After `ends_at` (monotonic seconds)
+        the writer stops waiting for locked customers.
+        """
+        bisect(
+            group,
+            lambda part: self._store_together(part, lock_wait, ends_at),
+            _refuse_submission,
+            concerns_all=lambda error, _: isinstance(error, sql.UNAVAILABLE_ERRORS),
+        )
 
-        If its content fails, halve the group until the faulty submission fails alone. After `ends_at` (monotonic
-        seconds) the writer stops waiting for locked customers.
+    def _store_together(self, group: Sequence[_Submission], lock_wait: float, ends_at: float | None) -> None:
+        """Store `group` in one transaction and answer it, or answer that the database is unavailable.
+
+        Raises:
+            Exception: the content of a submission cannot be stored.
         """
         try:
             _resolve_group(group, self._commit(group, lock_wait))
@@ -187,14 +198,6 @@ class GroupCommit:
             unavailable = DatabaseUnavailable()
             _resolve_group(group, [unavailable] * len(group))
             self._refuse_waiting(unavailable)
-        except Exception as error:
-            if len(group) == 1:
-                if not isinstance(error, InvalidInput):
-                    log.exception("events_not_stored", events=len(group[0].events))
-                _resolve_group(group, [error])
-                return
-            for half in halve(group):
-                self._store(half, lock_wait, ends_at)
 
     def _store_unlocked(self, group: Sequence[_Submission], ends_at: float) -> None:
         """Store the submissions that no lock of another transaction delays. Refuse the others."""
@@ -250,6 +253,12 @@ def _resolve_group(group: Sequence[_Submission], outcomes: Sequence[SubmissionRe
             loop.call_soon_threadsafe(_set_results, answers)
         except RuntimeError:
             log.info("response_discarded", submissions=len(answers))  # the loop is closed
+
+
+def _refuse_submission(submission: _Submission, error: Exception) -> None:
+    if not isinstance(error, InvalidInput):
+        log.exception("events_not_stored", events=len(submission.events))
+    _resolve_group([submission], [error])
 
 
 def _split_by_lock(group: Sequence[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:

@@ -15,9 +15,10 @@ from django.db import transaction
 from scheduling import sql
 from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.ledger import locks
+from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.planning.ingest import NewEvent, record_events
+from scheduling.policy.journeys import SOURCE
 
-SOURCE = "aftertouch"
 BATCH = 500
 LONGEST_SCAN = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
 
@@ -64,7 +65,9 @@ _NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id
 def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
     """Store customers' last activity, by user id, and insert unknown customers. The time never decreases.
 
-    Return the stored user ids. Another transaction holds the others: the caller retries them later.
+    Activity from before the request of an erasure is dropped: the erased customer stays erased.
+
+    Return the user ids that need no retry. Another transaction holds the others: the caller retries them later.
     """
     if not seen:
         return set()
@@ -73,11 +76,20 @@ def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
         customers = locks.lock_free_users(sorted(seen))
         unknown = {user_id: (at, None) for user_id, at in seen.items() if user_id not in customers}
         if unknown:
-            customers |= locks.insert_customers(unknown)
+            new = locks.insert_customers(unknown)
+            _delete_erased(new, seen)
+            customers |= new
         sql.execute(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
     return set(customers)
 
 
+def _delete_erased(new: Mapping[str, int], seen: Mapping[str, datetime]) -> None:
+    erased = [new[user_id] for user_id, at in read_erasure_times(new).items() if seen[user_id] <= at]
+    if erased:
+        sql.execute(_DELETE, {"ids": erased})
+
+
+_DELETE = "DELETE FROM scheduling_customer WHERE id = ANY(%(ids)b)"
 _RAISE = """
 UPDATE scheduling_customer AS c SET last_active_at = v.at
 FROM unnest(%(ids)b::bigint[], %(at)b::timestamptz[]) AS v(id, at)

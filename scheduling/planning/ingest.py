@@ -30,12 +30,15 @@ from scheduling.ledger import insertion, locks
 from scheduling.ledger.locks import Activity
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import EventType
+from scheduling.planning import earlier_events
 from scheduling.planning.cancellation import Cancellation, Planned
+from scheduling.planning.early_dispatch import early_dispatch
 from scheduling.policy import matrix
+from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
+from scheduling.policy.journeys import PASSIVE_TYPES
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec
 
 MAX_EVENT_TYPES = 2_000  #: Types register themselves. The limit stops a sender that invents types.
-NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
 ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for a smaller change
 
 
@@ -72,7 +75,7 @@ def record_events(
 
     Args:
         new_events: the batch, stored in one transaction.
-        publish_wakeups: called after the commit with the touches due within the horizon; they are stored as `queued`.
+        publish_wakeups: called after the commit with the touches that `early_dispatch` admits; stored as `queued`.
         lock_wait: seconds; longest wait for one lock; default `TIMEOUTS.event_lock`.
 
     Raises:
@@ -84,6 +87,7 @@ def record_events(
             at = sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
             batch = _EventBatch(new_events, at)
             batch.lock_customers()
+            batch.load_condition_facts()
             batch.insert_events()
             batch.plan()
             batch.insert_touches()
@@ -103,7 +107,7 @@ class _EventBatch:
     """One transaction of events, with its steps in the order of `record_events`."""
 
     def __init__(self, new_events: Sequence[NewEvent], at: datetime) -> None:
-        """Take the events, and PostgreSQL's time of receipt."""
+        """Take the events, and PostgreSQL's time, which `insert_events` replaces by the time of its insert."""
         self.now = at
         self.config = snapshot.current()
         self.customers: dict[str, CustomerSpec] = {}
@@ -111,20 +115,9 @@ class _EventBatch:
         self.activity: dict[str, Activity] = {}
         #: The same for inserted customers, if no event turns out to be a duplicate: it saves an update of each row.
         self.inserted: dict[str, Activity] = {}
-        self.events = [
-            EventSpec(
-                id=new_id(),
-                source=event.source,
-                event_id=event.event_id,
-                type=event.type,
-                occurred_at=event.occurred_at or at,
-                user_id=event.user_id,
-                chat_id=event.chat_id,
-                data=event.data,
-                trace_id=event.trace_id,
-            )
-            for event in new_events
-        ]
+        self.events = [_event_spec(each, at) for each in new_events]
+        #: By customer id: times of events of counted types, with the events planned so far.
+        self.event_times: dict[int, EventTimes] = {}
         self.duplicates: dict[UUID, EventSpec] = {}
         self.rows: list[Planned] = []
         self.wakeups: list[WakeUp] = []
@@ -143,11 +136,30 @@ class _EventBatch:
             raise _CustomersChanged
         self.customers |= {user_id: CustomerSpec(id=key, user_id=user_id) for user_id, key in ids.items()}
 
+    def load_condition_facts(self) -> None:
+        """Load what the conditions of the triggered nodes read: profiles, and earlier events before the new ones."""
+        config = self.config
+        if not config.judging_facts:
+            return
+        triggered = {event.type: config.triggered.get(event.type, ()) for event in self.events}
+        judging = {key: [node for node in nodes if node.condition] for key, nodes in triggered.items()}
+        concerned = {event.user_id: self.customers[event.user_id].id for event in self.events if judging[event.type]}
+        reading = any(node.condition.reads_profile for nodes in judging.values() for node in nodes if node.condition)
+        profiles = locks.load_profiles(concerned.values()) if reading else {}
+        for user_id, customer_id in concerned.items():
+            if profile := profiles.get(customer_id):
+                self.customers[user_id] = self.customers[user_id]._replace(profile=profile)
+        counted = {kind for nodes in judging.values() for node in nodes for kind in node.counted}
+        oldest = min((event.occurred_at for event in self.events), default=self.now)
+        self.event_times = earlier_events.load_event_times(concerned.values(), counted, oldest)
+
     def insert_events(self) -> None:
         self._register_types()
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
         ids = [event.id for event in ordered]
-        inserted = sql.execute(
+        # The touches of the batch get the time of its events. It follows the customers' locks: only events of later
+        # batches are received after a touch. It also follows the transaction's id, as an end needs (`ledger.ends`).
+        ((inserted, self.now),) = sql.rows(
             _INSERT_EVENTS,
             {
                 "ids": ids,
@@ -187,12 +199,15 @@ class _EventBatch:
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
             customer = self._customer_before(event)
+            earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
             planned = matrix.plan_touches(
-                event, customer, triggered[event.type], self.config.delay_rules,
+                event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
                 time_scale=settings.AFTERTOUCH_TIME_SCALE,
             )  # fmt: skip
             self.rows.extend((event, each, new_id()) for each in planned)
             self._update_activity(self.activity, event, customer)
+            if self.config.counting_earlier:
+                add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)
         self.rows = self.cancellation.apply_to_planned(self.rows)
 
     def _lock_triggered(self) -> dict[str, list[NodeSpec]]:
@@ -219,15 +234,12 @@ class _EventBatch:
         activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
-        soon = self.now + settings.AFTERTOUCH_HORIZON
-        insertion.insert_planned([self._touch(*row, soon=soon) for row in self.rows])
+        insertion.insert_planned([self._touch(*row) for row in self.rows])
 
-    def _touch(
-        self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
-    ) -> tuple[Any, ...]:
+    def _touch(self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID) -> tuple[Any, ...]:
         node, due_at = planned.node, planned.due_at
         reason = self.cancellation.reasons.get(task_id, "")
-        dispatched = due_at <= soon and not reason
+        dispatched = not reason and early_dispatch.admit(node.priority, due_at, at=self.now)
         if dispatched:
             self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
         customer_id = self.customers[event.user_id].id
@@ -304,16 +316,23 @@ class _EventBatch:
         }
         return {
             (source, event_id): Receipt(key, True, tuple(task_ids))
-            for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters)
+            for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters, replan=True)
         }
+
+
+def _event_spec(event: NewEvent, received_at: datetime) -> EventSpec:
+    return EventSpec(
+        new_id(), event.source, event.event_id, event.type, event.occurred_at or received_at, event.user_id,
+        event.chat_id, event.data, event.trace_id,
+    )  # fmt: skip
 
 
 def _is_activity(event_type: str) -> bool:
     """Return whether an unconfigured event type counts as activity of the customer.
 
-    All types do, except Aftertouch's own events of inactivity.
+    All types do, except Aftertouch's own.
     """
-    return event_type not in NO_ACTIVITY
+    return event_type not in PASSIVE_TYPES
 
 
 def _task_id(data: Mapping[str, Any]) -> UUID | None:
@@ -327,14 +346,18 @@ def _task_id(data: Mapping[str, Any]) -> UUID | None:
 _UNKNOWN = CustomerSpec(id=0, user_id="")
 
 _INSERT_EVENTS = """
-INSERT INTO scheduling_event
-    (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
-SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data, trace_id
-FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types)b::text[], %(times)b::timestamptz[],
-            %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[], %(data)b::jsonb[],
-            %(traces)b::uuid[])
-    AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
-ON CONFLICT (source, event_id) DO NOTHING
+WITH stored AS (
+    INSERT INTO scheduling_event
+        (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
+    SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data, trace_id
+    FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types)b::text[],
+                %(times)b::timestamptz[], %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[],
+                %(data)b::jsonb[], %(traces)b::uuid[])
+        AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
+    ON CONFLICT (source, event_id) DO NOTHING
+    RETURNING 1
+)
+SELECT count(*), statement_timestamp() FROM stored
 """
 _STORED = "SELECT id FROM scheduling_event WHERE id = ANY(%(ids)b)"
 
@@ -358,7 +381,7 @@ WHERE c.id = v.id
 _INSERT_COMPLAINT = """
 INSERT INTO scheduling_complaint (event_id, customer_id, touch_id, complained_at)
 SELECT %(event)s, %(customer)s, (
-    SELECT task_id FROM scheduling_touch
+    SELECT task_id FROM scheduling_touch_ended
     WHERE customer_id = %(customer)s AND state = 'delivered' AND reserved_at <= %(at)s
       AND (%(task_id)s::uuid IS NULL OR task_id = %(task_id)s::uuid)
     ORDER BY reserved_at DESC LIMIT 1
@@ -367,9 +390,9 @@ SELECT %(event)s, %(customer)s, (
 """
 
 _EARLIER = """
-SELECT e.source, e.event_id, e.id, array_remove(array_agg(t.task_id ORDER BY t.task_id), NULL)
+SELECT e.source, e.event_id, e.id, ARRAY(
+    SELECT t.task_id FROM scheduling_touch AS t WHERE t.event_id = e.id AND t.retry_of IS NULL ORDER BY t.task_id
+)
 FROM (SELECT DISTINCT * FROM unnest(%(sources)b::text[], %(event_ids)b::text[])) AS v(source, event_id)
 JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
-LEFT JOIN scheduling_touch AS t ON t.event_id = e.id AND t.retry_of IS NULL
-GROUP BY e.source, e.event_id, e.id
 """

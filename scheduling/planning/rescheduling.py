@@ -6,7 +6,7 @@ not stored as events. Such a touch may move as if the customer had been inactive
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -19,11 +19,14 @@ from django.db import connection, transaction
 from django.db.models import Count, Q
 
 from scheduling.configuration.file.apply import ChangePlan
-from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules
+from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules, timing_spec
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, DelayRule, EventType, Node, Touch
-from scheduling.policy.matrix import delay_for
+from scheduling.planning.impacts import FailingCount, count_failing
+from scheduling.policy.matrix import find_due_time
+from scheduling.policy.node_conditions import compile_condition
+from scheduling.policy.send_times import CalendarsSpec
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, NodeSpec, hash_to_percent
 
 BATCH = 1_000
@@ -40,6 +43,8 @@ class WaitingTouch(NamedTuple):
     planned_at: datetime
     occurred_at: datetime
     level: str
+    timezone: str
+    user_id: str
     active_at: datetime | None  #: last activity before the event; only for a dynamic delay
     now: datetime
 
@@ -141,9 +146,12 @@ def _iterate_batches(node: NodeSpec, rules: DelayRulesSpec) -> Iterator[tuple[UU
 
 
 def _movement(touch: WaitingTouch, node: NodeSpec, rules: DelayRulesSpec) -> Movement | None:
-    customer = CustomerSpec(id=0, user_id="", level=touch.level, last_active_at=touch.active_at)
-    wait = delay_for(node, customer, rules, occurred_at=touch.occurred_at, time_scale=settings.AFTERTOUCH_TIME_SCALE)
-    planned_at = touch.occurred_at + wait
+    customer = CustomerSpec(
+        id=0, user_id=touch.user_id, level=touch.level, timezone=touch.timezone, last_active_at=touch.active_at
+    )
+    planned_at = find_due_time(
+        node, customer, rules, occurred_at=touch.occurred_at, time_scale=settings.AFTERTOUCH_TIME_SCALE
+    ).at
     if touch.due_at > touch.planned_at:  # deferred by a guard: it may move later, never earlier
         return Movement(touch.task_id, planned_at, overdue=False) if planned_at > touch.due_at else None
     if planned_at > touch.now:
@@ -155,14 +163,14 @@ def _movement(touch: WaitingTouch, node: NodeSpec, rules: DelayRulesSpec) -> Mov
 
 # Only touches before their first attempt: retries and touches that an operator published again have another due time.
 _WAITING = """
-SELECT t.task_id, t.due_at, t.planned_at, e.occurred_at, c.level,
+SELECT t.task_id, t.due_at, t.planned_at, e.occurred_at, c.level, c.timezone, c.user_id,
        CASE WHEN NOT %(dynamic)s THEN NULL
             WHEN c.last_active_at < e.occurred_at THEN c.last_active_at
             ELSE (SELECT max(o.occurred_at) FROM scheduling_event AS o
                   WHERE o.customer_id = t.customer_id AND o.occurred_at < e.occurred_at
                     AND o.type <> ALL(%(passive)s::text[]))
        END, statement_timestamp()
-FROM scheduling_touch AS t
+FROM scheduling_touch_live AS t
     JOIN scheduling_event AS e ON e.id = t.event_id
     JOIN scheduling_customer AS c ON c.id = t.customer_id
 WHERE t.state IN ('scheduled', 'queued') AND t.node_id = %(node)s AND t.attempt = 0 AND t.retry_of IS NULL
@@ -171,7 +179,9 @@ ORDER BY t.task_id LIMIT %(limit)s
 """
 
 
-DELAY_COLUMNS = ("delay", "dynamic", "delay_rules")  #: columns of a node that determine its delay
+TIMING_COLUMNS = ("at", "at_day", "not_before", "send_window")
+#: Columns of a node that determine when its touches are due.
+DELAY_COLUMNS = ("delay", "dynamic", "delay_rules", *TIMING_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +192,42 @@ class Impact:
     verb: str
     waiting: int
     moved: MoveCounts | None  #: None: the delay does not change
+    failing: FailingCount | None = None  #: None: it has no new condition
 
 
-def list_impacts(planned: ChangePlan) -> list[Impact]:
-    """Return the effect on each node that is edited or whose delay the delay rules change."""
+def list_impacts(planned: ChangePlan, within: timedelta | None = None) -> list[Impact]:
+    """Return the effect on each node that is edited or whose delay the delay rules change.
+
+    Raises:
+        TimeoutError: the count takes longer than `within`.
+    """
     snapshot = current()
     affected = _affected_nodes(planned, snapshot)
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
     delayed = _nodes_with_new_delay(planned, snapshot)
-    moves = preview_moves([node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot))
+    moves = preview_moves(
+        [node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot), within
+    )
     moved = {node.id: moves.get(node.id, MoveCounts()) for node in delayed}
+    failing = _count_failing(planned, counts)
     return [
-        Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk)) for pk, verb in affected.items()
-    ]  # fmt: skip
+        Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk), failing.get(pk))
+        for pk, verb in affected.items()
+    ]
+
+
+def _count_failing(planned: ChangePlan, counts: Mapping[int, int]) -> dict[int, FailingCount]:
+    """Return, by node with waiting touches and a new condition, how many of them would not meet it now."""
+    found = {}
+    for change in planned.of("nodes"):
+        after = change.values.get("when")
+        if change.row and counts.get(change.row.pk) and after and after != change.before.get("when"):
+            condition = compile_condition(after)
+            if condition:
+                found[change.row.pk] = count_failing(change.row.pk, condition)
+    return found
 
 
 def _affected_nodes(planned: ChangePlan, snapshot: Snapshot) -> dict[int, str]:
@@ -211,20 +242,21 @@ def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeS
     found = []
     for node in snapshot.nodes.values():
         change = edited.get(node.id)
-        after = _edited_node(node, change.values) if change else node
+        after = _edited_node(node, change.values, snapshot.calendars) if change else node
         own = change is not None and any(change.before[column] != change.values[column] for column in DELAY_COLUMNS)
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
 
 
-def _edited_node(node: NodeSpec, values: Any) -> NodeSpec:
+def _edited_node(node: NodeSpec, values: Any, calendars: CalendarsSpec) -> NodeSpec:
     return replace(
         node,
         delay=values["delay"],
         dynamic=values["dynamic"],
         delay_rules=own_delay_rules(values["delay_rules"]),
         expires_after=values["expires_after"],
+        timing=timing_spec(Node(**{column: values[column] for column in TIMING_COLUMNS}), calendars),
     )
 
 

@@ -7,13 +7,17 @@ The order is fixed. Permanent reasons come first, so that no slot is used in vai
  3. node_disabled      the node was disabled or retired while the touch waited
  4. paused             an operator paused everything, the channel or the node: paused until resumed
  5. opted_out          marketing content for a customer who opted out
- 6. conversation       the customer has a newer conversation than the event (or a presence block with its own code)
- 7. holdout, rollout   the customer belongs to the hold-out; the roll-out does not include the community yet
- 8. quiet_hours        quiet hours in the customer's time zone: deferred until they end
- 9. dedupe             the same content type within the window (72 h)
-10. cap                too many messages to the customer in a rolling window (3 in 24 h)
-11. community_cap      the same for the community
-12. slot_hold          the last slot is reserved for a touch of higher priority that is due within a minute
+ 6. depth              too many touches of its journey came before it
+ 7. condition          the node's condition does not hold
+ 8. conversation       the customer has a newer conversation than the event (or a presence block with its own code)
+ 9. holdout, rollout   the customer belongs to a hold-out; the roll-out does not include the community yet
+10. quiet_hours        quiet hours in the customer's time zone: deferred until they end
+11. send_window        outside the node's send windows: deferred until the next one opens
+12. dedupe             the same content type to the customer within the window (72 h)
+13. community_dedupe   the same for the community
+14. cap                too many messages to the customer in a rolling window (3 in 24 h)
+15. community_cap      the same for the community
+16. slot_hold          the last slot is reserved for a touch of higher priority that is due within a minute
 
 An unsettled slot may still be released. If the cap is full only because of such slots, the touch is deferred. It waits
 until the first of their leases ends and is never suppressed.
@@ -25,17 +29,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
-from zlib import crc32
 from zoneinfo import ZoneInfo
 
 from scheduling.durations import format_duration
+from scheduling.policy.journeys import read_depth
+from scheduling.policy.node_conditions import Facts
+from scheduling.policy.quiet_hours import quiet_until
+from scheduling.policy.send_times import is_open, next_opening, spread_for, spread_opening
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
 CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
+ALL_NODES = "all nodes"  #: observed of a customer in the global hold-out
 
-
-QUIET_SPREAD = timedelta(minutes=2)  #: over which touches continue when quiet hours end
 Check = Callable[["Candidate", "GuardContext", datetime], "GuardVerdict | None"]
 
 
@@ -48,6 +54,15 @@ class CapSlot(NamedTuple):
     counts: bool
     settled: bool
     until: datetime | None = None  #: decision time of an unsettled one: the end of its lease, or its next attempt
+    node_id: int = 0
+    template_id: int = 0
+
+
+class AwaitedTouch(NamedTuple):
+    """A waiting touch of higher priority."""
+
+    due_at: datetime
+    node_id: int = 0
 
 
 class Candidate(NamedTuple):
@@ -60,7 +75,8 @@ class Candidate(NamedTuple):
     chat_id: str
     event_at: datetime
     expires_at: datetime
-    has_slot: bool = False  #: kept from an earlier attempt
+    has_cap_slot: bool = False  #: kept from an earlier attempt
+    facts: Facts | None = None  #: present if the node has conditions
 
 
 class GuardContext(NamedTuple):
@@ -70,7 +86,7 @@ class GuardContext(NamedTuple):
     paused: frozenset[str] = frozenset()
     slots: Sequence[CapSlot] = ()  #: the customer's, any order
     community_slots: Sequence[CapSlot] = ()
-    important: Sequence[datetime] = ()  #: due times of the customer's waiting touches of higher priority
+    important: Sequence[AwaitedTouch] = ()  #: the customer's, due within a minute
     cancelled_by: str = ""  #: the reason if an event cancelled the touch
     presence_block: str = ""  #: presence block: "conversation", "answered", "presence_unknown"
     checks: Sequence[Check] = ()  #: `checks_for` the touch's node; empty: all
@@ -83,7 +99,7 @@ class GuardVerdict(NamedTuple):
     observed: str = ""
     limit: str = ""
     next_eligible_at: datetime | None = None
-    parked: str = ""
+    paused_by: str = ""
 
 
 _SENT = GuardVerdict(SEND)
@@ -141,7 +157,7 @@ def _judge_paused(touch: Candidate, context: GuardContext, now: datetime) -> Gua
         return None
     for scope in pause_scopes(touch.node):
         if scope in context.paused:
-            return GuardVerdict(HOLD, "paused", observed=scope, parked=scope)
+            return GuardVerdict(HOLD, "paused", observed=scope, paused_by=scope)
     return None
 
 
@@ -149,6 +165,24 @@ def _judge_opted_out(touch: Candidate, context: GuardContext, now: datetime) -> 
     if touch.customer.opted_out and touch.template.category == "marketing":
         return GuardVerdict(SUPPRESS, "opted_out", observed=touch.template.category)
     return None
+
+
+def _judge_depth(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    node = touch.node
+    depth = read_depth(node.trigger, touch.facts.data) if touch.facts and node.from_nodes else 0
+    if depth <= node.most_depth:
+        return None
+    return GuardVerdict(SUPPRESS, "depth", node.version, str(depth), str(node.most_depth))
+
+
+def _judge_condition(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    condition, facts = touch.node.condition, touch.facts
+    part = condition.failing(facts) if condition and facts else None
+    if part is None or facts is None:
+        return None
+    return GuardVerdict(
+        SUPPRESS, "condition", touch.node.version, part.show_observed(facts)[:200], str(part)[:200]
+    )  # fmt: skip
 
 
 def _judge_conversation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
@@ -173,6 +207,9 @@ def verdict_for_presence_block(objection: str, now: datetime) -> GuardVerdict:
 
 
 def _judge_holdout(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    everywhere = touch.node.global_holdout
+    if everywhere and everywhere.includes(touch.customer.user_id):
+        return GuardVerdict(SUPPRESS, "holdout", everywhere.version, ALL_NODES, f"{everywhere.percent:g} %")
     if in_holdout(touch.node, touch.customer.user_id):
         return GuardVerdict(SUPPRESS, "holdout", touch.node.version, limit=f"{touch.node.holdout_percent:g} %")
     return None
@@ -202,63 +239,57 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
 
 
 def _spread_end(touch: Candidate, rule: RuleSpec, zone: ZoneInfo, until: datetime) -> datetime:
-    """Return an instant up to `QUIET_SPREAD` after the end of quiet hours, the same one for all touches of a customer.
-
-    Otherwise all touches of a night are due at one moment. With an instant for each touch, one of low priority could
-    take the cap slot of a later one. The instant is not quiet and not later than the touch expires.
-    """
-    later = until + QUIET_SPREAD * (crc32(touch.customer.user_id.encode()) % 1_000 / 1_000)
+    """Return the customer's instant after the end of quiet hours. It is not quiet and not later than the expiry."""
+    later = until + spread_for(touch.customer.user_id)
     return until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
 
 
-def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
-    """Return when the quiet hours around `now` end, or None outside of them.
-
-    If a clock change repeats the end, the later one counts, so that the repeated hour wakes no customer. A clock change
-    can skip all the time between the end and the next start. The quiet hours then continue until the next day's end.
-    """
-    local = now.astimezone(zone)
-    wall = local.time().replace(tzinfo=None)
-    over_midnight = rule.quiet_from > rule.quiet_to
-    if over_midnight:
-        quiet = wall >= rule.quiet_from or wall < rule.quiet_to
-    else:
-        quiet = rule.quiet_from <= wall < rule.quiet_to
-    if not quiet:
+def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    timing = touch.node.timing
+    if timing is None or not timing.windows:
         return None
-    end_day = local.date() + timedelta(days=1) if over_midnight and wall >= rule.quiet_from else local.date()
-    end = datetime.combine(end_day, rule.quiet_to, tzinfo=zone)
-    later = max(end.astimezone(now.tzinfo), end.replace(fold=1).astimezone(now.tzinfo))
-    until = max(later, now + timedelta(seconds=1))
-    return quiet_until(rule, zone, until) or until
+    customer = touch.customer
+    if is_open(timing, customer.timezone, now) or (start := next_opening(timing, customer.timezone, now)) <= now:
+        return None
+    resumes_at = spread_opening(timing, customer.timezone, start, customer.user_id)
+    zone = timing.windows[0].zone_of(customer.timezone)
+    hours = f"{'; '.join(window.text for window in timing.windows)} {zone.key}"
+    return GuardVerdict(
+        HOLD, "send_window", touch.node.version, f"{now.astimezone(zone):%Y-%m-%d %H:%M}", hours[:200], resumes_at
+    )
 
 
 def _judge_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_slot or touch.node.guard_dedupe == "ignore" or not context.slots:
+    return _repetition_verdict("dedupe", "user", context.slots, touch, context, now)
+
+
+def _judge_community_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
+    return _repetition_verdict("community_dedupe", "community", context.community_slots, touch, context, now)
+
+
+def _repetition_verdict(
+    name: str, scope: str, slots: Sequence[CapSlot], touch: Candidate, context: GuardContext, now: datetime
+) -> GuardVerdict | None:
+    if touch.has_cap_slot or touch.node.guard_dedupe == "ignore" or not slots:
         return None
-    for rule in context.rules:
-        if rule.kind != "dedupe":
-            continue
-        same = [
-            slot
-            for slot in context.slots
-            if slot.content_type == touch.template.content_type
-            and slot.at > now - rule.window
-            and slot.task_id != touch.task_id
-        ]
-        if same:
-            return _limit_reached_verdict(rule, "dedupe", same, 1, touch.template.content_type, now, "suppress")
+    sent = touch.template.content_type
+    same = [slot for slot in slots if slot.content_type == sent]
+    for rule in context.rules if same else ():
+        if rule.kind == "dedupe" and rule.scope == scope and rule.covers(touch.node.id, touch.template.id):
+            recent = _slots_in_window(same, rule, touch, now)
+            if recent:
+                return _limit_reached_verdict(rule, name, recent, 1, sent, now, "suppress")
     return None
 
 
 def _judge_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_slot or touch.node.guard_cap != "apply":
+    if touch.has_cap_slot or touch.node.guard_cap != "apply":
         return None
     return _strictest_cap_verdict("cap", "user", context.slots, touch, context, now)
 
 
 def _judge_community_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
+    if touch.has_cap_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
         return None
     return _strictest_cap_verdict("community_cap", "community", context.community_slots, touch, context, now)
 
@@ -272,23 +303,32 @@ def _strictest_cap_verdict(
     """
     verdicts = []
     for rule in context.rules:
-        if rule.kind == "cap" and rule.scope == scope and len(slots) >= rule.limit:
-            taken = _slots_in_window(slots, rule, touch, now)
-            if len(taken) >= rule.limit:
+        if rule.kind != "cap" or rule.scope != scope:
+            continue
+        limit = rule.limit_for(touch.customer.level) if rule.limits else rule.limit
+        if len(slots) >= limit and rule.covers(touch.node.id, touch.template.id):
+            taken = _counted_slots(slots, rule, touch, now)
+            if len(taken) >= limit:
                 verdicts.append(
-                    _limit_reached_verdict(rule, name, taken, rule.limit, str(len(taken)), now, touch.node.over_cap)
+                    _limit_reached_verdict(rule, name, taken, limit, str(len(taken)), now, touch.node.over_cap)
                 )
     return max(verdicts, key=lambda each: (each.decision == SUPPRESS, each.next_eligible_at), default=None)
 
 
+def _counted_slots(slots: Sequence[CapSlot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[CapSlot]:
+    return [slot for slot in _slots_in_window(slots, rule, touch, now) if slot.counts]
+
+
 def _slots_in_window(slots: Sequence[CapSlot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[CapSlot]:
-    return [slot for slot in slots if slot.counts and slot.at > now - rule.window and slot.task_id != touch.task_id]
+    begins = now - rule.window
+    found = [slot for slot in slots if slot.at > begins and slot.task_id != touch.task_id]
+    return found if rule.coverage is None else [slot for slot in found if rule.covers(slot.node_id, slot.template_id)]
 
 
 def _limit_reached_verdict(
     rule: RuleSpec, name: str, taken: list[CapSlot], limit: int, observed: str, now: datetime, over_cap: str
 ) -> GuardVerdict:
-    allowed = f"{limit} in {format_duration(rule.window)}"
+    allowed = f"{limit} in {format_duration(rule.window)}" + (f" of {', '.join(rule.kinds)}" if rule.kinds else "")
     open_until = [slot.until or now for slot in taken if not slot.settled]
     if len(taken) - len(open_until) < limit and open_until:
         until = max(min(open_until), now + timedelta(seconds=1))
@@ -300,14 +340,16 @@ def _limit_reached_verdict(
 
 
 def _judge_slot_hold(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_slot or touch.node.guard_cap != "apply" or not context.important:
+    if touch.has_cap_slot or touch.node.guard_cap != "apply" or not context.important:
         return None
     for rule in context.rules:
-        if rule.kind == "cap" and rule.scope == "user":
-            room = rule.limit - len(_slots_in_window(context.slots, rule, touch, now))
-            if room <= len(context.important):
-                until = max(min(context.important), now) + timedelta(seconds=2)
-                return GuardVerdict(HOLD, "slot_hold", rule.version, str(len(context.important)), str(room), until)
+        if rule.kind != "cap" or rule.scope != "user" or not rule.covers(touch.node.id, touch.template.id):
+            continue
+        awaited = [each.due_at for each in context.important if rule.may_cover(each.node_id)]
+        room = rule.limit_for(touch.customer.level) - len(_counted_slots(context.slots, rule, touch, now))
+        if awaited and room <= len(awaited):
+            until = max(min(awaited), now) + timedelta(seconds=2)
+            return GuardVerdict(HOLD, "slot_hold", rule.version, str(len(awaited)), str(room), until)
     return None
 
 
@@ -317,33 +359,41 @@ CHECKS: tuple[Check, ...] = (
     _judge_node_disabled,
     _judge_paused,
     _judge_opted_out,
+    _judge_depth,
+    _judge_condition,
     _judge_conversation,
     _judge_holdout,
     _judge_rollout,
     _judge_quiet_hours,
+    _judge_send_window,
     _judge_dedupe,
+    _judge_community_dedupe,
     _judge_cap,
     _judge_community_cap,
     _judge_slot_hold,
 )
 
+PLANNING_CHECKS: tuple[Check, ...] = (_judge_condition,)  #: whose objection means that no touch is planned
+
 _Condition = Callable[[NodeSpec, Sequence[RuleSpec], frozenset[str]], bool]
 
 
-def _has_rule(kind: str, *scopes: str) -> _Condition:
-    return lambda node, rules, paused: any(
-        rule.kind == kind and rule.scope in (scopes or (rule.scope,)) for rule in rules
-    )
+def _has_rule(kind: str, scope: str) -> _Condition:
+    return lambda node, rules, paused: any(rule.kind == kind and rule.scope == scope for rule in rules)
 
 
 #: A check objects only while its condition holds. A check without a condition may object to any touch.
 _CONDITIONS: Mapping[Check, _Condition] = {
     _judge_node_disabled: lambda node, rules, paused: not node.enabled,
     _judge_paused: lambda node, rules, paused: bool(paused),
-    _judge_holdout: lambda node, rules, paused: node.holdout_percent > 0,
+    _judge_depth: lambda node, rules, paused: bool(node.from_nodes),
+    _judge_condition: lambda node, rules, paused: node.condition is not None,
+    _judge_holdout: lambda node, rules, paused: node.holdout_percent > 0 or node.global_holdout is not None,
     _judge_rollout: lambda node, rules, paused: node.rollout_percent < 100,
-    _judge_quiet_hours: _has_rule("quiet_hours"),
-    _judge_dedupe: _has_rule("dedupe"),
+    _judge_quiet_hours: _has_rule("quiet_hours", "user"),
+    _judge_send_window: lambda node, rules, paused: node.timing is not None and bool(node.timing.windows),
+    _judge_dedupe: _has_rule("dedupe", "user"),
+    _judge_community_dedupe: _has_rule("dedupe", "community"),
     _judge_cap: _has_rule("cap", "user"),
     _judge_community_cap: _has_rule("cap", "community"),
     _judge_slot_hold: _has_rule("cap", "user"),

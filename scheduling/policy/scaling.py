@@ -36,6 +36,7 @@ TOUCH_LATE = (1.0, 3.0, 60.0)  #: seconds by priority that a due touch may wait
 TOUCH_DRAIN = (5.0, 30.0, 300.0)  #: seconds by priority in which due touches should be done
 #: touches a second of a busy worker whose speed is unknown: two processes with 200 open requests of 0.8 s each
 ASSUMED_SPEED = 500.0
+SLOWEST = 0.001  #: touches a second of a measured worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class WorkerDemand:
 def compute_needed_workers(seen: WorkerDemand) -> Need:
     """Compute the workers that this load needs, without limits. Rises with the backlog at a given speed."""
     running, is_measured = max(seen.running, 1), seen.busy >= IDLE_SHARE and seen.settled > 0
-    speed = seen.settled / (running * seen.busy) if is_measured else ASSUMED_SPEED
+    speed = max(seen.settled / (running * seen.busy), SLOWEST) if is_measured else ASSUMED_SPEED
     backlog = _round_count(sum(due.count / span for due, span in zip(seen.due, TOUCH_DRAIN, strict=True)) / speed)
     late = _longest_wait(seen.due, TOUCH_LATE)
     return _largest(

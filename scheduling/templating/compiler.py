@@ -43,6 +43,7 @@ MIN_ROUND = 10  #: units
 
 #: Variables and their fields; an empty set allows any field. Only the event itself determines `event.data`.
 VARIABLES: Mapping[str, frozenset[str]] = {
+    "customer": frozenset({"attributes", "tags"}),
     "user": frozenset({"id", "name", "level", "locale", "timezone"}),
     "event": frozenset({"id", "source", "type", "time", "data"}),
     "chat": frozenset({"id"}),
@@ -72,10 +73,11 @@ class Program:
     Most texts are plain: they print literal text and paths. Such a text needs no `Run`.
     """
 
-    __slots__ = ("_parts", "_plain")
+    __slots__ = ("_parts", "_plain", "roots")
 
-    def __init__(self, parts: list[str | Execute]) -> None:
+    def __init__(self, parts: list[str | Execute], roots: Iterable[str] = ()) -> None:
         self._parts = parts
+        self.roots = frozenset(roots)  #: the variables that the text reads
         self._plain: list[str | Callable[[Names], str]] = []
         if all(isinstance(part, str | PrintedPath) for part in parts):
             self._plain = [part.read if isinstance(part, PrintedPath) else str(part) for part in parts]
@@ -110,13 +112,14 @@ class PrintedPath:
         run.pieces.append(self.read(run.names))
 
 
-def compile_text(source: str) -> Program:
-    """Compile a text. Raises `InvalidTemplate`."""
+def compile_text(source: str, variables: Mapping[str, frozenset[str]] = VARIABLES) -> Program:
+    """Compile a text with these variables and their fields. Raises `InvalidTemplate`."""
     try:
         _check_tokens(source)
         tree = JINJA.parse(source)
         _check_depth(tree)
-        return Program(_Compiler().compile_body(tree.body))
+        compiler = _Compiler(variables)
+        return Program(compiler.compile_body(tree.body), compiler.roots)
     except TemplateSyntaxError as error:
         raise InvalidTemplate(f"line {error.lineno}: {error.message}") from None
     except RecursionError:
@@ -151,8 +154,9 @@ def _reject(node: nodes.Node, reason: str = "") -> NoReturn:
 class _Compiler:
     """Turn nodes into closures."""
 
-    def __init__(self) -> None:
-        self._variables = VARIABLES
+    def __init__(self, variables: Mapping[str, frozenset[str]]) -> None:
+        self._outer = self._variables = variables
+        self.roots: set[str] = set()
 
     def compile_body(self, body: Iterable[nodes.Node]) -> list[str | Execute]:
         parts: list[str | Execute] = []
@@ -196,11 +200,11 @@ class _Compiler:
         if not isinstance(node.target, nodes.Name) or node.recursive or node.else_:
             _reject(node, "a loop takes one name, without “recursive” and “else”")
         name, entries_of, path = node.target.name, self._require(node.iter), _path(node.iter)
-        self._variables = {**VARIABLES, name: frozenset()}
+        self._variables = {**self._outer, name: frozenset()}
         test = self._require(node.test) if node.test else None
         self._variables = {"loop": LOOP, **self._variables}
         body = self.compile_body(node.body)
-        self._variables = VARIABLES
+        self._variables = self._outer
         cost = MIN_ROUND + sum(1 for _ in node.find_all(nodes.Node))
 
         def loop(run: Run) -> None:
@@ -272,6 +276,7 @@ class _Compiler:
         if fields and steps and steps[0] not in fields:
             _reject(node, f"unknown variable “{root}.{steps[0]}”; {root} has {', '.join(sorted(fields))}")
         missing = Missing(_path(node))
+        self.roots.add(root)
 
         def look_up(names: Names) -> Any:
             value = names[root]

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from scheduling.errors import InvalidInput
+from scheduling.policy.profile import NO_PROFILE, Profile
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating.compiler import InvalidTemplate, Program, compile_text
 from scheduling.templating.values import CannotRender
@@ -41,7 +42,15 @@ def template_variables(customer: CustomerSpec, event: EventSpec) -> dict[str, An
             "data": event.data,
         },
         "chat": {"id": event.chat_id},
+        "customer": _NO_PROFILE_FIELDS if customer.profile is NO_PROFILE else _profile_fields(customer.profile),
     }
+
+
+def _profile_fields(profile: Profile) -> dict[str, Any]:
+    return {"attributes": profile.attributes, "tags": profile.tags}
+
+
+_NO_PROFILE_FIELDS = _profile_fields(NO_PROFILE)
 
 
 def choose_text(template: TemplateSpec, locale: str) -> TextSpec:
@@ -58,6 +67,12 @@ def choose_text(template: TemplateSpec, locale: str) -> TextSpec:
         if wanted and text.locale.lower().split("-")[0] == wanted.split("-")[0]:
             return text
     return template.texts[0]
+
+
+def reads_profile(template: TemplateSpec) -> bool:
+    """Return whether a text of the template names attributes or tags."""
+    programs = [_compile_cached(source) for text in template.texts for source in (text.subject, text.body)]
+    return any(isinstance(each, Program) and "customer" in each.roots for each in programs)
 
 
 def check_text(source: str, *, field: str) -> None:

@@ -56,15 +56,24 @@ class Lockout:
     """The first authentication backend. It authenticates no user; it only stops guesses."""
 
     def authenticate(self, request: HttpRequest | None, username: str | None = None, **_: Any) -> None:
-        if request is None or username is None:
-            return  # not a login over HTTP
-        tries = _count_try(username, _get_client_address(request))
-        if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
-            # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
-            request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
-        if tries is None:
-            log.warning("login_locked", address=_get_client_address(request))
-            raise PermissionDenied
+        if request is not None and username is not None:  # a login over HTTP
+            count_login_try(request, username)
+
+
+def count_login_try(request: HttpRequest, username: str) -> None:
+    """Count a try before a password or a code is checked. Passwords and codes share one count.
+
+    Raises:
+        PermissionDenied: the name and address are locked.
+    """
+    tries = _count_try(username, _get_client_address(request))
+    if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
+        # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
+        request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
+    if tries is None:
+        request.login_refused = True  # type: ignore[attr-defined]
+        log.warning("login_locked", address=_get_client_address(request))
+        raise PermissionDenied
 
 
 def locked_minutes(request: HttpRequest | None) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import structlog
 from celery import current_app
 from django.conf import settings
+from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_safe
@@ -106,12 +109,32 @@ def _check_broker() -> dict[str, Any]:
 def check_administrator(request: HttpRequest) -> HttpResponse:
     """Answer the web server's `auth_request`: 204 for an administrator, 401 without login, 403 for other users.
 
-    It protects pages that have no accounts of this application, such as Flower.
+    It protects pages that have no accounts of this application, such as Flower. The answer to an administrator has
+    the login of Flower, which nginx forwards to Flower and never to the client.
     """
     user = request.user
     if user.is_active and user.is_superuser:
-        return HttpResponse(status=204)
+        login = base64.b64encode(settings.FLOWER_LOGIN.encode()).decode()
+        headers = {"X-Flower-Authorization": f"Basic {login}"} if login else {}
+        return HttpResponse(status=204, headers=headers)
     return HttpResponse(status=403 if user.is_authenticated else 401)
+
+
+@never_cache
+@require_safe
+def open_flower(request: HttpRequest) -> HttpResponse:
+    """Redirect an administrator to Flower. Answer 403 to other users.
+
+    Behind nginx its gate logs the administrator in. Without nginx the address has the login, which the browser sends
+    to Flower only.
+    """
+    if not request.user.is_superuser:
+        raise PermissionDenied
+    address = urlsplit(settings.FLOWER_URL)
+    if address.netloc and settings.FLOWER_LOGIN:
+        name, _colon, password = settings.FLOWER_LOGIN.partition(":")
+        address = address._replace(netloc=f"{quote(name, safe='')}:{quote(password, safe='')}@{address.netloc}")
+    return redirect(address.geturl())
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------
@@ -143,7 +166,7 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     except BadSignature:
         return _render_unsubscribe_page(request, "unknown", status=404)
     if request.method == "POST":
-        commands.update_customer(user_id, {"opted_out": True})
+        commands.update_customer(user_id, {"opted_out": True}, actor="unsubscribe")
         log.info("unsubscribed", user_id=user_id)
         return _render_unsubscribe_page(request, "done")
     return _render_unsubscribe_page(request, "ask")

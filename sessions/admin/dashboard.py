@@ -6,7 +6,8 @@ A view costs one short script per shard and a few rows of counts. The cost does 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,11 +24,14 @@ from scheduling.admin.base import OpsAdmin
 from scheduling.admin.count_time_limits import PageTimeLimit, count_within
 from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
+    WIDTH,
     Bucket,
     Chart,
+    Mark,
     Series,
     Span,
     build_grouped_chart,
+    build_stacked_chart,
     count_by_span,
     read_requested_days,
     split_period,
@@ -40,20 +44,21 @@ from scheduling.monitoring.statistics import HourlyCache, hours_between
 from sessions.detection import nudge_stats
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import count_undelivered
-from sessions.models import Campaign, NudgeTally
+from sessions.models import Campaign, NudgeTally, SilencePolicy
+from sessions.policy import CUSTOMER
 from sessions.store import sessions, stats
 from sessions.store.client import StoreUnavailable
-from sessions.store.stats import Overview, TagCount, WatcherState
+from sessions.store.stats import Overview, PolicyCount, WatcherState
 
-MOST_TAGS = 100  #: rows
+MOST_POLICIES = 100  #: rows
 LATE_MS = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
 
 
 @dataclass(frozen=True, slots=True)
-class TagRow:
-    """A tag with its current chats and the outcomes of its guide messages."""
+class PolicyRow:
+    """A silence policy with its current chats and the outcomes of its guide messages."""
 
-    tag: str
+    policy: str
     armed: str
     paused: str
     sent: str
@@ -70,8 +75,10 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
         groups=[(_("Chats"), _chat_figures(found)), (_("Silences"), _silence_figures(found))],
-        day=_day_figures(tallies), rows=_tag_rows(found, tallies or []),
+        day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
+        versions=_version_rows(count_within(nudge_stats.tallies_by_version)),
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
+        pauses=pause_charts(_read_pauses()),
         campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
     )  # fmt: skip
     answer["Cache-Control"] = "no-store"
@@ -83,6 +90,13 @@ def _read_overview() -> Overview | None:
         return stats.read_overview(sessions.live_store())
     except StoreUnavailable:
         return None
+
+
+def _read_pauses() -> dict[str, list[int]]:
+    try:
+        return stats.read_pauses(sessions.live_store())
+    except StoreUnavailable:
+        return {}
 
 
 def _chat_figures(found: Overview | None) -> list[dict[str, Any]]:
@@ -128,23 +142,34 @@ def _build_figure(words: str, value: str | None, *, bad: bool = False) -> dict[s
     return {"words": words, "value": value or "–", "bad": bad}
 
 
-def _tag_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[TagRow]:
-    counts = {each.tag: each for each in found.tags} if found else {}
-    day = {each.tag: each for each in tallies}
-    tags = [*counts, *(tag for tag in day if tag not in counts)]
-    return [_tag_row(tag, counts.get(tag), day.get(tag), known=found is not None) for tag in tags[:MOST_TAGS]]
+def _policy_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[PolicyRow]:
+    counts = {each.policy: each for each in found.policies} if found else {}
+    day = {each.policy: each for each in tallies}
+    keys = [*counts, *(key for key in day if key not in counts)]
+    return [_policy_row(key, counts.get(key), day.get(key), known=found is not None) for key in keys[:MOST_POLICIES]]
 
 
-def _tag_row(tag: str, count: TagCount | None, tally: NudgeTally | None, *, known: bool) -> TagRow:
+def _policy_row(policy: str, count: PolicyCount | None, tally: NudgeTally | None, *, known: bool) -> PolicyRow:
     sent = tally.sent if tally else 0
-    return TagRow(
-        tag,
+    return PolicyRow(
+        policy,
         _format_count(count.armed if count else 0) if known else "–",
         _format_count(count.paused if count else 0) if known else "–",
         _format_count(sent),
         _format_share(tally.answered if tally else 0, sent),
         _format_share(tally.false if tally else 0, sent),
     )
+
+
+def _version_rows(tallies: list[NudgeTally] | None) -> list[PolicyRow]:
+    """Return the outcomes by version of a policy, the newest version first."""
+    return [
+        PolicyRow(
+            f"{each.policy} v{each.policy_version}", "", "", _format_count(each.sent),
+            _format_share(each.answered, each.sent), _format_share(each.false, each.sent),
+        )
+        for each in (tallies or [])[:MOST_POLICIES]
+    ]  # fmt: skip
 
 
 def _watcher_row(state: WatcherState) -> dict[str, Any]:
@@ -223,6 +248,38 @@ def _bar_links(since: datetime, until: datetime) -> dict[str, str]:
         delivered = {"state__exact": "delivered", "node__id__exact": str(nodes[0].id)}
         links[GUIDES.key] = build_span_link("scheduling_touch", "settled_at", since, until, **delivered)
     return links
+
+
+SHORTER = Series("shorter", gettext_lazy("Shorter than the threshold"), "hue0")
+LONGER = Series("longer", gettext_lazy("Longer"), "hue1")
+MOST_CHARTS = 8
+
+
+def pause_charts(pauses: Mapping[str, Sequence[int]]) -> list[Chart]:
+    """Return a chart of customers' pauses for each policy that waits for the customer, those with most pauses first."""
+    waiting = SilencePolicy.objects.filter(retired_at=None, key__in=pauses).exclude(after=CUSTOMER)
+    rows = sorted(waiting, key=lambda each: -sum(pauses[each.key]))
+    return [_pause_chart(each, pauses[each.key]) for each in rows[:MOST_CHARTS]]
+
+
+def _pause_chart(policy: SilencePolicy, counts: Sequence[int]) -> Chart:
+    seconds = policy.threshold.total_seconds()
+    title = _("Pauses of customers, 7 days: %(policy)s") % {"policy": policy.key}
+    starts, ends = (0, *stats.PAUSE_ENDS), (*stats.PAUSE_ENDS, 2 * stats.PAUSE_ENDS[-1])
+    labels = [f"{begins}–{end} s" for begins, end in zip(starts, stats.PAUSE_ENDS, strict=False)]
+    sides = [SHORTER.key if begins < seconds else LONGER.key for begins in starts]
+    buckets = [
+        Bucket(label, {side: count}, {})
+        for label, side, count in zip([*labels, f"> {starts[-1]} s"], sides, counts, strict=True)
+    ]
+    whole = sum(counts)
+    longer = sum(count for side, count in zip(sides, counts, strict=True) if side == LONGER.key)
+    legend = [(SHORTER, _format_share(whole - longer, whole), ""), (LONGER, _format_share(longer, whole), "")]
+    chart = build_stacked_chart(f"pauses-{policy.key}", title, (SHORTER, LONGER), buckets, lambda key: "")
+    place = next((at for at, end in enumerate(ends) if seconds <= end), len(ends) - 1)
+    within = min(1.0, (seconds - starts[place]) / (ends[place] - starts[place]))
+    words = _("Threshold: %(span)s") % {"span": describe_duration(policy.threshold)}
+    return replace(chart, series=legend, mark=Mark(round((place + within) * WIDTH / len(counts), 2), words))
 
 
 LATE_AFTER = timedelta(seconds=5)

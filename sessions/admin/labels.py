@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from scheduling.admin.labels import register_labels
+from scheduling.admin.sidebar import Entry, Group, Tab
 
-MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
+MENU: tuple[Group, ...] = (
     (
         _("Live chats"),
-        [
-            (_("Live overview"), "forum", "chat_sessions_live", "chat_sessions.view_silencepolicy"),
-            (_("Silence policies"), "hourglass_bottom", "chat_sessions_silencepolicy_changelist",
-             "chat_sessions.view_silencepolicy"),
-            (_("Campaigns"), "campaign", "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
-        ],
+        (
+            Entry(
+                "forum",
+                (
+                    Tab(_("Live overview"), "chat_sessions_live", "chat_sessions.view_silencepolicy"),
+                    Tab(_("Silence policies"), "chat_sessions_silencepolicy_changelist",
+                        "chat_sessions.view_silencepolicy"),
+                    Tab(_("Campaigns"), "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
+                ),
+            ),
+        ),
     ),
-]  # fmt: skip
+)  # fmt: skip
 
 
 #: Plain name of a table, shown in the list of permissions.
@@ -34,3 +39,29 @@ register_labels(
     {},
     ((r"must be later than starts_at", gettext_noop("must be later than the start")),),
 )
+
+#: State of a chat, with the tone of its label.
+STATES = {
+    "idle": (_("no timer"), ""),
+    "armed": (_("timer running"), "info"),
+    "paused": (_("paused"), "warning"),
+    "silent": (_("silent"), "warning"),
+    "closed": (_("closed"), ""),
+}
+SIDES = {"customer": _("customer"), "agent": _("agent"), "bot": _("bot")}
+
+#: Why the timer of a chat runs or not (see `SessionSnapshot.why`).
+WHY = {
+    "no_message": _("the customer has not written yet"),
+    "customer_wrote": _("the customer wrote last; the timer runs after a message of an agent"),
+    "agent_wrote": _("an agent wrote last; the timer runs after a message of the customer"),
+    "unknown_writer": _("Redis lost the chat; the timer starts after the next message"),
+    "policy_changed": _("the policy changed; the next frame starts the timer"),
+    "tool": _("a tool is running"),
+    "transfer": _("the chat is being transferred"),
+    "queue": _("the chat waits in a queue"),
+    "armed": _("the timer runs"),
+    "outside_hours": _("outside the opening hours; the timer continues when they start"),
+    "silent": _("a silence was recorded; the next message starts the timer"),
+    "closed": _("the chat is closed"),
+}

@@ -15,79 +15,129 @@ from unfold.decorators import display
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
 from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
-from scheduling.admin.form_fields import DurationField
+from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
-from sessions.admin import dashboard
+from sessions.admin import chats, dashboard, silences
 from sessions.models import Campaign, SilencePolicy
+from sessions.policy import CUSTOMER, own_tags
 from sessions.validation import check_campaign, check_policy
 
 NOT_BACKWARDS = _(
     "A change applies from the next frame of a chat. Timers that are already running keep their deadline."
 )
 
+AT_ITS_START = _(
+    "At its start and after an edit of the threshold, running timers get it, except those that end within a second "
+    "or wait for an agent. When it ends, they keep their deadline."
+)
+
 
 class SilencePolicyForm(CheckedForm):
     check = staticmethod(check_policy)
 
+    tags = NamesField(
+        label=_("tags"),
+        help_text=_(
+            "The chat must have all of these tags, which gateways send. The policy with most tags applies; of equal "
+            "ones, the first by key. Empty: the key."
+        ),
+    )
     threshold = DurationField(
         label=_("silent after"), help_text=_("Without any frame of the user for so long, like 60s; 2s to 12h.")
+    )
+    hours = WindowsField(
+        label=_("opening hours"),
+        blank_is_default=False,
+        help_text=_("Only this time counts. One a line, like “working 09:00-18:00”. Empty: all time."),
     )
     jitter = DurationField(
         label=_("random delay (jitter)"),
         help_text=_("Random extra time, so that chats do not all fall silent at once; for example 5s or 0s."),
     )
     grace = DurationField(
-        label=_("longer while writing"),
-        help_text=_("One extension for a user who is writing and has not sent the message; for example 20s. 0s: none."),
+        label=_("longer at the end"),
+        help_text=_(
+            "One extension at the last moment, by the policy of that moment, so also for running timers; for example "
+            "20s."
+        ),
     )
 
     class Meta:
         model = SilencePolicy
         exclude = ("version", "retired_at")
         help_texts: ClassVar[Any] = {
-            "tag": _(
-                "Tag that gateways send with a chat, for example vip. “default” applies to every tag without a policy."
+            "key": _("Name of the policy. “default” applies to every chat without another policy."),
+            "after": _(
+                "“Any message”: every frame of the customer restarts the timer. With the last choice the customer "
+                "waits for an agent: the trigger is session.unanswered, and only a message of an agent ends the wait. "
+                "A chat has the most specific policy of this choice and the most specific other one. With both, the "
+                "other one runs only after a message of an agent."
             ),
             "max_nudges": _(
-                "Maximum number of guide messages for one silence. A frame of the user restarts the count."
+                "Maximum number of messages or steps for one silence. A frame of the user restarts the count."
             ),
             "growth": _("Each gap between two messages is so many times the one before."),
         }
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        key = self.instance.key or cleaned.get("key")
+        if key and "tags" in cleaned:
+            tags = own_tags(key, cleaned["tags"])
+            others = SilencePolicy.objects.filter(retired_at=None, tags=tags).exclude(key=key)
+            answers = cleaned.get("after") == CUSTOMER
+            if other := next((each for each in others if (each.after == CUSTOMER) == answers), None):
+                self.add_error("tags", gettext("The policy %(key)s has the same tags.") % {"key": other.key})
+        return cleaned
 
 
 @admin.register(SilencePolicy)
 class SilencePolicyAdmin(HistoryAdmin, Retirable):
     form = SilencePolicyForm
-    list_display = ("tag", "wait", "ladder", "grace_text", "shown_state", "version")
+    list_display = ("key", "shown_tags", "after", "wait", "message_times", "grace_text", "shown_state", "version")
     list_filter = (RetiredFilter,)
     list_filter_submit = False
-    search_fields = ("tag",)
+    search_fields = ("key",)
     readonly_fields = ("version",)
     write_only = frozenset({"change_reason"})
     shown_as: ClassVar[dict[str, str]] = {
-        "threshold": "threshold_text", "jitter": "jitter_text", "grace": "grace_text", "growth": "growth_text",
+        "tags": "shown_tags", "threshold": "threshold_text", "hours": "hours_text", "jitter": "jitter_text",
+        "grace": "grace_text", "growth": "growth_text",
     }  # fmt: skip
     threshold_text = make_readonly_display("threshold", _("silent after"), describe_duration)
+    hours_text = make_readonly_display("hours", _("opening hours"), WindowsField(blank_is_default=False).write)
     jitter_text = make_readonly_display(
         "jitter", _("random delay (jitter)"), lambda span: describe_duration(span) if span else "–"
     )
     grace_text = make_readonly_display(
-        "grace", _("longer while writing"), lambda span: describe_duration(span) if span else "–"
+        "grace", _("longer at the end"), lambda span: describe_duration(span) if span else "–"
     )
     growth_text = make_readonly_display("growth", _("growth of the gaps"), "{:g}".format)
 
     def get_urls(self) -> list[URLPattern]:
         look = self.admin_site.admin_view(lambda request: dashboard.live_chats_page(self, request))
-        return [path("live/", look, name="chat_sessions_live"), *super().get_urls()]
+        listed = self.admin_site.admin_view(lambda request: chats.chats_page(self, request))
+        one = self.admin_site.admin_view(lambda request: chats.chat_page(self, request))
+        recorded = self.admin_site.admin_view(lambda request: silences.silences_page(self, request))
+        return [
+            path("silences/", recorded, name="chat_sessions_silences"),
+            path("live/", look, name="chat_sessions_live"),
+            path("chats/", listed, name="chat_sessions_chats"),
+            path("chat/", one, name="chat_sessions_chat"),
+            *super().get_urls(),
+        ]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("change_reason",) if obj is None else ("version", "change_reason")
         return [
-            (None, {"fields": ("tag",)}),
+            (None, {"fields": ("key",) if obj and obj.is_default else (("key", "tags"),)}),
             (
                 pgettext_lazy("silence", "When"),
-                {"fields": (("threshold", "jitter"), "grace"), "description": NOT_BACKWARDS},
+                {
+                    "fields": ("after", ("threshold", "jitter"), ("grace", "grace_for"), "hours"),
+                    "description": NOT_BACKWARDS,
+                },
             ),
             (_("How often"), {"fields": (("max_nudges", "growth"),)}),
             (_("Life"), {"fields": life}),
@@ -95,14 +145,18 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        return [*fields, "tag"] if obj else fields
+        return [*fields, "key"] if obj else fields
 
     def in_use(self, row: SilencePolicy) -> bool:
         """Return True: sessions were judged by the policy, and its history must remain."""
         return True
 
     def explain_retirement_block(self, row: SilencePolicy) -> str:
-        return gettext("Every tag without a policy of its own follows it.") if row.is_default else ""
+        return gettext("Every chat without another policy follows it.") if row.is_default else ""
+
+    @display(description=_("tags"))  # type: ignore[untyped-decorator]
+    def shown_tags(self, row: SilencePolicy) -> str:
+        return " + ".join(row.tags) or gettext("all others")
 
     @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
     def wait(self, row: SilencePolicy) -> str:
@@ -114,7 +168,7 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
         }
 
     @display(description=_("messages after"))  # type: ignore[untyped-decorator]
-    def ladder(self, row: SilencePolicy) -> str:
+    def message_times(self, row: SilencePolicy) -> str:
         """Return the times of the messages of one silence, counted from the last frame."""
         at, spans = timedelta(0), []
         for number in range(row.max_nudges):
@@ -131,7 +185,7 @@ class CampaignForm(CheckedForm):
     check = staticmethod(check_campaign)
 
     threshold = DurationField(
-        label=_("silent after"), help_text=_("For the chats of every tag while it runs, like 90s; 2s to 12h.")
+        label=_("silent after"), help_text=_("For every chat while it runs, like 90s; 2s to 12h.")
     )
 
     class Meta:
@@ -158,7 +212,7 @@ class CampaignAdmin(HistoryAdmin, Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("enabled", "change_reason") if obj is None else ("enabled", "version", "change_reason")
         return [
-            (None, {"fields": ("key", "threshold"), "description": NOT_BACKWARDS}),
+            (None, {"fields": ("key", "threshold"), "description": AT_ITS_START}),
             (pgettext_lazy("campaign", "When"), {"fields": ("starts_at", "ends_at")}),
             (_("Life"), {"fields": life}),
         ]

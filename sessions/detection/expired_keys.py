@@ -99,8 +99,8 @@ class ExpiredKeyListener:
         """Check that the server publishes expiry events.
 
         Raises:
-            NotToldOfExpiry: the server does not publish them, or the ACL denies the channel.
-            StoreAway: the server does not answer.
+            KeyspaceEventsDisabled: the server does not publish them, or the ACL denies the channel.
+            StoreUnavailable: the server does not answer.
         """
         try:
             with self.gateway.subscribe_to_expiry():
@@ -109,10 +109,11 @@ class ExpiredKeyListener:
                 self._probe()
         except NotAllowed as error:
             raise _explain_denial(error) from error
-        if flags is not None and ("E" not in flags or not {"x", "A"} & set(flags)):
-            raise KeyspaceEventsDisabled(
-                f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}"
-            )
+        for each in flags or ():
+            if "E" not in each or not {"x", "A"} & set(each):
+                raise KeyspaceEventsDisabled(
+                    f"notify-keyspace-events is “{each}” and must have E and x. {HOW_TO_CONFIGURE}"
+                )
 
     def _probe(self) -> None:
         """Let a key expire and wait for its event. Used where CONFIG is not permitted, as recommended."""

@@ -25,10 +25,10 @@ import structlog
 from django.db import transaction
 
 from scheduling import sql
+from scheduling.ledger import ends
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import SOURCE
-from sessions.models import NudgeMark, NudgeTally, SilencePolicy
-from sessions.policy import DEFAULT_TAG
+from sessions.models import NudgeMark, NudgeTally
 from sessions.store import client
 from sessions.store.client import StoreUnavailable, decode_text
 from sessions.store.sessions import Store, live_store
@@ -36,8 +36,10 @@ from sessions.store.sessions import Store, live_store
 log = structlog.get_logger(__name__)
 
 FALSE_WITHIN = timedelta(seconds=2)
+#: See `ends.WRITE_LAG`.
+WRITE_LAG = timedelta(seconds=1)
 SETTLED = timedelta(seconds=60)  #: after this time a message that was being sent is settled
-ATTEMPTS, SIGNS = 20_000, 1_000  #: attempts per pass; signs per shard and pass
+SENT, SIGNS = 20_000, 1_000  #: touches per pass; signs per shard and pass
 RETENTION = timedelta(days=90)
 
 
@@ -63,9 +65,8 @@ def count_effects(store: Store | None = None) -> None:
         mark = NudgeMark.objects.select_for_update(skip_locked=True).filter(pk=1).first()
         if mark is None or mark.signs_to != before:
             return
-        tags = [DEFAULT_TAG, *SilencePolicy.objects.filter(retired_at=None).values_list("tag", flat=True)]
-        _count_sent(mark, tags)
-        _count_signals(signs, tags)
+        _count_sent(mark)
+        _count_signals(signs)
         mark.signs_to = before | {str(each.shard): each.id for each in signs}
         mark.save()
         sql.execute("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": RETENTION})
@@ -74,12 +75,9 @@ def count_effects(store: Store | None = None) -> None:
 
 
 def _load_position() -> NudgeMark:
-    """Return the stored position. A new deployment starts at the newest attempt."""
-    found = NudgeMark.objects.filter(pk=1).first()
-    if found is None:
-        ((last,),) = sql.rows("SELECT coalesce(max(id), 0) FROM scheduling_attempt", {})
-        found, _ = NudgeMark.objects.get_or_create(pk=1, defaults={"attempts_to": last, "ceiling": last})
-    return found
+    """Return the stored position. A new deployment starts now."""
+    at = sql.now()
+    return NudgeMark.objects.get_or_create(pk=1, defaults={"counted_to": at, "ceiling": at})[0]
 
 
 def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
@@ -117,21 +115,21 @@ def _trim_signals(store: Store, signs_to: dict[str, str]) -> None:
         )
 
 
-def _count_sent(mark: NudgeMark, tags: list[str]) -> None:
-    """Count attempts up to a ceiling below which no transaction still writes. Then set the next ceiling."""
-    ((newest, following, oldest),) = sql.rows(_HORIZON, {})
-    if mark.ceiling_xid > following:  # a transaction id of another cluster: this database was restored from it
-        mark.ceiling, mark.ceiling_xid = max(newest, mark.attempts_to), following
+def _count_sent(mark: NudgeMark) -> None:
+    """Count deliveries up to a ceiling below which no transaction still writes. Then set the next ceiling."""
+    newest, own, oldest = ends.read_horizon(WRITE_LAG)
+    if mark.ceiling_xid > own:  # a transaction id of another cluster: this database was restored from it
+        mark.ceiling, mark.ceiling_xid = max(newest, mark.counted_to), own
     if oldest >= mark.ceiling_xid:
-        until = min(mark.ceiling, mark.attempts_to + ATTEMPTS)
-        words = {"after": mark.attempts_to, "until": until, "tags": tags, "source": SOURCE, "type": SILENT}
-        sql.execute(_SENT, words)
-        mark.attempts_to = until
+        span = {"after": mark.counted_to, "until": mark.ceiling}
+        ((until,),) = sql.rows(_CEILING, {**span, "most": SENT})
+        sql.execute(_SENT, {**span, "until": until, "source": SOURCE, "type": SILENT})
+        mark.counted_to = until
         if until == mark.ceiling:
-            mark.ceiling, mark.ceiling_xid = max(newest, until), following
+            mark.ceiling, mark.ceiling_xid = max(newest, until), own
 
 
-def _count_signals(signs: list[NudgeSignal], tags: list[str]) -> None:
+def _count_signals(signs: list[NudgeSignal]) -> None:
     if not signs:
         return
     words: dict[str, Any] = {
@@ -139,7 +137,6 @@ def _count_signals(signs: list[NudgeSignal], tags: list[str]) -> None:
         "kinds": [each.kind for each in signs],
         "afters": [each.after_ms for each in signs],
         "typed": [-1 if each.typed_ms is None else each.typed_ms for each in signs],
-        "tags": tags,
         "source": SOURCE,
         "too_soon": FALSE_WITHIN,
     }
@@ -147,39 +144,56 @@ def _count_signals(signs: list[NudgeSignal], tags: list[str]) -> None:
 
 
 def recent_tallies(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
-    """Return counts by tag of messages delivered within `span`."""
+    """Return counts by policy of messages delivered within `span`."""
     found = sql.rows(
         """
-        SELECT tag, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint FROM chat_sessions_nudgetally
-        WHERE at > now() - %(span)s GROUP BY tag ORDER BY 2 DESC, tag
+        SELECT policy, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint FROM chat_sessions_nudgetally
+        WHERE at > now() - %(span)s GROUP BY policy ORDER BY 2 DESC, policy
         """,
         {"span": span},
     )
-    return [NudgeTally(tag=tag, sent=sent, answered=answered, false=false) for tag, sent, answered, false in found]
+    return [
+        NudgeTally(policy=policy, sent=sent, answered=answered, false=false) for policy, sent, answered, false in found
+    ]
 
 
-_HORIZON = """
-SELECT coalesce((SELECT max(id) FROM scheduling_attempt), 0), pg_snapshot_xmax(now)::text::bigint,
-       pg_snapshot_xmin(now)::text::bigint
-FROM pg_current_snapshot() AS now
+def tallies_by_version(span: timedelta = timedelta(days=30)) -> list[NudgeTally]:
+    """Return counts by version of a policy of messages delivered within `span`, the newest version first."""
+    found = sql.rows(
+        """
+        SELECT policy, policy_version, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint
+        FROM chat_sessions_nudgetally WHERE at > now() - %(span)s GROUP BY 1, 2 ORDER BY 1, 2 DESC
+        """,
+        {"span": span},
+    )
+    names = ("policy", "policy_version", "sent", "answered", "false")
+    return [NudgeTally(**dict(zip(names, row, strict=True))) for row in found]
+
+
+# A pass counts all touches of its last instant, so it may count more.
+_CEILING = """
+SELECT COALESCE((
+    SELECT settled_at FROM scheduling_touch_ended WHERE settled_at > %(after)s AND settled_at <= %(until)s
+    ORDER BY settled_at OFFSET %(most)s LIMIT 1
+), %(until)s)
 """
 
-_TAG = "CASE WHEN event.data ->> 'tag' = ANY(%(tags)b) THEN event.data ->> 'tag' ELSE 'default' END"
-_BUCKET = "date_bin('5 minutes', attempt.ended_at, '2000-01-01')"
+_POLICY = """
+COALESCE(event.data ->> 'policy', 'default') AS policy, COALESCE((event.data ->> 'policy_version')::int, 1) AS version
+"""
+_BUCKET = "date_bin('5 minutes', touch.settled_at, '2000-01-01')"
 _ADD = """
-ON CONFLICT (at, tag) DO UPDATE SET sent = tally.sent + excluded.sent, answered = tally.answered + excluded.answered,
-    "false" = tally."false" + excluded."false"
+ON CONFLICT (at, policy, policy_version) DO UPDATE SET sent = tally.sent + excluded.sent,
+    answered = tally.answered + excluded.answered, "false" = tally."false" + excluded."false"
 """
 
 _SENT = f"""
-INSERT INTO chat_sessions_nudgetally AS tally (at, tag, sent, answered, "false")
-SELECT {_BUCKET}, {_TAG}, count(*), 0, 0
-FROM scheduling_attempt AS attempt
-JOIN scheduling_touch AS touch ON touch.task_id = attempt.touch_id
-JOIN scheduling_event AS event ON event.id = touch.event_id
-WHERE attempt.id > %(after)s AND attempt.id <= %(until)s AND attempt.outcome = 'delivered'
+INSERT INTO chat_sessions_nudgetally AS tally (at, policy, policy_version, sent, answered, "false")
+SELECT {_BUCKET}, {_POLICY}, count(*), 0, 0
+FROM scheduling_touch_ended AS touch JOIN scheduling_event AS event ON event.id = touch.event_id
+WHERE touch.settled_at > %(after)s AND touch.settled_at <= %(until)s AND touch.state = 'delivered'
     AND event.source = %(source)s AND event.type = %(type)s
-GROUP BY 1, 2
+GROUP BY 1, 2, 3
 {_ADD}
 """  # noqa: S608  constants
 
@@ -188,20 +202,24 @@ WITH sign AS (
     SELECT * FROM unnest(%(silences)b::text[], %(kinds)b::text[], %(afters)b::bigint[], %(typed)b::bigint[])
         WITH ORDINALITY AS sign (silence, kind, after, typed, number)
 ), judged AS (
-    SELECT DISTINCT ON (sign.number) {_BUCKET} AS at, {_TAG} AS tag, sign.kind, sign.after,
+    SELECT DISTINCT ON (sign.number) {_BUCKET} AS at, {_POLICY}, sign.kind, sign.after,
         nullif(sign.typed, -1) AS typed,
-        extract(epoch FROM %(too_soon)s + greatest(attempt.ended_at - touch.sending_at, interval '0')) * 1000 AS bound
+        extract(epoch FROM %(too_soon)s + greatest(last.ended_at - touch.sending_at, interval '0')) * 1000 AS bound
     FROM sign
     JOIN scheduling_event AS event ON event.source = %(source)s AND event.event_id = sign.silence
-    JOIN scheduling_touch AS touch ON touch.event_id = event.id AND touch.state = 'delivered'
-    JOIN scheduling_attempt AS attempt ON attempt.touch_id = touch.task_id AND attempt.outcome = 'delivered'
-    ORDER BY sign.number, attempt.ended_at DESC
+    CROSS JOIN LATERAL (
+        SELECT settled_at, sending_at, attempts FROM scheduling_touch_ended
+        WHERE event_id = event.id AND state = 'delivered' ORDER BY settled_at DESC LIMIT 1
+    ) AS touch
+    CROSS JOIN LATERAL touch_attempts(touch.attempts) AS last
+    WHERE last.outcome = 'delivered'
+    ORDER BY sign.number, last.ended_at DESC
 ), counted AS (
-    SELECT at, tag, count(*) FILTER (WHERE kind = 'm' AND least(after, typed) > bound) AS answered,
+    SELECT at, policy, version, count(*) FILTER (WHERE kind = 'm' AND least(after, typed) > bound) AS answered,
         count(*) FILTER (WHERE after <= bound AND (kind = 't' OR typed IS NULL)) AS "false"
-    FROM judged GROUP BY at, tag
+    FROM judged GROUP BY at, policy, version
 )
-INSERT INTO chat_sessions_nudgetally AS tally (at, tag, sent, answered, "false")
-SELECT at, tag, 0, answered, "false" FROM counted WHERE answered + "false" > 0
+INSERT INTO chat_sessions_nudgetally AS tally (at, policy, policy_version, sent, answered, "false")
+SELECT at, policy, version, 0, answered, "false" FROM counted WHERE answered + "false" > 0
 {_ADD}
 """  # noqa: S608  constants

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import structlog
 from django.db import Error, transaction
 from django.db.models.signals import post_delete, post_save
+from django.utils.timezone import now
 
+from scheduling.configuration.snapshot import current
+from scheduling.policy.send_times import TimingSpec, open_spans
+from scheduling.policy.window_forms import compile_windows
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import live_store
+
+OPEN_DAYS = 21  #: longer than the longest row of public holidays
 
 log = structlog.get_logger(__name__)
 
@@ -30,9 +38,18 @@ def read_policies() -> PolicySet:
     end.
     """
     return PolicySet(
-        tags={row.tag: row.spec() for row in SilencePolicy.objects.filter(retired_at=None)},
+        policies={row.key: row.spec(_open_hours(row)) for row in SilencePolicy.objects.filter(retired_at=None)},
         campaigns=tuple(row.spec() for row in Campaign.objects.filter(retired_at=None, enabled=True)),
     )
+
+
+def _open_hours(row: SilencePolicy) -> Sequence[tuple[datetime, datetime]]:
+    """Return the opening hours of the next weeks, from the start of this day. They change once a day."""
+    if not row.hours:
+        return ()
+    calendars = current().calendars
+    timing = TimingSpec(calendars.default, windows=compile_windows(row.hours, calendars))
+    return open_spans(timing, "", now(), OPEN_DAYS)
 
 
 def push_policies() -> None:

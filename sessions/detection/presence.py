@@ -13,13 +13,18 @@ from sessions.detection.expired_keys import find_returned_keys
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import Store, live_store
 
-SILENT = "session.silent"
+SILENT = "session.silent"  #: the customer is silent
+UNANSWERED = "session.unanswered"  #: the customer wrote, and no agent answers
+UNKNOWN = "presence_unknown"
 
 
 class SessionPresence:
-    """Presence blocks from the live sessions. Raises `StoreUnavailable`: then presence is unknown for every touch."""
+    """Presence blocks from the live sessions. Raises `StoreUnavailable`: then presence is unknown for every touch.
 
-    event_types: ClassVar[frozenset[str]] = frozenset({SILENT})
+    While a node of a cluster is unavailable, presence is unknown only for its sessions and users.
+    """
+
+    event_types: ClassVar[frozenset[str]] = frozenset({SILENT, UNANSWERED})
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
@@ -30,8 +35,8 @@ class SessionPresence:
 
     def presence_blocks(self, questions: Sequence[PresenceQuestion]) -> list[str]:
         answers = [""] * len(questions)
-        silences = [number for number, each in enumerate(questions) if each.event_type == SILENT]
-        others = [number for number, each in enumerate(questions) if each.event_type != SILENT]
+        silences = [number for number, each in enumerate(questions) if each.event_type in self.event_types]
+        others = [number for number, each in enumerate(questions) if each.event_type not in self.event_types]
         for number, answer in zip(silences, self._about_silences([questions[each] for each in silences]), strict=True):
             answers[number] = answer
         for number, answer in zip(others, self._about_others([questions[each] for each in others]), strict=True):
@@ -48,17 +53,23 @@ class SessionPresence:
             return []
         now, stand = self.store.still_silent(
             [parse_event_id(each.event_id) for each in questions],
-            send_until=[_latest_send_time(each) if each.about_to_send else None for each in questions],
+            # A message about a missing answer is no guide message, so nothing is reserved for it.
+            send_until=[
+                _latest_send_time(each) if each.about_to_send and each.event_type == SILENT else None
+                for each in questions
+            ],
         )
         try:
             present = find_returned_keys([each for each in stand if isinstance(each, str)])
         except StoreUnavailable:  # the other silences do not depend on the gateway's server
             return [
-                "presence_unknown" if isinstance(is_current, str) else _block_reason(question, is_current, now)
+                UNKNOWN if isinstance(is_current, str) else _block_reason(question, is_current, now)
                 for question, is_current in zip(questions, stand, strict=True)
             ]
         return [
-            _block_reason(question, bool(is_current) and is_current not in present, now)
+            _block_reason(
+                question, is_current if isinstance(is_current, bool | None) else is_current not in present, now
+            )
             for question, is_current in zip(questions, stand, strict=True)
         ]
 
@@ -67,17 +78,20 @@ class SessionPresence:
             return []
         heard_at = self.store.last_frames([each.user_id for each in questions])
         return [
-            "conversation" if last_frame_at and last_frame_at > question.event_at else ""
-            for question, last_frame_at in zip(questions, heard_at, strict=True)
+            UNKNOWN if isinstance(at, str) else "conversation" if at and at > question.event_at else ""
+            for question, at in zip(questions, heard_at, strict=True)
         ]
 
 
-def _block_reason(question: PresenceQuestion, is_current: bool, now: datetime) -> str:
+def _block_reason(question: PresenceQuestion, is_current: bool | None, now: datetime) -> str:
+    if is_current is None:
+        return UNKNOWN
     return _stale_reason(question, now) if is_current else "answered"
 
 
 def _stale_reason(question: PresenceQuestion, now: datetime) -> str:
-    return "stale" if now > _latest_send_time(question) else ""
+    """Return `stale` for a late guide message. A customer without an answer waits however late it is."""
+    return "stale" if question.event_type == SILENT and now > _latest_send_time(question) else ""
 
 
 def _latest_send_time(question: PresenceQuestion) -> datetime:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
+from typing import NamedTuple
 
 import structlog
 from django.conf import settings
@@ -13,51 +15,99 @@ from scheduling.batching import halve
 from scheduling.configuration.snapshot import current
 from scheduling.dispatch.dispatcher import background_publisher
 from scheduling.errors import InvalidInput
+from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.ledger.locks import locked_users
+from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events
-from sessions.detection.presence import SILENT
-from sessions.store.brief_transaction import brief_transaction
-from sessions.store.sessions import ClaimedSilence
+from scheduling.webhooks.outbox import note_facts
+from sessions.detection.presence import SILENT, UNANSWERED
+from sessions.store.answers import ClaimedSilence
+from sessions.store.brief_transaction import brief_transaction, end_frozen_transactions
 
 log = structlog.get_logger(__name__)
 
 SOURCE = "/sessions"
 
 
-def record_silences(silences: Sequence[ClaimedSilence], now_ms: int) -> list[ClaimedSilence]:
+class RecordedSilences(NamedTuple):
+    """The result of `record_silences`. A silence in neither list is rejected by the database permanently."""
+
+    stored: list[ClaimedSilence]
+    locked: list[ClaimedSilence]  #: not stored, because another transaction held a lock for too long
+
+
+class _CustomersErased(Exception):
+    """These silences are from before the request of their customers' erasure."""
+
+    def __init__(self, silences: Sequence[ClaimedSilence]) -> None:
+        super().__init__()
+        self.silences = silences
+
+
+LONGEST_PASS = 8.0  #: seconds; afterwards no further lock is awaited, well within the lease of the claims
+
+
+def record_silences(
+    silences: Sequence[ClaimedSilence], now_ms: int, ends_at: float | None = None
+) -> RecordedSilences:  # fmt: skip
     """Record silences in one transaction. Idempotent: a recorded silence is not recorded again.
 
-    Returns the silences that the database has now. It leaves out a silence that the database rejects permanently. It
-    also leaves out a silence whose customer row is locked for longer than the lock timeout of ingest. The end of the
-    claim's lease returns that silence.
+    A silence from before the request of its customer's erasure counts as stored and becomes no event.
+
+    A lock is awaited as long as ingest does. Then transactions of frozen watchers are ended, and the silences of
+    locked customers are left out. After `ends_at` of the monotonic clock, those that meet a lock are left out.
     """
+    ends_at = monotonic() + LONGEST_PASS if ends_at is None else ends_at
     if not silences:
-        return []
+        return RecordedSilences([], [])
     try:
         with brief_transaction():
-            record_events(
+            receipts = record_events(
                 [silence_event(each, now_ms) for each in silences], publish_wakeups=background_publisher.submit
             )
+            if erased := _find_erased(silences):
+                raise _CustomersErased(erased)
+            new = [each for each, at in zip(silences, receipts, strict=True) if not at.duplicate]
+            note_facts([_silence_fact(each) for each in new if not each.for_agent])
+    except _CustomersErased as found:
+        rest = record_silences([each for each in silences if each not in found.silences], now_ms, ends_at)
+        return RecordedSilences([*rest.stored, *found.silences], rest.locked)
     except (DataError, IntegrityError, InvalidInput) as error:
         if len(silences) == 1:
             log.error("silence_refused", session=silences[0].session_id, error=str(error))
-            return []
-        return _record_in_halves(silences, now_ms)
+            return RecordedSilences([], [])
+        return _record_in_halves(silences, now_ms, ends_at)
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
-        locked = locked_users(each.user_id for each in silences)
-        free = [each for each in silences if each.user_id not in locked]
-        log.warning("customers_locked", silences=len(silences) - len(free))
-        if len(free) < len(silences):
-            return record_silences(free, now_ms)
-        # The lock was released since, or it was on another row. The other silences need not wait for their leases.
-        return _record_in_halves(silences, now_ms) if len(silences) > 1 else []
-    return list(silences)
+        return _record_unlocked(silences, now_ms, ends_at)
+    return RecordedSilences(list(silences), [])
 
 
-def _record_in_halves(silences: Sequence[ClaimedSilence], now_ms: int) -> list[ClaimedSilence]:
-    return [each for half in halve(silences) for each in record_silences(half, now_ms)]
+def _find_erased(silences: Sequence[ClaimedSilence]) -> list[ClaimedSilence]:
+    erasures = read_erasure_times(each.user_id for each in silences)
+    return [each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]]
+
+
+def _record_unlocked(silences: Sequence[ClaimedSilence], now_ms: int, ends_at: float) -> RecordedSilences:
+    if monotonic() >= ends_at:
+        return RecordedSilences([], list(silences))
+    if ended := end_frozen_transactions():
+        log.warning("frozen_transactions_ended", count=ended)
+        return record_silences(silences, now_ms, ends_at)
+    users = locked_users(each.user_id for each in silences)
+    locked = [each for each in silences if each.user_id in users]
+    log.warning("customers_locked", silences=len(locked))
+    if locked:
+        free = record_silences([each for each in silences if each.user_id not in users], now_ms, ends_at)
+        return RecordedSilences(free.stored, free.locked + locked)
+    # The lock was released since, or it was on another row. The other silences need not wait for it.
+    return _record_in_halves(silences, now_ms, ends_at) if len(silences) > 1 else RecordedSilences([], list(silences))
+
+
+def _record_in_halves(silences: Sequence[ClaimedSilence], now_ms: int, ends_at: float) -> RecordedSilences:
+    first, second = (record_silences(half, now_ms, ends_at) for half in halve(silences))
+    return RecordedSilences(first.stored + second.stored, first.locked + second.locked)
 
 
 def silence_event(silence: ClaimedSilence, now_ms: int) -> NewEvent:
@@ -68,14 +118,21 @@ def silence_event(silence: ClaimedSilence, now_ms: int) -> NewEvent:
         "chat_id": silence.chat_id,
         "session_id": silence.session_id,
         "tag": silence.tag,
-        "nudge": silence.nudge,
+        "tags": list(silence.tags),
+        "policy": silence.policy,
+        "policy_version": silence.policy_version,
+        "awaited": "agent" if silence.for_agent else "customer",
+        "step" if silence.for_agent else "nudge": silence.nudge,
     }
-    if now_ms - silence.deadline_ms > settings.AFTERTOUCH_SILENCE_STALE.total_seconds() * 1000:
+    if (
+        not silence.for_agent
+        and now_ms - silence.deadline_ms > settings.AFTERTOUCH_SILENCE_STALE.total_seconds() * 1000
+    ):
         data["stale"] = True
     return NewEvent(
         source=SOURCE,
         event_id=f"{silence.session_id}:{silence.armed_at}",
-        type=SILENT,
+        type=UNANSWERED if silence.for_agent else SILENT,
         user_id=silence.user_id,
         chat_id=silence.chat_id,
         occurred_at=silence.deadline,
@@ -83,19 +140,31 @@ def silence_event(silence: ClaimedSilence, now_ms: int) -> NewEvent:
     )
 
 
+def _silence_fact(silence: ClaimedSilence) -> WebhookFact:
+    data = {
+        "session_id": silence.session_id,
+        "user_id": silence.user_id,
+        "chat_id": silence.chat_id,
+        "tags": list(silence.tags),
+        "nudge": silence.nudge,
+    }
+    key = f"session:{silence.session_id}"[:200]
+    return WebhookFact(type=WebhookEvent.SESSION_SILENT, object_key=key, at=silence.deadline, data=data)
+
+
 def count_undelivered(limit: int) -> int:
     """Count due touches for silences that are not yet delivered, up to `limit`."""
-    nodes = [node.id for node in current().triggered.get(SILENT, ())]
+    nodes = [node.id for each in (SILENT, UNANSWERED) for node in current().triggered.get(each, ())]
     return int(sql.rows(_UNDELIVERED, {"nodes": nodes, "limit": limit})[0][0]) if nodes else 0
 
 
 # Both parts read a partial index of current work, not the touches that wait for days.
 _UNDELIVERED = """
 SELECT count(*) FROM (
-    SELECT FROM scheduling_touch WHERE state IN ('queued', 'running') AND node_id = ANY(%(nodes)b)
+    SELECT FROM scheduling_touch_live WHERE state IN ('queued', 'running') AND node_id = ANY(%(nodes)b)
         AND due_at <= statement_timestamp()
     UNION ALL
-    SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND node_id = ANY(%(nodes)b)
+    SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND node_id = ANY(%(nodes)b)
         AND due_at <= statement_timestamp()
     LIMIT %(limit)s
 ) AS undelivered

@@ -1,6 +1,6 @@
 -- Remove sessions from the count of paused ones when their pause is too old.
 -- KEYS[1]  {shard}:paused    sorted set: session id by last frame, ms
--- KEYS[2]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
+-- KEYS[2]  {shard}:counts    hash: how many sessions are armed (a:<policy>) and paused (p:<policy>)
 -- KEYS[3…] {shard}:s:<id>    hash, one key a session (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a pause counts after its last frame, ms: less than sessions are kept

@@ -1,6 +1,7 @@
 -- Store a message in the inbox of a session, once per key.
 -- KEYS[1]  {shard}:s:<id>    hash: the session (fields: see note_activity)
--- KEYS[2]  {shard}:in:<id>   stream: its last messages; the entry's id is the cursor; field m: JSON
+-- KEYS[2]  {shard}:in:<id>   stream: its last messages; the entry's id is the cursor; fields m: JSON, u: the user whose
+--                            session it was, '' if unknown
 -- KEYS[3]  {shard}:once:<id> sorted set: keys of messages by when they came, ms
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long an inbox is kept after its last message, ms
@@ -14,21 +15,26 @@
 -- ARGV[9]  how many bytes of messages it keeps; the permitted number of short messages always fits
 -- ARGV[10] the user who owns the session, '' to skip the check
 -- Returns 'stored' and its cursor, or the reason ('duplicate', 'replayed', 'no_session', 'other_user') and ''; then
--- the previous cursor.
+-- the previous cursor; then the user who owns the session, if known, of a stored message; then 'counted' for a duplicate
+-- whose frame, or that of a later message of its side, was counted.
 local kept, most, keys_most = ARGV[2], ARGV[3], ARGV[4] + 0
 local key, side, seq, most_bytes, user = ARGV[5], ARGV[7], ARGV[8], ARGV[9] + 0, ARGV[10]
 
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
 local before = last[1] and last[1][1] or '0-0'
 
-local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r', 'o', 'b', 'u')
+local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r', 'o', 'b', 'u', side == 'u' and 'F' or 'V')
+-- Check the key first: a client that repeats a stored message after a lost connection must learn that it is stored, also
+-- when the session was closed since.
+local stored_at = key ~= '' and redis.call('ZSCORE', KEYS[3], key)
+if stored_at then
+  local counted = held[8] and held[8] + 0 >= stored_at + 0
+  return {'duplicate', '', before, '', counted and 'counted' or nil}
+end
 if user ~= '' and held[7] and held[7] ~= user then return {'other_user', '', before} end
 if side == '' and (not held[1] or held[2]) then return {'no_session', '', before} end
--- Check the key before the seq: a client that repeats a stored message after a lost connection must learn that it is
--- stored.
-if key ~= '' and redis.call('ZSCORE', KEYS[3], key) then return {'duplicate', '', before} end
 local number = side == 'u' and 3 or 4
-if seq ~= '' and (seq:sub(1, 1) == '-' or not next_in_order(seq, held[number], held[number + 2])) then
+if seq ~= '' and not next_in_order(seq, held[number], held[number + 2]) then
   return {'replayed', '', before}
 end
 
@@ -37,7 +43,7 @@ if key ~= '' then
   redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -keys_most - 1)
   redis.call('PEXPIRE', KEYS[3], kept)
 end
-local cursor = redis.call('XADD', KEYS[2], 'MAXLEN', most, '*', 'm', ARGV[6])
+local cursor = redis.call('XADD', KEYS[2], 'MAXLEN', most, '*', 'm', ARGV[6], 'u', held[7] or user)
 -- The permitted number of short messages fits into the bound. Only a long message has to sum the others.
 if #ARGV[6] * most > most_bytes then
   local bytes, oldest = 0, cursor
@@ -51,4 +57,5 @@ if #ARGV[6] * most > most_bytes then
   end
 end
 redis.call('PEXPIRE', KEYS[2], kept)
-return {'stored', cursor, before}
+-- The frame of a first message sets the owner after this.
+return {'stored', cursor, before, held[7] or side == 'u' and user or ''}

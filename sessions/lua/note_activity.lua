@@ -4,17 +4,21 @@
 -- KEYS[3]  {shard}:policies  hash: version, body
 -- KEYS[4]  {shard}:active    sorted set: user id by last frame, ms: customers whose activity is to be stored
 -- KEYS[5]  {shard}:paused    sorted set: session id by last frame, ms: those that tool, transfer or queue pauses
--- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
+-- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<policy>) and paused (p:<policy>)
 -- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `sign`)
--- KEYS[8…] {shard}:s:<id>    hash, one key a frame: the session of that frame
---   u user, set by frames of the user only · c chat · t tag · q, r last seq of user and agent · o, b epochs of these
---   (prelude) · a armed at, µs · d deadline, ms (0: none) · i the user has written a message · y the arming is claimed
+-- KEYS[8]  {shard}:pauses:<day>  hash: number of customers' pauses as <place in PAUSE_ENDS>:<policy>
+-- KEYS[9]  {shard}:idle      sorted set: session id by when it lost its timer, ms (prelude)
+-- KEYS[10…] {shard}:s:<id>   hash, one key a frame: the session of that frame
+--   u user, set by frames of the user only · c chat · t tags, sorted, by newlines · q, r last seq of user and agent
+--   o, b epochs of these (prelude) · a armed at, µs · d deadline, ms (0: none) · i who wrote last, once the user has written (prelude)
+--   y the arming is claimed
 --   n number of recorded silences; a frame of the agent makes it that of guide messages · h guide messages sent since the
 --   user's last action (see note_sending) · j guide messages that may be on their way (see still_silent)
 --   s the arming of the last recorded silence, removed by the next message · p reason of the pause
 --   e when a pause by typing ends, ms · g the arming whose deadline was extended · m the user has typed · f, v last
---   activity of user and agent, ms · l when the user last renewed it, ms · x closed · k key of a gateway (see
---   note_expired) · w what it is counted as (prelude) · z the last guide message (see note_sending)
+--   activity of user and agent, ms · F, V when their last message that the inbox has was counted, ms · l when the user
+--   last renewed it, ms · x closed · k key of a gateway (see note_expired) · w what it is counted as (prelude) · z the
+--   last guide message (see note_sending)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  how long a closed one is remembered, ms
@@ -22,14 +26,15 @@
 -- ARGV[5]  how often it is renewed, and its customer's activity stored, ms
 -- ARGV[6]  number of characters of a session key before the session id
 -- ARGV[7…] five a frame: side, flags and kind (like u0ping or a0message), user id, chat id or '', seq (see
---          next_in_order) or '', tag or ''
---   flags: 1 the tag is only for a session without one · 2 the user has written before (a ping arms)
--- Returns two a frame: 1 counted, 0 dropped for its seq, 2 without effect, 3 refused because the session belongs to
--- another user; and the deadline, ms, 0 for none.
+--          next_in_order) or '', tags or ''. A seq below 0: a repeat of a message that was counted
+--   flags: 1 the tags are only for a session without any · 2 the user has written before (a ping arms) · 4 the inbox
+--   has its message
+-- Returns two a frame: 1 counted, 2 without effect, 3 refused because the session belongs to another user, 0 or below
+-- dropped for its seq: minus field f, so that a repeat restores presence; and the deadline, ms, 0 for none.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
-local DUE, INFLIGHT, PAUSED, COUNTS = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
+local DUE, INFLIGHT, PAUSED, COUNTS, IDLE = KEYS[1], KEYS[2], KEYS[5], KEYS[6], KEYS[9]
 local kept, remembered, typing_pause, renewed_every = ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[5] + 0
 local id_begins = ARGV[6] + 1
 local HARD = {tool = true, transfer = true, queue = true}
@@ -40,8 +45,9 @@ local function put(field, value)
   change[size + 1], change[size + 2], size = field, value, size + 2
 end
 
--- Fields kept after a close, so that a late frame does not reopen the session.
-local ORDER = {'q', 'r', 'o', 'b'}
+-- Fields kept after a close, so that a late frame or a repeat does not reopen the session; and the time that a repeat
+-- restores.
+local ORDER = {'q', 'r', 'o', 'b', 'f', 'F', 'V'}
 
 local function close(key, id, order, armed_at, was)
   local kept = call('HMGET', key, unpack(ORDER))
@@ -49,6 +55,7 @@ local function close(key, id, order, armed_at, was)
   call('ZREM', DUE, id)
   call('ZREM', INFLIGHT, id)
   call('ZREM', PAUSED, id)
+  call('ZREM', IDLE, id)
   recount(COUNTS, was, false)
   -- The id of its next silence must be new.
   call('HSET', key, 'x', '1', 'a', next_arming(armed_at))
@@ -78,6 +85,20 @@ local function sign(key, id, kind, mark)
   end
 end
 
+-- Upper ends of counted pauses, s (see `stats.PAUSE_ENDS`), and how long the counts of a day are kept, ms.
+local PAUSE_ENDS = {1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800}
+local PAUSES_KEPT = 691200000
+
+-- Count the time from the last activity of either side to the moment at which the user starts to type or writes.
+local function count_pause(key, policy)
+  local held = call('HMGET', key, 'f', 'v', 'm', 'x')
+  local last = math.max(held[1] or 0, held[2] or 0)
+  if last == 0 or held[3] or held[4] then return end
+  local place = 1
+  while PAUSE_ENDS[place] and now - last >= PAUSE_ENDS[place] * 1000 do place = place + 1 end
+  if call('HINCRBY', KEYS[8], place .. ':' .. policy, 1) == 1 then call('PEXPIRE', KEYS[8], PAUSES_KEPT) end
+end
+
 -- Return the reason of the pause after a frame of this kind, and when a pause by typing ends.
 local function pause_after(by_user, kind, pause, ends)
   if not by_user and kind ~= 'ping' then
@@ -89,7 +110,7 @@ local function pause_after(by_user, kind, pause, ends)
   return pause, pause == 'typing' and ends or 0
 end
 
-local function note(key, what, user, chat, seq, tag)
+local function note(key, what, user, chat, seq, tags)
   local id, by_user, flags, kind = key:sub(id_begins), what:sub(1, 1) == 'u', what:sub(2, 2) + 0, what:sub(3)
   local number, epoch = by_user and 'q' or 'r', by_user and 'o' or 'b'
   local held = call('HMGET', key, 'a', 'd', 'n', 't', 'u', 'l', 'x', 'p', 'i', 'c', 'w', 'y', number, epoch, 'z')
@@ -99,7 +120,7 @@ local function note(key, what, user, chat, seq, tag)
   local counter, epochs
   if seq ~= '' then
     counter, epochs = next_in_order(seq, held[13], held[14])
-    if not counter then return 0, due end
+    if not counter then return -(call('HGET', key, 'f') or 0), due end
   end
   if kind == 'close' then
     local order = {[number] = counter, [epoch] = epochs}
@@ -111,14 +132,15 @@ local function note(key, what, user, chat, seq, tag)
   change, size = {}, 0
   if counter then put(number, counter) end
   if epochs then put(epoch, epochs) end
+  if flags > 3 then put(by_user and 'F' or 'V', now) end
   if by_user and user ~= held[5] then put('u', user) end
   if chat ~= '' and chat ~= held[10] then put('c', chat) end
-  if tag == '' or flags % 2 == 1 and held[4] then tag = held[4] or 'default' end
+  if tags == '' or flags % 2 == 1 and held[4] then tags = held[4] or 'default' end
   local renewed = by_user and (not held[6] or now - held[6] >= renewed_every)
   if renewed then
     put('l', now)
     call('ZADD', KEYS[4], now, user)
-    call('PEXPIRE', key, kept)
+    call('PEXPIRE', key, lifetime(kept, due))
   end
   if ping and held[12] then
     -- A guide message for this silence may be on its way. A ping must not end the silence: a new arming would cause a
@@ -126,16 +148,29 @@ local function note(key, what, user, chat, seq, tag)
     if size > 0 then call('HSET', key, unpack(change)) end
     return 1, due
   end
-  if tag ~= held[4] then put('t', tag) end
+  if tags ~= held[4] then put('t', tags) end
 
-  local nudges, written = (held[3] or 0) + 0, held[9] or due > 0 or held[3]
-  if by_user and (kind == 'message' or flags > 1) then
-    if not held[9] then put('i', '1') end
-    written = true
+  local guide, answer = policies_of(policies, tags)
+  local writer = held[9]
+  if by_user and (kind == 'message' or kind == 'typing') then count_pause(key, (guide or answer).key) end
+  local nudges, written = (held[3] or 0) + 0, writer or due > 0 or held[3]
+  local switched = false
+  -- Only the agent's message ends the wait for an agent. Frames of the user do not restart it.
+  local waits = writer == WAITING and answer and (by_user or kind ~= 'message')
+  if by_user and kind == 'message' then
+    writer, written = waits and WAITING or USER, true
+  elseif by_user and flags % 4 > 1 and not writer then
+    writer, written = UNKNOWN, true
+  elseif kind == 'message' and writer then
+    writer = AGENT
+  elseif writer == WAITING and not waits then
+    writer, switched = USER, true
   end
-  if not ping then
+  if waits then
+    if not ping then put(by_user and 'f' or 'v', now) end
+  elseif not ping or switched then
     local guided = (held[3] or held[12]) and call('HMGET', key, 'h', 'j') or {}
-    if by_user then
+    if by_user and not ping then
       nudges = 0
       put('f', now)
       if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'y', 'h', 'j') end
@@ -145,7 +180,7 @@ local function note(key, what, user, chat, seq, tag)
       if reserved then call('HSET', key, 'z', reserved) end
       if reserved or held[15] then sign(key, id, kind, reserved or held[15]) end
     else
-      put('v', now)
+      if not by_user then put('v', now) end
       -- A silence that the agent answered before its guide message was sent does not count as a guide message. One that
       -- may be on its way counts, so that the policy's limit holds.
       local sent = size_of(guided[1]) + size_of(guided[2])
@@ -161,39 +196,59 @@ local function note(key, what, user, chat, seq, tag)
   if pause == 'typing' and ends ~= (ended or 0) + 0 then put('e', ends) end
 
   local deadline = 0
-  if written and not HARD[pause] and nudges < policy_of(policies, tag)[4] then
-    deadline = math.max(now, ends) + silence_threshold(policies, tag, nudges)
+  local waiting = waits or answer and writer == USER
+  -- A customer waits for an agent whatever the agent does meanwhile.
+  local paused = HARD[pause] and guide and not waiting
+  if waits then
+    deadline = due
+  elseif waiting then
+    writer, deadline = WAITING, deadline_after(policies, answer, 0, now)
+    call('ZADD', DUE, deadline, id)
+    if nudges > 0 then put('n', 0) end
+  elseif written and not paused and guide_runs(guide, answer, writer) and nudges < guide.most then
+    deadline = deadline_after(policies, guide, nudges, math.max(now, ends))
     call('ZADD', DUE, deadline, id)
   elseif due > 0 then
     call('ZREM', DUE, id)
   end
-  if HARD[pause] then
+  if writer and writer ~= held[9] then put('i', writer) end
+  if paused then
     call('ZADD', PAUSED, now, id)
   elseif HARD[held[8]] then
     call('ZREM', PAUSED, id)
   end
-  local as = (deadline > 0 and 'a:' or HARD[pause] and 'p:') or false
-  as = as and as .. counted_as(policies, tag)
+  local had_none = held[1] and due == 0
+  if deadline > 0 or paused then
+    if had_none then call('ZREM', IDLE, id) end
+  elseif not had_none or HARD[held[8]] or held[7] then
+    list_idle(IDLE, id)
+  end
+  local as = (deadline > 0 and 'a:' or paused and 'p:') or false
+  as = as and as .. (waiting and answer or guide).key
   local was = counted_before(held[11], due, held[4])
   if as ~= was then recount(COUNTS, was, as) end
-  if not as or as == 'a:' .. tag then
+  if not as or as == 'a:' .. tags then
     if held[11] then call('HDEL', key, 'w') end
   elseif as ~= held[11] then
     put('w', as)
   end
-  -- Only a due session can be in flight. If the clock went back, the end of the lease shows that it is not due.
-  if held[12] or due > 0 and due <= now then call('ZREM', INFLIGHT, id) end
-  put('a', next_arming(held[1]))
-  put('d', deadline)
-  call('HSET', key, unpack(change))
-  if not by_user or not held[1] then call('PEXPIRE', key, kept) end
+  if not waits then
+    -- Only a due session can be in flight. If the clock went back, the end of the lease shows that it is not due.
+    if held[12] or due > 0 and due <= now then call('ZREM', INFLIGHT, id) end
+    put('a', next_arming(held[1]))
+    put('d', deadline)
+  end
+  if size > 0 then call('HSET', key, unpack(change)) end
+  if not by_user or not held[1] or deadline - now > LONGEST then
+    call('PEXPIRE', key, lifetime(kept, deadline))
+  end
   return 1, deadline
 end
 
 local answers = {}
-for number = 0, #KEYS - 8 do
+for number = 0, #KEYS - 10 do
   local at = 7 + number * 5
   local answer = 2 * number + 1
-  answers[answer], answers[answer + 1] = note(KEYS[8 + number], unpack(ARGV, at, at + 4))
+  answers[answer], answers[answer + 1] = note(KEYS[10 + number], unpack(ARGV, at, at + 4))
 end
 return answers

@@ -17,9 +17,9 @@ if not policies then return NO_POLICIES end
 local held = redis.call('HMGET', KEYS[4], 'a', 'k', 'w', 'd', 't')
 if held[1] and (not held[2] or now_us - held[1] < ARGV[7] * 1000) then return 0 end
 local tag = ARGV[5] ~= '' and ARGV[5] or 'default'
-local as = 'a:' .. counted_as(policies, tag)
+local as = 'a:' .. policy_of_timer(policies_of(policies, tag)).key
 recount(KEYS[3], counted_before(held[3], (held[4] or 0) + 0, held[5]), as)
-redis.call('HDEL', KEYS[4], 'w', 'y', 'h')
+redis.call('HDEL', KEYS[4], 'w', 'y', 'h', 'i')
 if as ~= 'a:' .. tag then redis.call('HSET', KEYS[4], 'w', as) end
 redis.call('HSET', KEYS[4], 'u', ARGV[4], 't', tag, 'k', ARGV[6], 'a', next_arming(held[1]), 'd', now, 'n', 0)
 redis.call('ZADD', KEYS[1], now, ARGV[3])

@@ -12,15 +12,34 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- {tags = {tag = {threshold ms, jitter ms, grace ms, max guide messages, growth}},
---  campaigns = {{from ms, to ms, threshold ms}}}
+-- {policies = {{key =, version =, tags =, threshold = ms, jitter = ms, grace = ms, grace_for =, most = guide messages,
+--    growth =, after =, hours =}, …}, campaigns = {{from ms, to ms, threshold ms}, …}}
+--   policies  those with most tags first; the last one has none
+--   after     whose message starts the timer: any; agent (the customer is silent); customer (no agent answers)
+--   hours     the spans in which time counts: {from ms, to ms, from ms, to ms …}; empty: always
 local function read_policies(key)
   local body = redis.call('HGET', key, 'body')
   return body and cjson.decode(body)
 end
 
-local function policy_of(policies, tag)
-  return policies.tags[tag] or policies.tags.default
+local chosen = {}
+
+-- Return the guide policy and the answer policy of a session, false for one that it has not. Of each kind it is the first
+-- whose tags the session all has. Policies with `after: customer` are answer policies. `tags` are separated by newlines.
+local function policies_of(policies, tags)
+  local found = chosen[tags]
+  if not found then
+    found = {false, false}
+    local own = '\n' .. tags .. '\n'
+    for _, policy in ipairs(policies.policies) do
+      local place = policy.after == 'customer' and 2 or 1
+      local fits = not found[place]
+      for _, tag in ipairs(policy.tags) do fits = fits and own:find('\n' .. tag .. '\n', 1, true) end
+      if fits then found[place] = policy end
+    end
+    chosen[tags] = found
+  end
+  return found[1], found[2]
 end
 
 -- For how long after a guide message the user's signs are recorded, ms; and how many unread signs a shard keeps.
@@ -29,31 +48,82 @@ local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
 -- ms; well below the time for which sessions are kept.
 local LONGEST = 46800000
 
--- Return the threshold in ms after a number of guide messages. Of the active campaigns, the latest to start applies.
-local function silence_threshold(policies, tag, nudges)
-  local policy = policy_of(policies, tag)
-  local threshold = policy[1]
-  for _, campaign in ipairs(policies.campaigns) do
-    if campaign[1] <= now and now < campaign[2] then threshold = campaign[3] end
+-- Return the instant, ms, at which `span` of the open hours after `from` has passed. Each closed hour is skipped.
+local function after_open(hours, from, span)
+  for number = 1, #hours, 2 do
+    local opens, closes = math.max(from, hours[number]), hours[number + 1]
+    if opens + span <= closes then return opens + span end
+    if opens < closes then from, span = closes, span - (closes - opens) end
   end
-  return math.min(LONGEST, math.floor(threshold * policy[5] ^ nudges + math.random() * policy[2]))
+  return from + span
 end
 
--- Return the tag under which sessions are counted. The number of names is bounded by the policies.
-local function counted_as(policies, tag)
-  return policies.tags[tag] and tag or 'default'
+-- Who wrote the last message (field i): UNKNOWN after Redis lost the session, USER, AGENT, or WAITING: the user, and the
+-- timer waits for an agent.
+local UNKNOWN, USER, AGENT, WAITING = '0', '1', '2', '3'
+
+-- Return whether the guide policy's timer runs after this last writer. With an answer policy it runs only after a message
+-- of the agent, because the other timer runs after the user's.
+local function guide_runs(guide, answer, writer)
+  return guide and writer ~= WAITING and (writer == AGENT or guide.after == 'any' and not answer)
 end
 
--- Return how a session is counted: a:<tag> armed, p:<tag> paused, false for neither. The field w stores it only where
--- it differs from a: and the session's own tag, to save memory.
-local function counted_before(written, due, tag)
-  return written or (due > 0 and 'a:' .. (tag or 'default'))
+-- Return the policy of a running timer. Both kinds may be retired while it runs.
+local function policy_of_timer(guide, answer, writer)
+  return writer == WAITING and answer or guide or answer
+end
+
+-- Return the active campaign, or nil. Of several, the latest to start applies.
+local function active_campaign(policies)
+  local found
+  for _, campaign in ipairs(policies.campaigns) do
+    if campaign[1] <= now and now < campaign[2] then found = campaign end
+  end
+  return found
+end
+
+-- Return the cutoff and cursor (see find_armed) of the campaign if its batches have begun, else nil.
+local function applied_campaign(key, campaign)
+  local applied = redis.call('HGET', key, 'applied') or ''
+  local start, threshold, cutoff, cursor = applied:match('^(%d+):(%d+):(%d+):(%d*)$')
+  if start == whole(campaign[1]) and threshold == whole(campaign[3]) then return cutoff, cursor end
+end
+
+-- Return the deadline of a timer that starts at `from`, after a number of guide messages. A campaign does not change the
+-- time in which an agent answers.
+local function deadline_after(policies, policy, nudges, from)
+  local campaign = policy.after ~= 'customer' and active_campaign(policies)
+  local threshold = campaign and campaign[3] or policy.threshold
+  local span = math.min(LONGEST, math.floor(threshold * policy.growth ^ nudges + math.random() * policy.jitter))
+  return after_open(policy.hours, from, span)
+end
+
+-- Return how long a session is kept, ms. Closed hours may make its timer longer than that.
+local function lifetime(kept, deadline)
+  return deadline - now > LONGEST and whole(deadline - now + kept) or kept
+end
+
+-- Return how a session is counted: a:<policy> armed, p:<policy> paused, false for neither. The field w stores it only
+-- where it differs from a: and the session's own tags, to save memory.
+local function counted_before(written, due, tags)
+  return written or (due > 0 and 'a:' .. (tags or 'default'))
 end
 
 -- Move the count of one session from `was` to `as`.
 local function recount(counts, was, as)
   if was and redis.call('HINCRBY', counts, was, -1) < 1 then redis.call('HDEL', counts, was) end
   if as then redis.call('HINCRBY', counts, as, 1) end
+end
+
+-- Number of sessions without a timer that a shard lists: a bound of memory. Those of a day at most, so that ids leave.
+local MOST_IDLE, IDLE_KEPT = 256, 86400000
+
+-- List a session whose timer stopped, or that begins without one. Those that lost their timer last stay.
+local function list_idle(key, id)
+  redis.call('ZADD', key, now, id)
+  redis.call('ZREMRANGEBYRANK', key, 0, -MOST_IDLE - 1)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', whole(now - IDLE_KEPT))
+  redis.call('PEXPIRE', key, IDLE_KEPT)
 end
 
 -- Return the next arming. Each arming is unique and identifies its silence. It increases even if the clock goes back.
@@ -79,11 +149,12 @@ end
 local MOST_EPOCHS = 4
 
 -- Check the order of one side's frames.
---   word    a seq, or seq@epoch
+--   word    a seq, or seq@epoch; below 0 for a repeat, which is late in any case
 --   last    the last seq that counted, or false
 --   epochs  the epochs of this side, each followed by a newline, the newest first, or false
 -- Returns the seq and, for a new epoch, the updated epochs; false for a frame that arrives too late.
 local function next_in_order(word, last, epochs)
+  if word:sub(1, 1) == '-' then return false end
   local at = word:find('@', 1, true)
   local seq = at and word:sub(1, at - 1) or word
   if at then

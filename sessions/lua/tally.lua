@@ -2,7 +2,7 @@
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:paused    sorted set: session id by last frame, ms
--- KEYS[4]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
+-- KEYS[4]  {shard}:counts    hash: how many sessions are armed (a:<policy>) and paused (p:<policy>)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a pause counts after its last frame, ms: less than sessions are kept
 -- Returns the time, ms; how many are armed, in flight and paused; the first deadline, ms, or -1; the ids of at most 100

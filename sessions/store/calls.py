@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,11 +10,13 @@ from typing import Any
 
 from django.conf import settings
 
-from sessions.frames import KINDS, Frame
+from sessions.frames import KINDS, USER, Frame
 from sessions.store import client
 from sessions.store.client import Call
 
-SESSION_LIFETIME = timedelta(hours=24)  #: after its last frame, an unclosed session is deleted
+#: After its last frame, an unclosed session is deleted, and the presence of its user, so that an export and an erasure
+#: find the session. `AFTERTOUCH_CONVERSATION_WINDOW` is not longer.
+SESSION_LIFETIME = timedelta(hours=24)
 CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
 TYPING_PAUSE = timedelta(minutes=2)  #: an agent who types but never sends does not pause a session for longer
 RENEWED_EVERY = timedelta(hours=1)
@@ -24,26 +27,41 @@ TYPED_LATELY = timedelta(seconds=10)  #: after a typing frame without a message,
 
 #: Side, flags and kind of a frame in one word (see note_activity.lua).
 _FRAME_CODES = {
-    (sender, kind, first_tag, spoken): f"{sender[0]}{first_tag + 2 * spoken}{kind}"
+    (sender, kind, first_tag, spoken, stored): f"{sender[0]}{first_tag + 2 * spoken + 4 * stored}{kind}"
     for sender, kinds in KINDS.items()
     for kind in kinds
     for first_tag in (False, True)
     for spoken in (False, True)
+    for stored in (False, True)
 }
+_REPEAT = -1  #: order of a frame that is dropped
+
+LONG_TIMER = timedelta(hours=13)  #: `LONGEST` in `lua/prelude.lua`
+_HOUR_MS = 3_600_000
 
 _EPOCH, _MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 Silence = tuple[str, int]  #: session id and the arming whose timer ended
 
 
-def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) -> list[Call]:
-    """Build one call per shard. `groups` maps each shard to positions in `frames`."""
-    return [_note_activity(shard, [frames[number] for number in numbers]) for shard, numbers in groups.items()]
+def note_activity(
+    frames: Sequence[Frame], groups: Mapping[int, Sequence[int]], stored: Collection[int], repeated: Collection[int]
+) -> list[Call]:
+    """Build one call per shard. `groups` maps each shard to positions in `frames`.
+
+    Args:
+        stored: positions of frames whose message is in the inbox.
+        repeated: positions of frames that are dropped, as their message was counted before.
+    """
+    return [_note_activity(shard, frames, numbers, stored, repeated) for shard, numbers in groups.items()]
 
 
-def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
+def _note_activity(
+    shard: int, frames: Sequence[Frame], numbers: Sequence[int], stored: Collection[int], repeated: Collection[int]
+) -> Call:
     names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.ACTIVE[shard]]
     names += [client.PAUSED[shard], client.COUNTS[shard], client.SIGNS[shard]]
+    names += [pauses_key(shard, days_ago=0), client.IDLE[shard]]
     prefix = client.SESSION[shard]
     words: list[Any] = [
         to_milliseconds(SESSION_LIFETIME),
@@ -52,13 +70,20 @@ def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
         to_milliseconds(RENEWED_EVERY),
         len(prefix),
     ]
-    for frame in frames:
+    for number in numbers:
+        frame = frames[number]
         names.append(prefix + frame.session_id)
         words += (
-            _FRAME_CODES[frame.sender, frame.kind, frame.first_tag, frame.spoken], frame.user_id, frame.chat_id,
-            order_of(frame.seq, frame.epoch), frame.tag,
+            _FRAME_CODES[frame.sender, frame.kind, frame.first_tag, frame.spoken, number in stored],
+            frame.user_id, frame.chat_id, _REPEAT if number in repeated else order_of(frame.seq, frame.epoch),
+            frame.joined_tags,
         )  # fmt: skip
     return client.NOTE_ACTIVITY, names, words
+
+
+def pauses_key(shard: int, *, days_ago: int) -> str:
+    """Return the key of the pauses of a day, by this node's clock."""
+    return f"{client.PAUSES[shard]}{int(time.time()) // 86_400 - days_ago}"
 
 
 def order_of(seq: int | None, epoch: str) -> int | str:
@@ -68,21 +93,67 @@ def order_of(seq: int | None, epoch: str) -> int | str:
     return f"{seq}@{epoch}" if epoch else seq
 
 
-def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[Call]:
-    """Build one call per shard.
+def collect_presence(
+    counted: Sequence[tuple[Frame, int]], dropped: Sequence[tuple[Frame, int, int]]
+) -> tuple[dict[str, tuple[str, int]], dict[str, int | str]]:
+    """Return the arguments of `note_presence` for counted frames and for dropped ones, which may be repeats.
 
     Args:
-        sessions: the session of each user's last frame, by user id.
-        wrote: the users who wrote a message.
+        counted: frames, each with the deadline of its session, ms.
+        dropped: frames, each with the last activity of its session's user and the session's deadline, ms.
+    """
+    present: dict[str, tuple[str, int]] = {}
+    wrote: dict[str, int | str] = {}
+    for frame, deadline in counted:
+        if frame.sender == USER and frame.kind != "close":
+            present[frame.user_id] = frame.session_id, deadline
+            wrote[frame.user_id] = wrote.get(frame.user_id, 0) or int(frame.kind == "message")
+    known = set(present) if dropped else ()
+    # Only a message counts as writing. The time of its session may be that of a later frame: then a touch waits longer.
+    repeats = [
+        (at if frame.kind == "message" else 0, frame, deadline)
+        for frame, at, deadline in dropped
+        if frame.sender == USER and frame.kind != "close"
+    ]
+    for at, frame, deadline in sorted(repeats, key=lambda each: each[0]):
+        if frame.user_id not in known:
+            present[frame.user_id] = frame.session_id, deadline
+            wrote[frame.user_id] = f"@{at}"
+        elif wrote[frame.user_id] != 1:
+            wrote[frame.user_id] = at
+    return present, wrote
+
+
+def note_presence(sessions: Mapping[str, tuple[str, int]], wrote: Mapping[str, int | str]) -> list[Call]:
+    """Build one call per shard and lifetime. Closed hours keep some sessions longer (see `lua/prelude.lua`).
+
+    Args:
+        sessions: the session of each user's last frame and its deadline, ms, by user id.
+        wrote: for each user 1 if they wrote a message, else the word of their repeats (see note_presence.lua).
     """
     users = list(sessions)
-    window = to_milliseconds(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+    lifetime, now = to_milliseconds(SESSION_LIFETIME), int(time.time() * 1000)
+    far = now + to_milliseconds(LONG_TIMER)
     made: list[Call] = []
     for shard, numbers in by_shard(users).items():
-        group = [users[number] for number in numbers]
-        words = [word for each in group for word in (sessions[each], int(each in wrote))]
-        made.append((client.NOTE_PRESENCE, [client.PRESENCE[shard] + each for each in group], [window, *words]))
+        groups: dict[int, list[str]] = defaultdict(list)
+        for number in numbers:
+            deadline = sessions[users[number]][1]
+            hours = 0 if deadline <= far else (deadline - now) // _HOUR_MS + 1
+            groups[lifetime + hours * _HOUR_MS].append(users[number])
+        for kept, group in groups.items():
+            words = [word for each in group for word in (sessions[each][0], wrote[each])]
+            made.append((client.NOTE_PRESENCE, [client.PRESENCE[shard] + each for each in group], [kept, *words]))
     return made
+
+
+def is_recent(left_ms: int, window: timedelta) -> bool:
+    """Return whether the user's last frame is within the window, by the remaining lifetime of the presence.
+
+    A process of an earlier version keeps it for the window only. So it counts in its last minutes too.
+    """
+    left = left_ms * _MS
+    return left <= window or left > SESSION_LIFETIME - window
 
 
 def last_messages(users: Sequence[str], groups: Mapping[int, Sequence[int]]) -> list[Call]:
@@ -109,8 +180,19 @@ def claim_silent(shard: int, session_ids: Sequence[str], lease: timedelta) -> Ca
     return (
         client.CLAIM_SILENT,
         names + [client.SESSION[shard] + each for each in session_ids],
-        (to_milliseconds(lease), *session_ids),
+        (to_milliseconds(lease), to_milliseconds(SESSION_LIFETIME), *session_ids),
     )
+
+
+def find_armed(shard: int, limit: int) -> Call:
+    return client.FIND_ARMED, (client.DUE[shard], client.POLICIES[shard]), (limit,)
+
+
+def rearm(shard: int, batch: Sequence[str], session_ids: Sequence[str], spread: timedelta) -> Call:
+    """Build the call for a batch of `find_armed`: the campaign's start, threshold and cutoff, and two cursors."""
+    names = [client.DUE[shard], client.POLICIES[shard], *(client.SESSION[shard] + each for each in session_ids)]
+    spans = [to_milliseconds(spread), to_milliseconds(SESSION_LIFETIME)]
+    return client.REARM, names, [*batch, *spans, *session_ids]
 
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
@@ -125,7 +207,8 @@ def confirm(silences: Sequence[Silence]) -> list[Call]:
 
 
 def _confirm_keys(shard: int) -> list[str]:
-    return [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.COUNTS[shard]]
+    names = (client.DUE, client.INFLIGHT, client.POLICIES, client.COUNTS, client.IDLE)
+    return [each[shard] for each in names]
 
 
 def release(silences: Sequence[Silence]) -> list[Call]:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sessions.frames import AGENT, USER
-from sessions.store import client, sessions
+from sessions.store import answers, client, sessions
 from sessions.store.calls import order_of
 from sessions.store.client import Call, Script, Server
 
@@ -30,6 +30,7 @@ PUT = Script("inbox_put")
 
 _CURSOR = re.compile(r"(\d{1,15})-(\d{1,10})", re.ASCII)
 _SIDES = {USER: "u", AGENT: "a"}
+SYSTEM = "system"  #: writer of messages of touches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,18 @@ class Posted(NamedTuple):
     outcome: str
     cursor: str  #: of the message; "" unless it was stored
     before: str  #: cursor of the previous message
+    owner: str = ""  #: of the session of a stored message; "" if unknown
+    counted: str = ""  #: of a duplicate: not empty if its frame, or that of a later message of its side, was counted
 
 
 class Entry(NamedTuple):
     cursor: str
     body: str  #: JSON of id, from, text …
+    owner: str = ""  #: user of the session when the message was stored; "" if unknown
+
+    def is_of_other(self, user_id: str) -> bool:
+        """Return whether the session belonged to another user then. After a close, an id can be used again."""
+        return self.owner not in ("", user_id)
 
     def frame(self) -> str:
         """Return the frame that is pushed to a page, as JSON."""
@@ -78,24 +86,51 @@ class Inbox:
 
     def put(self, posts: Sequence[Post]) -> list[Posted]:
         """Store messages, those of one session in their order. Idempotent for messages with a key."""
+        return [each for each in self._put(posts, partly=False) if each]
+
+    def put_available(self, posts: Sequence[Post]) -> list[Posted | None]:
+        """Like `put`, with None for each message of a cluster's node that is unavailable, unless all are."""
+        return self._put(posts, partly=True)
+
+    def _put(self, posts: Sequence[Post], *, partly: bool) -> list[Posted | None]:
         if not posts:
             return []
-        answers = self.server.run([_put_call(post) for post in posts])
-        return [Posted(*(word.decode() for word in answer)) for answer in answers]
+        answers = self.server.run([build_put_call(post) for post in posts], partly=partly)
+        return [answer and Posted(*(word.decode() for word in answer)) for answer in answers]
 
     def since(self, session_id: str, cursor: str, most: int = MAX_MESSAGES) -> list[Entry]:
         """Return the messages after the cursor, oldest first. Messages above the limits are missing."""
         (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream_key(session_id), f"({cursor}", "+", count=most)])
-        return [Entry(number.decode(), fields[b"m"].decode()) for number, fields in found]
+        return [
+            Entry(number.decode(), fields[b"m"].decode(), client.decode_text(fields.get(b"u", "")))
+            for number, fields in found
+        ]
 
     def last_cursors(self, session_ids: Sequence[str]) -> list[str]:
+        """Return "" for each session of a cluster's node that is unavailable, unless all are."""
         if not session_ids:
             return []
-        found = self.server.ask(lambda pipe: [pipe.xrevrange(_stream_key(each), count=1) for each in session_ids])
-        return [entries[0][0].decode() if entries else START for entries in found]
+        found = self.server.ask(
+            lambda pipe: [pipe.xrevrange(_stream_key(each), count=1) for each in session_ids], partly=True
+        )
+        return ["" if entries is None else entries[0][0].decode() if entries else START for entries in found]
+
+    def read_cursor_and_owner(self, session_id: str) -> tuple[str, str]:
+        """Return the last cursor and the user who owns the session, "" without one."""
+        name = client.SESSION[client.shard_of(session_id)] + session_id
+        entries, owner = self.server.ask(
+            lambda pipe: [pipe.xrevrange(_stream_key(session_id), count=1), pipe.hget(name, "u")]
+        )
+        return entries[0][0].decode() if entries else START, client.decode_text(owner or "")
 
     def delete_messages(self, session_id: str) -> None:
         self.server.ask(lambda pipe: [pipe.delete(_stream_key(session_id), _dedupe_key(session_id))])
+
+    def delete_messages_of(self, session_id: str, user_id: str) -> None:
+        """Delete the messages from the time when this user had the session. Those of its next user stay."""
+        cursors = [entry.cursor for entry in self.since(session_id, START) if entry.owner == user_id]
+        if cursors:
+            self.server.ask(lambda pipe: [pipe.xdel(_stream_key(session_id), *cursors)])
 
 
 def live_inbox() -> Inbox:
@@ -113,10 +148,11 @@ def parse_cursor(cursor: str) -> tuple[int, int]:
 
 def stored_at(cursor: str) -> str:
     """Return the time at which the server stored the message, in ISO format."""
-    return sessions.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
+    return answers.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
 
 
-def _put_call(post: Post) -> Call:
+def build_put_call(post: Post) -> Call:
+    """Return the script call that stores a message."""
     names = [client.SESSION[client.shard_of(post.session_id)] + post.session_id]
     names += [_stream_key(post.session_id), _dedupe_key(post.session_id)]
     words = [_KEPT_MS, MAX_MESSAGES, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
@@ -127,8 +163,8 @@ _KEPT_MS = MESSAGE_LIFETIME // timedelta(milliseconds=1)
 
 
 def _stream_key(session_id: str) -> str:
-    return f"{{at:s{client.shard_of(session_id):02}}}:in:{session_id}"
+    return f"{client.SHARD[client.shard_of(session_id)]}in:{session_id}"
 
 
 def _dedupe_key(session_id: str) -> str:
-    return f"{{at:s{client.shard_of(session_id):02}}}:once:{session_id}"
+    return f"{client.SHARD[client.shard_of(session_id)]}once:{session_id}"

@@ -7,74 +7,38 @@ safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from sessions.frames import USER, Frame
+from sessions.frames import Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
 from sessions.store import calls, client
+from sessions.store.answers import ClaimedSilence, ClaimedSilences, ShardCounts, instant_of_ms, parse_claim
 from sessions.store.client import Call, NoPolicies, Server, StoreUnavailable, decode_text
 
-DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
+REARMED, REARM_SPREAD = 200, timedelta(seconds=10)  #: sessions per shard and batch, about
+DROPPED, COUNTED, IDLE, REFUSED, UNAVAILABLE = 0, 1, 2, 3, 4
+OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}  #: names of those that are no error
+UNREACHABLE = "unreachable"
 REMEMBERED_EVERY = 30.0  #: seconds for which a process may use older policies
 
 
 class FrameEffect(NamedTuple):
     """The effect of a frame.
 
-    COUNTED; DROPPED: its seq is not above the last. IDLE: it changes nothing (a ping, or an agent's frame in a closed
-    session). REFUSED: the session belongs to another user.
+    COUNTED; DROPPED: its seq is not above the last, or its message was counted before. IDLE: it changes nothing (a
+    ping, or an agent's frame in a closed session). REFUSED: the session belongs to another user. UNAVAILABLE: its node
+    of a cluster does not answer.
     """
 
     outcome: int
     deadline_ms: int  #: when the timer ends; 0 without a timer
-
-
-class ShardCounts(NamedTuple):
-    """Counts of one shard."""
-
-    now_ms: int
-    armed: int
-    in_flight: int  #: claimed and not yet confirmed
-    paused: int  #: by a tool, a transfer or a queue
-    first_due_ms: int  #: -1: no deadline
-    counts: dict[str, int]  #: sessions with a timer or in flight as a:<tag>, paused sessions as p:<tag>
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedSilence:
-    """A silence that this watcher has claimed until its lease ends."""
-
-    session_id: str
-    user_id: str
-    chat_id: str
-    tag: str
-    armed_at: int  #: µs; identifies the silence together with the session id
-    deadline_ms: int
-    nudge: int
-
-    @property
-    def deadline(self) -> datetime:
-        return instant_of_ms(self.deadline_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedSilences:
-    silences: list[ClaimedSilence]
-    now_ms: int
-    next_ms: int  #: next deadline; -1: none
-    versions: frozenset[str]  #: of the policies of the shards; "" where a shard has none
-
-    @property
-    def seconds_to_next(self) -> float:
-        """Return the seconds to the next deadline, infinite without one."""
-        return float("inf") if self.next_ms < 0 else (self.next_ms - self.now_ms) / 1000
 
 
 class Store:
@@ -94,23 +58,54 @@ class Store:
 
     # --- incoming frames ------------------------------------------------------------------------------------------
 
-    def note_activity(self, frames: Sequence[Frame]) -> list[FrameEffect]:
-        """Count frames and store the presence of their users. Frames of one session keep their order."""
+    def note_activity(
+        self,
+        frames: Sequence[Frame],
+        *,
+        stored: Collection[int] = frozenset(),
+        repeated: Collection[int] = frozenset(),
+        partly: bool = False,
+    ) -> list[FrameEffect]:
+        """Count frames and store the presence of their users. Frames of one session keep their order.
+
+        A dropped frame stores presence too, as of the user's last activity. It may repeat a frame that was counted
+        before the write of its presence failed.
+
+        Args:
+            stored: positions of frames whose message is in the inbox.
+            repeated: positions of frames that are dropped, as their message was counted before.
+            partly: return `UNAVAILABLE` for frames of an unavailable node of a cluster, unless no node answers.
+        """
         self._remember_policies()
         groups = calls.by_shard([frame.session_id for frame in frames])
-        answers = self._run(calls.note_activity(frames, groups))
-        noted = [FrameEffect(IDLE, 0)] * len(frames)
+        answers = self._run(calls.note_activity(frames, groups, stored, repeated), partly=partly)
+        noted = [FrameEffect(UNAVAILABLE, 0)] * len(frames)
+        dropped: dict[int, int] = {}  #: last activity of the user, ms, by position
         for numbers, answer in zip(groups.values(), answers, strict=True):
+            if answer is None:
+                continue
             for number, outcome, deadline in zip(numbers, answer[::2], answer[1::2], strict=True):
+                if outcome <= DROPPED:
+                    dropped[number], outcome = -outcome, DROPPED
                 noted[number] = FrameEffect(outcome, deadline)
-        present, wrote = {}, set()
-        for frame, each in zip(frames, noted, strict=True):
-            if each.outcome == COUNTED and frame.sender == USER and frame.kind != "close":
-                present[frame.user_id] = frame.session_id
-                if frame.kind == "message":
-                    wrote.add(frame.user_id)
-        self._run(calls.note_presence(present, wrote))
+        counted = [(frame, at.deadline_ms) for frame, at in zip(frames, noted, strict=True) if at.outcome == COUNTED]
+        repeats = [(frames[number], at, noted[number].deadline_ms) for number, at in dropped.items()]
+        present, wrote = calls.collect_presence(counted, repeats)
+        lost = self.store_presence(present, wrote, partly=partly)
+        if lost:
+            # A counted message must stop touches of its user. The client repeats the frame.
+            for number, frame in enumerate(frames):
+                if frame.user_id in present and calls.presence_key(frame.user_id) in lost:
+                    noted[number] = FrameEffect(UNAVAILABLE, 0)
         return noted
+
+    def store_presence(
+        self, present: Mapping[str, tuple[str, int]], wrote: Mapping[str, int | str], *, partly: bool
+    ) -> set[str]:
+        """Return the keys that could not be written, with `partly`."""
+        wanted = calls.note_presence(present, wrote)
+        answers = self._run_available(wanted) if partly else self._run(wanted)
+        return {key for (_, keys, _), answer in zip(wanted, answers, strict=True) if answer is None for key in keys}
 
     def close(self, session_id: str, user_id: str) -> FrameEffect:
         """Stop the timer and delete the session's state. Later frames do not reopen it, unless the user writes."""
@@ -128,53 +123,83 @@ class Store:
     def claim_silent(
         self, limit: int, lease: timedelta, shards: Iterable[int] = range(client.SHARDS)
     ) -> ClaimedSilences:
-        """Claim sessions whose deadline has passed, at most `limit` per shard, oldest first."""
-        self._remember_policies()
+        """Claim sessions whose deadline has passed, at most `limit` per shard, oldest first.
+
+        Leaves out the shards of a cluster's node that is unavailable.
+        """
         shards = list(shards)
-        answers = self._run([calls.peek_silent(shard, limit) for shard in shards])
-        found = [number for number, answer in enumerate(answers) if len(answer) > 3]
+        answers = self._run([calls.peek_silent(shard, limit) for shard in shards], partly=True)
+        self._remember_policies()
+        found = [number for number, answer in enumerate(answers) if answer and len(answer) > 3]
         wanted = [
             calls.claim_silent(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found
         ]
-        for number, answer in zip(found, self._run(wanted), strict=True):
+        for number, answer in zip(found, self._run_available(wanted), strict=True):
             answers[number] = answer
+        answers = [answer for answer in answers if answer]
+        if not answers:
+            raise StoreUnavailable("no node answers")
+        now_ms = max((answer[0] for answer in answers), default=0)
+        # Each shard's next deadline by its own clock.
+        waits = [max(answer[2] - answer[0], 0) for answer in answers if answer[2] >= 0]
         return ClaimedSilences(
-            silences=[_parse_claim(*row) for answer in answers for row in answer[3:]],
-            now_ms=max(answer[0] for answer in answers),
-            next_ms=min((answer[2] for answer in answers if answer[2] >= 0), default=-1),
+            silences=[parse_claim(*row) for answer in answers for row in answer[3:]],
+            now_ms=now_ms,
+            next_ms=now_ms + min(waits) if waits else -1,
             versions=frozenset(decode_text(answer[1]) for answer in answers),
         )
 
     def confirm(self, silences: Sequence[ClaimedSilence]) -> int:
-        """Mark claims as recorded. Idempotent. Returns how many were still in flight under the same arming."""
-        return sum(self._run(calls.confirm(_silence_ids(silences))))
+        """Mark claims as recorded. Idempotent. Returns how many were still in flight under the same arming.
+
+        Those of a cluster's node that is unavailable are claimed again after their lease.
+        """
+        return sum(each or 0 for each in self._run(calls.confirm(_silence_ids(silences)), partly=True))
+
+    def rearm_for_campaign(self, limit: int = REARMED) -> int:
+        """Give a batch of sessions per shard, armed before the first batch of the active campaign, its threshold.
+
+        A campaign that was saved after its start, or whose threshold was edited, is applied like one that starts.
+
+        Timers that end within a second stay, and waits for an agent. Deadlines that would have passed already are
+        spread over `REARM_SPREAD`. Returns the number of batches; 0: all are done. Concurrent calls apply each batch
+        once. Leaves out the shards of a cluster's node that is unavailable.
+        """
+        found = self._run([calls.find_armed(shard, limit) for shard in range(client.SHARDS)], partly=True)
+        batches = {shard: [decode_text(each) for each in answer] for shard, answer in enumerate(found) if answer}
+        applied = self._run_available(
+            [calls.rearm(shard, each[:5], each[5:], REARM_SPREAD) for shard, each in batches.items()]
+        )
+        return sum(each is not None for each in applied)
 
     def release(self, silences: Sequence[ClaimedSilence]) -> int:
         """Return claims before their lease ends. Idempotent. Returns how many were still in flight under the same
         arming.
         """
-        return sum(self._run(calls.release(_silence_ids(silences))))
+        return sum(each or 0 for each in self._run(calls.release(_silence_ids(silences)), partly=True))
 
     # --- queries --------------------------------------------------------------------------------------------------
 
     def still_silent(
         self, silences: Sequence[tuple[str, int]], *, send_until: Sequence[datetime | None] = ()
-    ) -> tuple[datetime, list[bool | str]]:
+    ) -> tuple[datetime, list[bool | str | None]]:
         """Return the server's time and, for each (session id, armed at), whether the silence still holds.
 
-        A text instead of a bool is the key of a gateway: the silence holds until that key exists again.
+        A text instead of a bool is the key of a gateway: the silence holds until that key exists again. None: the node
+        of a cluster is unavailable.
 
         Args:
             send_until: for each silence, the latest time at which its guide message is sent after this call.
                 A silence that holds is then reserved until `note_sending`. None or no list: no message is sent now.
         """
         groups = calls.by_shard([session_id for session_id, _ in silences])
-        answers = self._run(calls.still_silent(silences, groups, send_until or [None] * len(silences)))
-        stand: list[bool | str] = [True] * len(silences)
+        wanted = calls.still_silent(silences, groups, send_until or [None] * len(silences))
+        answers = self._run(wanted, partly=True)
+        stand: list[bool | str | None] = [None] * len(silences)
         for numbers, answer in zip(groups.values(), answers, strict=True):
-            for number, each in zip(numbers, answer[1:], strict=True):
+            for number, each in zip(numbers, answer[1:] if answer else [], strict=bool(answer)):
                 stand[number] = bool(each) if isinstance(each, int) else decode_text(each)
-        return instant_of_ms(max((answer[0] for answer in answers), default=0)), stand
+        return instant_of_ms(max((answer[0] for answer in answers if answer), default=0)), stand
 
     def note_sending(self, silences: Sequence[tuple[str, int]], sent: Sequence[bool]) -> None:
         """Count the guide messages that are sent now and release the reservations of the others. Idempotent.
@@ -182,24 +207,44 @@ class Store:
         Without this call a reservation limits the guide messages of its session until the user writes or types. It
         counts in no statistics.
         """
-        self._run(calls.note_sending(silences, sent))
+        self._run(calls.note_sending(silences, sent), partly=True)
 
-    def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
+    def last_frames(self, user_ids: Sequence[str]) -> list[datetime | str | None]:
         """Return when each user last wrote a message, None outside the conversation window.
 
-        Pings and typing do not count, because a page that stays open sends them too.
+        Pings and typing do not count, because a page that stays open sends them too. `UNREACHABLE` replaces the time of
+        a user of a cluster's node that is unavailable.
         """
         groups = calls.by_shard(user_ids)
-        heard: list[datetime | None] = [None] * len(user_ids)
-        for group, answers in zip(groups.values(), self._run(calls.last_messages(user_ids, groups)), strict=True):
-            for at, ms in zip(group, answers, strict=True):
+        heard: list[datetime | str | None] = [UNREACHABLE] * len(user_ids)
+        answers = self._run(calls.last_messages(user_ids, groups), partly=True)
+        for group, answer in zip(groups.values(), answers, strict=True):
+            for at, ms in zip(group, answer or (), strict=bool(answer)):
                 heard[at] = instant_of_ms(ms) if ms else None
         return heard
 
-    def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
-        """Return the session of each user's last frame, pings included. Most users have none."""
-        values = self.server.ask(lambda pipe: [pipe.get(calls.presence_key(each)) for each in user_ids])
-        return [value and decode_text(value[6:]) for value in values]
+    def sessions_of(self, user_ids: Sequence[str], *, within: timedelta | None = None) -> list[str | None]:
+        """Return the session of each user's last frame, pings included. Most users have none: "".
+
+        None: the user's node of a cluster is unavailable, unless all are.
+
+        Args:
+            within: the age of the last frame from which it does not count; None: it counts as long as its session is
+                kept. A session that closed hours keep longer counts longer.
+        """
+        # GET has the same answer for a missing key as an unavailable node.
+        found = self.server.ask(
+            lambda pipe: [command(calls.presence_key(each)) for each in user_ids for command in (pipe.mget, pipe.pttl)],
+            partly=True,
+        )
+        return [
+            None
+            if values is None or left_ms is None
+            else decode_text(values[0][6:])
+            if values[0] and (within is None or calls.is_recent(left_ms, within))
+            else ""
+            for values, left_ms in zip(found[::2], found[1::2], strict=True)
+        ]
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
         """Return whether each session still has state in the store."""
@@ -209,10 +254,13 @@ class Store:
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
         """Return customers whose activity is not yet stored in PostgreSQL, by shard.
 
-        Returns about `limit` customers, the longest waiting first.
+        Returns about `limit` customers, the longest waiting first. Leaves out the shards of a cluster's node that is
+        unavailable.
         """
         share = -(-limit // client.SHARDS)
-        found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in client.ACTIVE])
+        found = self.server.ask(
+            lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in client.ACTIVE], partly=True
+        )
         return {
             shard: {decode_text(user_id): instant_of_ms(int(ms)) for user_id, ms in users}
             for shard, users in enumerate(found)
@@ -220,19 +268,28 @@ class Store:
         }
 
     def clear_active(self, users: Mapping[int, Iterable[str]]) -> None:
-        """Remove customers whose activity is stored in PostgreSQL."""
-        self.server.ask(lambda pipe: [pipe.zrem(client.ACTIVE[shard], *group) for shard, group in users.items()])
+        """Remove customers whose activity is stored in PostgreSQL. Those of an unavailable node are stored again."""
+        self.server.ask(
+            lambda pipe: [pipe.zrem(client.ACTIVE[shard], *group) for shard, group in users.items()], partly=True
+        )
 
-    def shards(self) -> list[ShardCounts]:
+    def shards(self, *, partly: bool = False) -> list[ShardCounts]:
         """Return the counts of each shard. The cost does not depend on the number of sessions.
 
         First removes pauses older than `calls.PAUSE_COUNTS`, at most 100 per shard.
+
+        Args:
+            partly: leave out the shards of a cluster's node that is unavailable, unless no node answers.
         """
-        answers = self._run(calls.count_shards())
-        over = [(shard, [decode_text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
+        answers = self._run(calls.count_shards(), partly=partly)
+        over = [
+            (shard, [decode_text(each) for each in answer[5]])
+            for shard, answer in enumerate(answers)
+            if answer and answer[5]
+        ]
         if over:
-            self._run([calls.clear_pauses(shard, session_ids) for shard, session_ids in over])
-            answers = self._run(calls.count_shards())
+            self._run_available([calls.clear_pauses(shard, session_ids) for shard, session_ids in over])
+            answers = self._run(calls.count_shards(), partly=partly)
         return [
             ShardCounts(
                 now_ms,
@@ -242,18 +299,21 @@ class Store:
                 first,
                 dict(zip(map(decode_text, counts[::2]), counts[1::2], strict=True)),
             )
-            for now_ms, armed, in_flight, paused, first, _, *counts in answers
+            for now_ms, armed, in_flight, paused, first, _, *counts in filter(None, answers)
         ]
 
     # --- policies -------------------------------------------------------------------------------------------------
 
     def push(self, policies: PolicySet) -> None:
-        """Store the policies. They apply from the next arming; deadlines already set do not change."""
+        """Store the policies. They apply from the next arming; deadlines already set do not change.
+
+        A cluster's node that is unavailable gets them from the next watcher or frame that finds it without them.
+        """
         self._push({"version": policies.version, "body": policies.body})
 
     def _push(self, words: dict[str, str]) -> None:
         flat = [part for item in words.items() for part in item]
-        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in client.POLICIES])
+        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in client.POLICIES], partly=True)
         self._known = words
 
     def _push_again(self) -> None:
@@ -262,7 +322,7 @@ class Store:
         Without the database, uses the policies that the server last held.
 
         Raises:
-            StoreAway: this process never read policies. A session must not get a timer from an unknown policy.
+            StoreUnavailable: this process never read policies. A session must not get a timer from an unknown policy.
         """
         try:
             self.push(self.policies())
@@ -273,25 +333,49 @@ class Store:
 
     def _remember_policies(self) -> None:
         if self._remembering.is_due():
-            (held,) = self.server.ask(lambda pipe: [pipe.hgetall(client.POLICIES[0])])
-            self._known = {decode_text(name): decode_text(value) for name, value in held.items()} or self._known
+            names = ("version", "body")
+            with suppress(StoreUnavailable):
+                found = self.server.ask(lambda pipe: [pipe.hmget(key, names) for key in client.POLICIES], partly=True)
+                held = next((each for each in found if each and all(each)), None)
+                if held:
+                    self._known = dict(zip(names, map(decode_text, held), strict=True))
 
-    def _run(self, wanted: Sequence[Call]) -> list[Any]:
+    def _run(self, wanted: Sequence[Call], *, partly: bool = False) -> list[Any]:
+        """Return the answers in order. For `partly` see `Server.run`."""
         if not wanted:
             return []
         try:
-            return self.server.run(wanted, self.clock_offset)
+            return self.server.run(wanted, self.clock_offset, partly=partly)
         except NoPolicies as lack:
             self._push_again()
-            anew = self.server.run([wanted[number] for number in lack.undone], self.clock_offset)
+            again = [wanted[number] for number in lack.undone]
+            anew = self._run_available(again) if partly else self._run_once(again)
             for number, answer in zip(lack.undone, anew, strict=True):
                 lack.answers[number] = answer
             return lack.answers
 
+    def _run_available(self, wanted: Sequence[Call]) -> list[Any]:
+        """Return None for each call of an unavailable node, also if all are unavailable."""
+        try:
+            return self._run_once(wanted, partly=True)
+        except StoreUnavailable:
+            return [None] * len(wanted)
+
+    def _run_once(self, wanted: Sequence[Call], *, partly: bool = False) -> list[Any]:
+        if not wanted:
+            return []
+        try:
+            return self.server.run(wanted, self.clock_offset, partly=partly)
+        except NoPolicies as lack:
+            # The node was unavailable for the push, or lost them since.
+            if not partly:
+                raise StoreUnavailable("a node has no silence policies") from lack
+            return [None if number in lack.undone else answer for number, answer in enumerate(lack.answers)]
+
 
 def live_store() -> Store:
-    """Return the store of this process on the server of `REDIS_URL`."""
-    return _store_of_url(settings.REDIS_URL)
+    """Return the store of this process, on the server of `AFTERTOUCH_SESSIONS_REDIS_URL`, by default `REDIS_URL`."""
+    return _store_of_url(settings.AFTERTOUCH_SESSIONS_REDIS_URL or settings.REDIS_URL)
 
 
 @cache
@@ -299,16 +383,6 @@ def _store_of_url(url: str) -> Store:
     from sessions.detection import policies
 
     return Store(Server(url), policies.current_policies)
-
-
-def instant_of_ms(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
-
-
-def _parse_claim(session_id: bytes, user_id: bytes, chat_id: bytes, tag: bytes, *numbers: int) -> ClaimedSilence:
-    return ClaimedSilence(
-        decode_text(session_id), decode_text(user_id), decode_text(chat_id), decode_text(tag), *numbers
-    )
 
 
 def _silence_ids(silences: Sequence[ClaimedSilence]) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Keep the state of each watcher in Redis for one minute, and the number of recorded silences by tag. Read the state
+"""Keep the state of each watcher in Redis for one minute, and the number of recorded silences by policy. Read the state
 of single sessions.
 """
 
@@ -7,18 +7,20 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from sessions.policy import DEFAULT_TAG
+from sessions.policy import AGENT, ANY, CUSTOMER, DEFAULT_KEY, select_policies
 from sessions.rates import Recent
-from sessions.store import client
+from sessions.store import calls, client
+from sessions.store.answers import ClaimedSilence, instant_of_ms
 from sessions.store.client import decode_text
-from sessions.store.sessions import ClaimedSilence, Store, instant_of_ms
+from sessions.store.sessions import Store
 
 REPORT_LIFETIME_MS = 60_000  #: ms
 
@@ -30,14 +32,14 @@ class WatcherReport:
         self.handed_in = 0
         self.latest_ms = 0  #: largest time from deadline to claim
         self.recent = Recent()
-        self.unsent: Counter[str] = Counter()  #: by tag
+        self.unsent: Counter[str] = Counter()  #: by policy
 
     def count(self, silences: Sequence[ClaimedSilence], now_ms: int) -> None:
         if not silences:
             return
         self.handed_in += len(silences)
         self.recent.add(len(silences))
-        self.unsent.update(each.tag for each in silences)
+        self.unsent.update(each.policy for each in silences)
         self.latest_ms = max([self.latest_ms, *(now_ms - each.deadline_ms for each in silences)])
 
 
@@ -51,11 +53,10 @@ class WatcherState:
     last_minute: int = 0  #: silences
 
 
-def send_report(store: Store, report: WatcherReport, tags: Container[str], *, waits: bool) -> None:
+def send_report(store: Store, report: WatcherReport, *, waits: bool) -> None:
     """Write the watcher's report and remove expired reports.
 
-    A tag without a policy counts as the default tag, so the number of names is bounded by the policies. A restarted
-    watcher has a new name, so old reports must be removed.
+    A restarted watcher has a new name, so old reports must be removed.
     """
     name = f"{settings.AFTERTOUCH_NODE}:{os.getpid()}"
     (seconds, micros), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
@@ -65,15 +66,12 @@ def send_report(store: Store, report: WatcherReport, tags: Container[str], *, wa
         "at": now_ms, "handed_in": report.handed_in, "latest_ms": report.latest_ms,
         "last_minute": report.recent.total(), "waits": waits,
     }  # fmt: skip
-    counted: Counter[str] = Counter()
-    for tag, count in report.unsent.items():
-        counted[tag if tag in tags else DEFAULT_TAG] += count
     store.server.ask(
         lambda pipe: [
             *([pipe.hdel(client.WATCHERS, *gone)] if gone else []),
             pipe.hset(client.WATCHERS, name, json.dumps(stored)),
             pipe.pexpire(client.WATCHERS, REPORT_LIFETIME_MS),
-            *(pipe.hincrby(client.SILENCES, tag, count) for tag, count in counted.items()),
+            *(pipe.hincrby(client.SILENCES, policy, count) for policy, count in report.unsent.items()),
         ]
     )
     report.latest_ms = 0
@@ -81,9 +79,9 @@ def send_report(store: Store, report: WatcherReport, tags: Container[str], *, wa
 
 
 def count_recorded_silences(store: Store) -> dict[str, int]:
-    """Return the number of recorded silences by tag since the store was last empty."""
+    """Return the number of recorded silences by policy since the store was last empty."""
     (found,) = store.server.ask(lambda pipe: [pipe.hgetall(client.SILENCES)])
-    return {decode_text(tag): int(count) for tag, count in sorted(found.items())}
+    return {decode_text(policy): int(count) for policy, count in sorted(found.items())}
 
 
 def running_watchers(store: Store) -> list[WatcherState]:
@@ -99,10 +97,10 @@ def running_watchers(store: Store) -> list[WatcherState]:
 
 
 @dataclass(frozen=True, slots=True)
-class TagCount:
-    """Number of chats by tag. A tag without its own policy counts as `default`."""
+class PolicyCount:
+    """Number of chats by policy."""
 
-    tag: str
+    policy: str
     armed: int
     paused: int
 
@@ -114,7 +112,7 @@ class Overview:
     A chat whose last guide message was sent is not live until a participant writes.
     """
 
-    tags: list[TagCount]
+    policies: list[PolicyCount]
     armed: int
     paused: int
     in_flight: int  #: claimed silences that are not yet recorded
@@ -133,10 +131,10 @@ def read_overview(store: Store) -> Overview:
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.counts)
-    tags = {name.partition(":")[2] for name in counts}
-    found = [TagCount(tag, counts[f"a:{tag}"], counts[f"p:{tag}"]) for tag in tags]
+    keys = {name.partition(":")[2] for name in counts}
+    found = [PolicyCount(key, counts[f"a:{key}"], counts[f"p:{key}"]) for key in keys]
     return Overview(
-        tags=sorted(found, key=lambda each: (-each.armed - each.paused, each.tag)),
+        policies=sorted(found, key=lambda each: (-each.armed - each.paused, each.policy)),
         armed=sum(each.armed + each.in_flight for each in shards),
         paused=sum(each.paused for each in shards),
         in_flight=sum(each.in_flight for each in shards),
@@ -148,66 +146,179 @@ def read_overview(store: Store) -> Overview:
     )
 
 
+PAUSE_DAYS = 7
+#: Upper ends of counted pauses, s (see `lua/note_activity.lua`); longer ones are counted after the last.
+PAUSE_ENDS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
+
+
+def read_pauses(store: Store) -> dict[str, list[int]]:
+    """Return the number of customers' pauses of the last days by policy and length. Raises `StoreUnavailable`."""
+    names = [calls.pauses_key(shard, days_ago=day) for shard in range(client.SHARDS) for day in range(PAUSE_DAYS)]
+    pauses: dict[str, list[int]] = {}
+    for found in store.server.ask(lambda pipe: [pipe.hgetall(name) for name in names]):
+        for field, count in found.items():
+            place, _, policy = decode_text(field).partition(":")
+            pauses.setdefault(policy, [0] * (len(PAUSE_ENDS) + 1))[int(place) - 1] += int(count)
+    return pauses
+
+
 #: Reasons that stop the timer. Typing of an agent only postpones the deadline.
+_WAITING = "3"
+#: Field `i` of a session (see `lua/prelude.lua`), as a reason for a timer that does not run.
+_WRITERS = {"0": "unknown_writer", "1": "customer_wrote", "2": "agent_wrote", _WAITING: "customer_wrote"}
 _PAUSE_KINDS = ("tool", "transfer", "queue")
-_FIELDS = ("u", "c", "a", "d", "h", "t", "p", "x", "f", "v", "n", "y")  #: see the header of `lua/note_activity.lua`
+#: See the header of `lua/note_activity.lua`.
+_FIELDS = ("u", "c", "a", "d", "h", "t", "p", "x", "f", "v", "n", "y", "i")
+
+
+class PolicyChoice(NamedTuple):
+    """A policy of a session, and the session's tags that chose it; none: the default policy."""
+
+    key: str
+    tags: tuple[str, ...]
+    after: str
+    is_open: bool = True  #: time counts now
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
+    session_id: str
     now: datetime  #: time of the server
     user_id: str
     chat_id: str
     armed_at: int  #: µs; 0 for an unknown session
     deadline: datetime | None  #: None without a timer
     nudges: int  #: guide messages sent since the user's last message
-    tag: str
-    policy: str  #: the tag whose policy applies
+    tags: tuple[str, ...]
+    guide: PolicyChoice | None  #: the policy that waits for the customer
+    answer: PolicyChoice | None  #: the policy that waits for an agent
     pause: str  #: reason of the pause; "" without one
     closed: bool
     silent: bool  #: silence detected, no message since
     last_user_at: datetime | None  #: pings do not count
     last_agent_at: datetime | None
+    writer: str = ""  #: of the last message, once the user has written: a key of `_WRITERS`
+
+    @property
+    def policy(self) -> PolicyChoice:
+        """Return the policy of the running timer, or of the next one if an agent writes."""
+        chosen = self.answer if self.writer == _WAITING else None
+        return chosen or self.guide or self.answer or PolicyChoice(DEFAULT_KEY, (), ANY)
 
     @property
     def state(self) -> str:
-        """Return `closed`, `paused`, `silent`, `armed` or `idle` (the user has not written yet)."""
+        """Return `closed`, `paused`, `silent`, `armed` or `idle` (no timer)."""
         if self.closed:
             return "closed"
-        if self.pause in _PAUSE_KINDS:
+        if self.pause in _PAUSE_KINDS and self.policy.after != CUSTOMER:
             return "paused"
         if self.silent:
             return "silent"
         return "armed" if self.deadline else "idle"
 
+    @property
+    def awaited(self) -> str:
+        """Return whose message ends the timer or the silence: `customer` or `agent`; "" without one."""
+        if self.state not in ("armed", "silent"):
+            return ""
+        return AGENT if self.writer == _WAITING else CUSTOMER
+
+    @property
+    def why(self) -> str:
+        """Return why the timer runs or not: the state, or for an `idle` session what is missing."""
+        if self.state == "armed" and not self.policy.is_open:
+            return "outside_hours"
+        if self.state != "idle":
+            return self.pause if self.state == "paused" else self.state
+        if not self.writer:
+            return "no_message"
+        found = _WRITERS[self.writer]
+        missing = "agent_wrote" if not self.guide else "customer_wrote" if self.guide.after == AGENT else ""
+        # With an answer policy the next frame starts its timer.
+        starts = found == "customer_wrote" and self.answer
+        return found if not starts and found in (missing, "unknown_writer") else "policy_changed"
+
 
 def session_snapshot(store: Store, session_id: str) -> SessionSnapshot:
     """Read one session. Raises `StoreUnavailable`."""
-    shard = client.shard_of(session_id)
-    time, held, body = store.server.ask(
+    return session_snapshots(store, [session_id])[0]
+
+
+def session_snapshots(store: Store, session_ids: Sequence[str]) -> list[SessionSnapshot]:
+    """Read sessions. Raises `StoreUnavailable`."""
+    time, body, *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
-            pipe.hmget(client.SESSION[shard] + session_id, *_FIELDS),
-            pipe.hget(client.POLICIES[shard], "body"),
+            pipe.hget(client.POLICIES[0], "body"),
+            *(pipe.hmget(client.SESSION[client.shard_of(each)] + each, *_FIELDS) for each in session_ids),
         ]
     )
-    user_id, chat_id, armed_at, deadline, counted, tag, pause, closed, user_at, agent_at, rung, claimed = (
+    now = instant_of_ms(time[0] * 1000 + time[1] // 1000)
+    policies = json.loads(body)["policies"] if body else ()
+    return [_snapshot(each, now, policies, held) for each, held in zip(session_ids, found, strict=True)]
+
+
+#: The sets that list the sessions of a state. A silent session is in flight, or has had its last guide message.
+_STATE_SETS = {
+    "armed": (client.DUE,), "paused": (client.PAUSED,), "idle": (client.IDLE,),
+    "silent": (client.INFLIGHT, client.IDLE),
+}  # fmt: skip
+_EVERY_SET = (client.INFLIGHT, client.DUE, client.PAUSED, client.IDLE)
+
+
+def list_live_sessions(store: Store, most: int, state: str = "") -> list[SessionSnapshot]:
+    """Return claimed sessions, then those whose timer ends first, paused ones, and those that lost their timer last.
+
+    The cost depends on `most` only. With `state` all are read from the sets of that state; others may be among them. A
+    shard lists its latest 256 sessions without a timer. Raises `StoreUnavailable`.
+    """
+    sets = _STATE_SETS.get(state, _EVERY_SET)
+    found = store.server.ask(
+        lambda pipe: [
+            pipe.zrange(key, 0, most - 1, desc=keys is client.IDLE, withscores=True) for keys in sets for key in keys
+        ]
+    )
+    ids: dict[str, None] = {}
+    for number, keys in enumerate(sets):
+        group = chain(*found[number * client.SHARDS : (number + 1) * client.SHARDS])
+        ordered = sorted(group, key=lambda each: (each[1], each[0]), reverse=keys is client.IDLE)
+        ids |= dict.fromkeys(decode_text(name) for name, _ in ordered)
+    return session_snapshots(store, list(ids)[:most])
+
+
+def _snapshot(
+    session_id: str, now: datetime, policies: Sequence[Mapping[str, Any]], held: Sequence[Any]
+) -> SessionSnapshot:
+    user_id, chat_id, armed_at, deadline, counted, tags, pause, closed, user_at, agent_at, rung, claimed, writer = (
         decode_text(each) if each else "" for each in held
     )
     due = int(deadline or 0)
-    known = json.loads(body)["tags"] if body else {}
+    own = tuple(tags.split("\n")) if tags else ()
+    guide, answer = select_policies(policies, own)
     return SessionSnapshot(
-        now=instant_of_ms(time[0] * 1000 + time[1] // 1000),
+        session_id=session_id,
+        now=now,
         user_id=user_id,
         chat_id=chat_id,
         armed_at=int(armed_at or 0),
         deadline=instant_of_ms(due) if due else None,
         nudges=counted.count("\n"),
-        tag=tag,
-        policy=tag if tag in known else DEFAULT_TAG,
+        tags=own,
+        guide=_policy_choice(guide, now),
+        answer=_policy_choice(answer, now),
         pause=pause,
         closed=bool(closed),
         silent=bool(claimed) or (not due and int(rung or 0) > 0),
         last_user_at=instant_of_ms(int(user_at)) if user_at else None,
         last_agent_at=instant_of_ms(int(agent_at)) if agent_at else None,
+        writer=writer,
     )
+
+
+def _policy_choice(policy: Mapping[str, Any] | None, now: datetime) -> PolicyChoice | None:
+    if policy is None:
+        return None
+    hours = [instant_of_ms(each) for each in policy["hours"]]
+    spans = zip(hours[::2], hours[1::2], strict=True)
+    is_open = not hours or now >= hours[-1] or any(begins <= now < ends for begins, ends in spans)
+    return PolicyChoice(policy["key"], tuple(policy["tags"]), policy["after"], is_open)

@@ -8,6 +8,7 @@ delay other connections.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
@@ -22,7 +23,7 @@ from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
 from sessions.frames import USER, Frame
-from sessions.store import inbox
+from sessions.store import inbox, revocations
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, REFUSED
@@ -38,6 +39,7 @@ EVENTS_AT_ONCE = 8
 CATCH_UP = 20  #: messages per read
 MOST_WAITING = 100  #: frames of a connection that are not yet counted
 UNAVAILABLE_TEXT = "the live sessions cannot be reached; send it again"
+OTHER_USER_TEXT = "user_id: the session belongs to another user"
 PONG = '{"type":"pong"}'
 
 
@@ -73,8 +75,12 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Accept every handshake and close with a reason, because browsers do not expose why a handshake failed."""
         await send({"type": "websocket.accept"})
         query = {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+        may_connect = protocol.is_origin_permitted(self.scope["headers"], settings.AFTERTOUCH_SOCKET_ORIGINS)
         # The headers are not used again and are a large part of the memory of an idle connection.
         self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
+        if not may_connect:
+            self.send_queue.end(Close.BAD_ORIGIN, "origin: is not one of AFTERTOUCH_SOCKET_ORIGINS")
+            return
         try:
             token = query.get("token", "")
             self.admission = tokens.verify_token(token, self.scope["url_route"]["kwargs"]["session_id"])
@@ -91,14 +97,20 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.send_queue.end(Close.AWAY, UNAVAILABLE_TEXT)
 
     async def _enter(self, cursor: str) -> None:
-        """Join the hub, then read the last cursor. A message in between arrives twice and is detected by its cursor."""
+        """Join the hub, then read the last cursor, the owner and revocations. What happens in between is in both, or
+        announced.
+        """
         wanted = inbox.parse_cursor(cursor) if cursor else None
         session_id = self.admission.session_id
         async with asyncio.timeout(settings.TIMEOUTS.session_notify):
             await hub.hub().join(session_id, self)
             self.joined = True
             metrics.count_sockets(self.admission.role)
-            (last,) = await asyncio.to_thread(inbox.live_inbox().last_cursors, [session_id])
+            last, owner = await asyncio.to_thread(inbox.live_inbox().read_cursor_and_owner, session_id)
+            if self._is_of_other(owner):
+                return
+            if await asyncio.to_thread(self._is_revoked):
+                raise tokens.BadToken("revoked")
         left = max(0.0, self.admission.ends_at - time.time())
         self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
         if wanted is not None and wanted > inbox.parse_cursor(last):
@@ -106,6 +118,17 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.cursor = wanted if wanted is not None else inbox.parse_cursor(last)
         self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
         self._read_up_to(max(last, self.newest_cursor, key=inbox.parse_cursor))
+
+    def _is_of_other(self, owner: str) -> bool:
+        """End the connection if the session belongs to another user. Return whether it does."""
+        if owner in ("", self.admission.user_id):
+            return False
+        self.send_queue.end(Close.OTHER_USER, OTHER_USER_TEXT)
+        return True
+
+    def _is_revoked(self) -> bool:
+        me = self.admission
+        return revocations.is_revoked(inbox.live_inbox().server, me.session_id, me.role, me.issued_at)
 
     def _expire(self) -> None:
         self.send_queue.end(Close.BAD_TOKEN, "token: expired")
@@ -125,6 +148,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     def websocket_receive(self, message: Any) -> None:
         try:
             if not self.allowance.consume():
+                self._count_refused_activity()
                 raise FrameRefused(Close.TOO_FAST, "more frames than a connection may send")
             self._handle_frame(protocol.parse_frame(message.get("text"), self.admission.role))
         except FrameRefused as error:
@@ -146,6 +170,12 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
             self.waiting += 1
+
+    def _count_refused_activity(self) -> None:
+        """Renew the session for a frame above the rate: the customer is active, although the frame is not stored."""
+        if self.admission.role == USER:
+            with contextlib.suppress(batching.BatcherOverloaded):
+                frame_writer().submit(FrameRequest(self.admission.frame("read")), lambda _: None)
 
     def _activity(self, frame: Incoming) -> Frame:
         """Return the frame for the store. An event counts as reading by a user, and as a ping by an agent."""
@@ -175,9 +205,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._refuse(frame, "unavailable", UNAVAILABLE_TEXT)
             return
         if filed.noted.outcome == REFUSED:
-            self.send_queue.end(Close.OTHER_USER, "user_id: the session belongs to another user")
+            self.send_queue.end(Close.OTHER_USER, OTHER_USER_TEXT)
             return
-        if frame.kind == "message" and filed.noted.outcome == COUNTED:
+        if frame.kind == "message" and filed.noted.outcome in (COUNTED, DROPPED):
             self.spoken = self.admission.role == USER
         if filed.last_cursor:
             self._read_up_to(filed.last_cursor)
@@ -232,12 +262,17 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if notification["what"] == hub.LOST:
             self._start_catch_up()
         elif notification["what"] == hub.MESSAGE:
+            if self._is_of_other(notification.get("owner", "")):
+                return
             if self.cursor is None:
                 self.newest_cursor = notification["cursor"]
             elif inbox.parse_cursor(notification["before"]) == self.cursor and not self.catching_up:
                 self._push_entry(inbox.Entry(notification["cursor"], notification["body"]))
             else:
                 self._read_up_to(notification["cursor"])
+        elif notification["what"] == hub.REVOKED:
+            if notification["side"] == self.admission.role and notification["at"] > self.admission.issued_at:
+                self.send_queue.end(Close.BAD_TOKEN, "token: revoked")
         elif notification["what"] == hub.CLOSED:
             if notification["side"] in (self.admission.role, hub.API):
                 self.send_queue.end(Close.DONE, "the session was closed")
@@ -296,7 +331,8 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         position = inbox.parse_cursor(entry.cursor)
         if self.cursor is None or position > self.cursor:
             self.cursor = position
-            self.send_queue.put(entry.frame())
+            if not entry.is_of_other(self.admission.user_id):
+                self.send_queue.put(entry.frame())
 
     def _push(self, frame: dict[str, Any]) -> None:
         self.send_queue.put(json.dumps(frame, ensure_ascii=False))

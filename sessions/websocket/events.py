@@ -22,7 +22,7 @@ from scheduling.configuration import snapshot
 from scheduling.errors import ErrorCollector
 from scheduling.planning.group_commit import DatabaseUnavailable
 from scheduling.planning.ingest import NewEvent
-from sessions.detection.presence import SILENT
+from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import USER
 from sessions.websocket.protocol import EVENT
@@ -67,7 +67,7 @@ def _check_event(raw: Mapping[str, Any], admission: Admission, types: EventTypes
 
 
 def _type_problem(kind: str, role: str, types: EventTypes) -> str:
-    if kind == SILENT:
+    if kind in SessionPresence.event_types:
         return "is found out here"
     if kind not in types:
         return "is not registered; new types need an API key"

@@ -19,6 +19,8 @@ from channels.layers import get_channel_layer
 from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
+from sessions.store import revocations, sessions
+from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
 
 log = structlog.get_logger(__name__)
@@ -79,7 +81,9 @@ NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
 
-MESSAGE, SIGN, CLOSED, LOST = "message", "sign", "closed", "lost"
+MESSAGE, SIGN, CLOSED, REVOKED, LOST = "message", "sign", "closed", "revoked", "lost"
+REVOCATIONS_EVERY = 5.0  #: seconds after which a lost notification of a revocation is made up for
+REREAD_US = 60_000_000  #: µs of revocations that are read again, for a failover to a slower clock
 API = "api"  #: side of a client that closes a session by the API
 
 
@@ -109,13 +113,14 @@ class Hub:
         self._queued: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
         self._listener: asyncio.Task[None] | None = None
         self._publisher_task: asyncio.Task[None] | None = None
+        self._revocation_reader: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
     async def join(self, session_id: str, listener: HubListener) -> None:
         """Subscribe a connection to its session.
 
         Raises:
-            Crowded: too many connections.
+            TooManyConnections: too many connections.
             Exception: errors of the channel layer where Redis is unavailable.
         """
         group = group_of(session_id)
@@ -131,6 +136,7 @@ class Hub:
                 if not self._channel:
                     self._channel = await self._layer.new_channel()
                     self._listener = asyncio.get_running_loop().create_task(self._listen())
+                    self._revocation_reader = asyncio.get_running_loop().create_task(self._read_revocations())
             await self._layer.group_add(group, self._channel)
         except BaseException:
             await self.leave(session_id, listener)
@@ -186,15 +192,34 @@ class Hub:
     async def _listen(self) -> None:
         for number in count():
             try:
-                notification = await self._layer.receive(self._channel)
-                for listener in list(self._listeners.get(group_of(notification["session"]), ())):
-                    listener.on_notification(notification)
+                self._pass_on(await self._layer.receive(self._channel))
                 if self._layer.overflowed(self._channel):
                     self._reread_inboxes()
             except Exception:
                 log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # a queue that is never empty would not let the outgoing queues send
+
+    def _pass_on(self, notification: dict[str, Any]) -> None:
+        for listener in list(self._listeners.get(group_of(notification["session"]), ())):
+            listener.on_notification(notification)
+
+    async def _read_revocations(self) -> None:
+        """Read revocations whose notification may be lost."""
+        read_to = [0] * SHARDS
+        while True:
+            try:
+                server = sessions.live_store().server
+                after = [at - REREAD_US for at in read_to]
+                for shard, found in enumerate(await asyncio.to_thread(revocations.list_revocations, server, after)):
+                    for each in found:
+                        self._pass_on({"session": each.session_id, **revoked_notification(each.side, each.at)})
+                        read_to[shard] = each.at
+            except StoreUnavailable as error:
+                log.info("revocations_unread", error=str(error))
+            except Exception:
+                log.exception("revocations_unread")
+            await asyncio.sleep(REVOCATIONS_EVERY)
 
     def _reread_inboxes(self) -> None:
         """Make every connection read its inbox, because notifications were dropped."""
@@ -205,8 +230,10 @@ class Hub:
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:
-    """Notify about a stored message."""
-    return {"what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body()}
+    """Notify about a stored message. Connections of users other than the owner do not get it."""
+    return {
+        "what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body(), "owner": posted.owner,
+    }  # fmt: skip
 
 
 def signal_notification(side: str, kind: str) -> dict[str, Any]:
@@ -216,6 +243,10 @@ def signal_notification(side: str, kind: str) -> dict[str, Any]:
 
 def closed_notification(side: str) -> dict[str, Any]:
     return {"what": CLOSED, "side": side}
+
+
+def revoked_notification(side: str, at: int) -> dict[str, Any]:
+    return {"what": REVOKED, "side": side, "at": at}
 
 
 def group_of(session_id: str) -> str:

@@ -6,6 +6,7 @@ Unknown members are ignored, client timestamps included: the server's clock deci
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,8 +27,9 @@ class Close(IntEnum):
     OVERSIZED = 1009  #: a frame is longer than 16 KB
     AWAY = 1013  #: the live sessions are unavailable; reconnect
     BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
-    BAD_TOKEN = 4401  #: missing, bad, expired, or for another session
+    BAD_TOKEN = 4401  #: missing, bad, expired, revoked, or for another session
     OTHER_USER = 4403  #: the session belongs to a user other than the token's
+    BAD_ORIGIN = 4406  #: a page of this origin may not connect
     TOO_SLOW = 4408  #: the client does not read
     TOO_MANY = 4409  #: more connections than a session or a token may have
     TOO_FAST = 4429  #: more frames than a connection may send or have waiting
@@ -53,6 +55,12 @@ class Incoming:
     event: Any = None
     epoch: str = ""
     spoken: bool = False  #: of a ping: the user has already written in this session
+
+
+def is_origin_permitted(headers: Iterable[tuple[bytes, bytes]], permitted: Collection[str]) -> bool:
+    """Return whether a page of this origin may connect. Clients that are no browser send no origin; they may."""
+    origin = next((value for name, value in headers if name == b"origin"), None)
+    return origin is None or not permitted or origin.decode("latin-1").lower() in permitted
 
 
 def parse_frame(text: str | None, role: str) -> Incoming:

@@ -7,6 +7,7 @@ from typing import Any
 from django.urls import re_path
 
 from sessions.websocket.consumer import SessionConsumer
+from sessions.websocket.gateway import GatewayConsumer
 
 
 async def reject_unknown_path(scope: Any, receive: Any, send: Any) -> Any:
@@ -16,6 +17,7 @@ async def reject_unknown_path(scope: Any, receive: Any, send: Any) -> Any:
 
 
 websocket_urlpatterns = [
+    re_path(r"^ws/v1/gateway$", GatewayConsumer.as_asgi()),
     re_path(r"^ws/v1/sessions/(?P<session_id>.+)$", SessionConsumer.as_asgi()),
     re_path(r"", reject_unknown_path),
 ]

@@ -1,7 +1,7 @@
-"""What a migration may do while programs of the version before it run: only add, and only what they do not miss.
+"""Find what a migration must not do while programs of the previous version run.
 
 They insert rows without the new columns, name the columns and tables they know, rely on constraints for `ON CONFLICT`,
-and must not wait while a big table is read or written anew. What is not known to be harmless here is objected to.
+and must not wait while a big table is scanned or rewritten. Everything not known to be harmless is reported.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ BESIDE_TRAFFIC = re.compile(r"(CREATE( UNIQUE)?|DROP) INDEX CONCURRENTLY ", re.I
 #: Takes SHARE UPDATE EXCLUSIVE for a moment: readers and writers go on.
 STORAGE = re.compile(r"ALTER TABLE \w+ SET \((\s*(fillfactor|autovacuum_\w+) = [\d.]+,?)+\)", re.IGNORECASE)
 #: The first statement of an atomic migration: clients of a table wait behind a migration that waits for its lock.
-LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
+#: PostgreSQL ends an autovacuum that stands in the way after a second (`deadlock_timeout`).
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '2s'"
 #: What of a field is no matter of the database, besides what Django lists.
 IN_PYTHON = {"default", "auto_now", "auto_now_add"}
 
 
 def list_later_migrations(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]:
-    """Every migration that no base contains, with what stood before it."""
+    """Return every migration that no base contains, with the state before it."""
     loader = MigrationLoader(None, ignore_no_migrations=True)
     known = {node for leaf in base.items() for node in loader.graph.forwards_plan(leaf)}
     plan = [node for leaf in sorted(loader.graph.leaf_nodes()) for node in loader.graph.forwards_plan(leaf)]

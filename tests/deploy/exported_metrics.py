@@ -27,7 +27,7 @@ class Exported:
 
 
 def list_exported_metrics() -> dict[str, Exported]:
-    """By the name under which it is told; a histogram without its suffixes. Asks the database, Redis and the broker."""
+    """Return metrics by exported name; a histogram without its suffixes. Reads PostgreSQL, Redis and the broker."""
     found = {}
     for module in INSTRUMENTS:
         for each in vars(module).values():

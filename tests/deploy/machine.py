@@ -18,7 +18,7 @@ from config.local.programs import PROGRAMS
 from tests.faults.workers import Program
 
 UNITS = ("web", "core", "ticks", "execution", "beat")
-WITHIN = 90.0
+WITHIN = 180.0
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Machine:
                 self.programs[name].await_log(" ready.", WITHIN)
 
     def stop(self, *names: str) -> None:
-        """As systemd does: SIGTERM to the main process, which ends what it has begun."""
+        """Stop like systemd: SIGTERM to the main process, which ends its children."""
         for name in names:
             os.kill(self.programs[name].pid, signal.SIGTERM)
         for name in names:

@@ -21,7 +21,7 @@ from tests.faults.brokers import Server
 
 SHIPPED = ROOT / "deploy" / "pgbouncer" / "pgbouncer.ini"
 PROGRAM = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
-# A machine that stalls for seconds is no server that is away.
+# A machine that stalls for seconds is not an unavailable server.
 PATIENT = "query_wait_timeout = 60\nserver_connect_timeout = 60\n"
 
 

@@ -68,7 +68,7 @@ class Composed:
         self._copy()
 
     def _copy(self) -> None:
-        """What is tracked, an environment as the example asks for, and names that are nobody's here."""
+        """A checkout with the example environment and names that no other project uses."""
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
         for name in filter(None, tracked.stdout.split("\0")):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)

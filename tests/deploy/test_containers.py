@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT, Environment
-from config.local.processes import select_port, wait_until
+from config.local.processes import command_line_of, is_alive, select_port, wait_until
 from tests.deploy.test_scraping import WAIT_LIMIT, has_series
 from tests.faults.brokers import Server
 
@@ -91,7 +91,7 @@ def test_metrics_folder_is_in_memory_and_not_shared() -> None:
 
 
 def test_each_counting_container_serves_its_own_metrics() -> None:
-    """Web knows only what web counts: without the others' figures alerts would say that no worker and no beat lives."""
+    """Web exports only its own counts. Without the others, alerts would report that no worker and no beat runs."""
     services = {name: each for name, each in COMPOSE["services"].items() if each["image"].startswith("aftertouch")}
     deployments = {each["metadata"]["name"]: each for _, each in MANIFESTS if each["kind"] == "Deployment"}
     counting = set(services) - SILENT
@@ -121,9 +121,9 @@ def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> No
         assert wait_until(answers, WAIT_LIMIT, pause=0.2), script.log.read_text()
         main = psutil.Process(script.process.pid)
         assert main.cmdline() == ["sleep", "600"]
-        (serving,) = [each for each in main.children(recursive=True) if "serve_metrics" in each.cmdline()]
+        (serving,) = [each for each in main.children(recursive=True) if "serve_metrics" in command_line_of(each)]
         serving.kill()
-        assert wait_until(lambda: not serving.is_running(), WAIT_LIMIT)
+        assert wait_until(lambda: not is_alive(serving), WAIT_LIMIT)
         assert wait_until(answers, WAIT_LIMIT, pause=0.2), script.log.read_text()
         assert main.is_running()
         main.terminate()

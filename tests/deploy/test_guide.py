@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def elsewhere(self) -> str:
-        """A command for the folders and ports that stand in the example of an environment."""
+        """Adapt a command to the folders and ports of the example environment."""
         ports = "; ".join(f"s|_PORT=[{usual[0]}]{usual[1:]}|_PORT={ours}|" for usual, ours in self.ports.items())
         return f"sed -E -i 's#=/(var/lib|run)/#={self.folder}/\\1/#; {ports}' /etc/aftertouch/environment"
 
@@ -216,6 +216,6 @@ def _count(machine: Machine, database: str, table: str) -> int:
 
 
 def test_deploy_guide_marks_untested_commands() -> None:
-    """Every block of commands is either followed by the test above, or says that it is not."""
+    """Every block of commands is run by the test above or marked as not run."""
     for match in re.finditer(r"([^\n]*\n[^\n]*\n[^\n]*)\n\n```sh\n", GUIDE):
         assert "not tried" in match[1].lower(), match[1]

@@ -1,4 +1,4 @@
-"""Alerts, dashboard and reference speak of what is there, and a real Prometheus takes it."""
+"""Alerts, dashboard and reference name existing metrics; a real Prometheus loads them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 
 from config.environment import ROOT
@@ -93,7 +94,7 @@ def test_each_alert_has_severity_summary_and_action() -> None:
 
 
 @pytest.mark.django_db
-def test_queries_name_only_exported_metrics_and_labels(valkey: Any) -> None:
+def test_queries_name_only_exported_metrics_and_labels(valkey: redis.Redis) -> None:
     metrics = list_exported_metrics()
     known = list_series_names(metrics) | FROM_PROMETHEUS | {rule["record"] for rule in rules() if "record" in rule}
     for query in [*(rule["expr"] for rule in rules()), *queries()]:
@@ -105,7 +106,7 @@ def test_queries_name_only_exported_metrics_and_labels(valkey: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_dashboard_shows_all_exported_metrics(valkey: Any) -> None:
+def test_dashboard_shows_all_exported_metrics(valkey: redis.Redis) -> None:
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for query in queries() for name in names_in(query)}
     assert set(list_exported_metrics()) - shown == set()
 
@@ -123,7 +124,7 @@ def test_dashboard_panels_do_not_overlap() -> None:
 
 
 @pytest.mark.django_db
-def test_reference_lists_exported_metrics(valkey: Any) -> None:
+def test_reference_lists_exported_metrics(valkey: redis.Redis) -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| ([^|]*)\| ([^|]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
     assert told == {name: (each.kind, each.labels) for name, each in list_exported_metrics().items()}

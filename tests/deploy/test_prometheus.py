@@ -20,7 +20,9 @@ from uuid import uuid4
 from xmlrpc.client import Fault
 
 import pytest
+import redis
 import yaml
+from pytest_django.live_server_helper import LiveServer
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
@@ -28,7 +30,7 @@ from config.local.processes import select_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 
-WAIT_LIMIT = 90
+WAIT_LIMIT = 180
 FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
 MATRIX = {
     "version": 1,
@@ -76,7 +78,7 @@ class Prometheus:
         """The data of the answer; None while it does not answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=WAIT_LIMIT) as answer:
                 return json.load(answer)["data"]
         except OSError:
             return None
@@ -115,7 +117,9 @@ def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
         server.kill()
 
 
-def test_prometheus_scrapes_web_and_exporter_and_runs_queries(live_server: Any, valkey: Any, tmp_path: Path) -> None:
+def test_prometheus_scrapes_web_and_exporter_and_runs_queries(
+    live_server: LiveServer, valkey: redis.Redis, tmp_path: Path
+) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
     counting = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
@@ -171,7 +175,7 @@ def configure_shop(stack: RunningStack) -> Shop:
 
 
 def try_stop(stack: RunningStack, program: str) -> bool:
-    """Refused while the supervisor has noticed a death and not yet begun anew."""
+    """Refused while the supervisor has noticed a death and not restarted the program yet."""
     try:
         stack.stop(program)
     except Fault:
@@ -186,8 +190,9 @@ def firing_alert(alert: str, **labels: str) -> str:
 
 @pytest.mark.campaign
 def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path) -> None:
-    """With the alerts' patience shortened to a second. A worker is killed: nobody consumes, a queue grows, touches are
-    overdue; what the next worker then delivers is late."""
+    """The alerts' durations are shortened to a second. A worker is killed: nothing consumes, a queue grows, touches are
+    overdue; what the next worker then delivers is late.
+    """
     with ExitStack() as running:
         stack = running.enter_context(running_stack(programs=["web", "core", "ticks", "beat"]))
         metrics_dir = {"AFTERTOUCH_METRICS_DIR": str(stack.state_dir / "metrics")}
@@ -207,7 +212,8 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
 
         for program in ("core", "ticks"):
             stack.kill(program)
-            assert wait_until(lambda program=program: try_stop(stack, program), 30)  # or it would be started again
+            # A program that is not stopped would be started again.
+            assert wait_until(lambda program=program: try_stop(stack, program), WAIT_LIMIT)
         for _ in range(2):
             customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
         customers.tell(100, timedelta(minutes=-3))

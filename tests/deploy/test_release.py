@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +35,7 @@ def commit_all(repository: Path) -> None:
 
 def check(repository: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / ".ci/check-release"], cwd=repository, capture_output=True, text=True, check=False, timeout=30
+        [ROOT / ".ci/check-release"], cwd=repository, capture_output=True, text=True, check=False, timeout=180
     )
 
 
@@ -74,3 +77,29 @@ def test_release_with_contradiction_names_it(release: Path, change: Callable[[Pa
     refused = check(release)
     assert refused.returncode == 1
     assert named in refused.stderr
+
+
+def test_version_changelog_and_images_of_this_repository_agree(tmp_path: Path) -> None:
+    """In a copy: neither tags nor uncommitted changes of the working tree count."""
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "deploy/kubernetes")
+    subprocess.run([*GIT, "init", "-q"], cwd=tmp_path, check=True)
+    commit_all(tmp_path)
+
+    checked = check(tmp_path)
+
+    assert checked.returncode == 0, checked.stderr
+    sections = re.findall(r"^## .*$", (tmp_path / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert sections[0] == "## [Unreleased]"
+    assert sections[1].startswith(f"## [{project_version()}] - ")
+
+
+def project_version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def test_kubernetes_images_have_version_of_project() -> None:
+    files = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+    tags = re.findall(r"registry\.example\.com/aftertouch[a-z-]*:(\S+)", files)
+    assert set(tags) == {project_version()}

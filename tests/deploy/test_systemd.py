@@ -81,8 +81,9 @@ def test_unit_keeps_shared_ipc_objects(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_unit_sees_processes_of_other_units(name: str) -> None:
-    """In a user namespace of its own a unit may not look at the others' processes, where /proc hides what one may not
-    look at: it would take them for dead, and their counts away."""
+    """In its own user namespace a unit cannot see other processes if /proc hides them. It would take them for dead and
+    delete their counts.
+    """
     service = Unit(name)["Service"]
     hides = service.get("ProtectProc", "default") != "default"
     assert not (hides and service.get("PrivateUsers", "no") != "no")
@@ -92,7 +93,7 @@ def test_unit_sees_processes_of_other_units(name: str) -> None:
 def test_units_count_in_one_preserved_memory_folder(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("aftertouch", "yes")
-    assert _example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
+    assert read_example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
 
 
 def test_execution_unit_prefetches_one_message_per_slot() -> None:
@@ -127,19 +128,19 @@ def test_local_stack_programs_have_units() -> None:
 
 def test_example_environment_names_only_known_settings() -> None:
     known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE", "FLOWER_BASIC_AUTH"}
-    assert set(_example()) | set(_example("keys.example")) <= known
+    assert set(read_example()) | set(read_example("keys.example")) <= known
     texts = {unit: (UNITS / unit).read_text() for unit in SERVICES}
     unset = {
         (unit, name)
         for unit, text in texts.items()
         for name in re.findall(r"\$\{(\w+)\}", text)
-        if name not in _example() and f"\nEnvironment={name}=" not in text
+        if name not in read_example() and f"\nEnvironment={name}=" not in text
     }
     assert unset == set(), "a unit expands what neither its environment nor the unit itself sets to nothing"
 
 
 def test_example_environment_with_secrets_passes_deploy_checks(tmp_path: Path) -> None:
-    filled = _example() | {
+    filled = read_example() | {
         "DJANGO_SECRET_KEY": "k" * 20 + "0123456789" * 4 + "!",
         "AFTERTOUCH_SECRETS_KEYS": Fernet.generate_key().decode(),
         "AFTERTOUCH_STATE_DIR": str(tmp_path),
@@ -150,9 +151,9 @@ def test_example_environment_with_secrets_passes_deploy_checks(tmp_path: Path) -
 
 
 def test_execution_unit_reads_no_keys() -> None:
-    """Keys stand in one file, which all other units read."""
-    assert set(_example("keys.example")) == {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
-    assert not set(_example("keys.example")) & set(_example())
+    """Keys are in one file, which all other units read."""
+    assert set(read_example("keys.example")) == {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
+    assert not set(read_example("keys.example")) & set(read_example())
     for name in SERVICES:
         text = (UNITS / name).read_text()
         reads = re.search(r"^EnvironmentFile=-?/etc/aftertouch/keys\.environment$", text, re.MULTILINE) is not None
@@ -178,6 +179,6 @@ def test_execution_unit_allows_namespaces_for_bubblewrap() -> None:
         assert covers not in service, covers
 
 
-def _example(name: str = "environment.example") -> dict[str, str]:
+def read_example(name: str = "environment.example") -> dict[str, str]:
     lines = (UNITS / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -1,7 +1,7 @@
-"""An upgrade while programs run: what a migration may do, and old and new ones side by side under load.
+"""An upgrade while programs run: what a migration may do, and old and new programs side by side under load.
 
-`django-migration-linter` judges the same by patterns over SQL. It says nothing of CHECK constraints and of constraints
-that go, and misses a column that is NOT NULL where another one in the same migration has a default.
+`django-migration-linter` judges the same by patterns over SQL. It ignores CHECK constraints and dropped constraints,
+and misses a column that is NOT NULL where another one in the same migration has a default.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from django.db.models import Q
 from django.db.models.functions import Now, Random
 
 from config.environment import ROOT
+from config.local.processes import wait_until
+from scheduling.sql import is_lock_timeout
 from tests.deploy.additive_migrations import LOCK_TIMEOUT, list_later_migrations, list_objections
 from tests.deploy.machine import UNITS
 from tests.deploy.previous_version import EarlierVersion, check_out
 from tests.deploy.two_machines import Jobs, TwoMachines, run_two_machines
 from tests.faults.fault_stack import Run, faults
 
-#: What stood before there was anybody to upgrade, and what other packages bring along today.
+#: Migrations from before the first deployment, and those of other packages today.
 FIRST = {
     "scheduling": "0001_initial",
     "rpa_tasks": "0001_initial",
@@ -163,26 +165,31 @@ def test_objections_name_migration_without_lock_timeout() -> None:
 def test_migration_of_locked_table_times_out_and_applies_later() -> None:
     migration = next_migration(LIMIT, added(models.IntegerField(null=True)))
 
-    def apply() -> None:
+    def apply() -> bool:
         try:
             with connection.schema_editor() as editor:
                 migration.apply(MigrationLoader(None).project_state(), editor)
+        except OperationalError as error:
+            if not is_lock_timeout(error):
+                raise
+            return False
         finally:
             connection.close()
+        return True
 
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("LOCK TABLE scheduling_event IN ROW EXCLUSIVE MODE")
-            with pytest.raises(OperationalError, match="lock timeout"):
-                pool.submit(apply).result(60)
-        pool.submit(apply).result(60)
+            assert not pool.submit(apply).result(180)
+        # Autovacuum may hold the table for longer than the migration waits.
+        assert wait_until(lambda: pool.submit(apply).result(180), 180)
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE scheduling_event DROP COLUMN shade")  # fails if it was not added
 
 
 # --- under load ---------------------------------------------------------------------------------------------------
 
-RATE = 4.0  #: events a second at each of the two doors
+RATE = 4.0  #: events a second on each machine
 
 
 @pytest.mark.campaign
@@ -190,7 +197,7 @@ RATE = 4.0  #: events a second at each of the two doors
 def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
     state_folder: Callable[[str], Path], report_line: Callable[[str], None]
 ) -> None:
-    """From the version before the newest migration. Events come in at both doors, jobs at the first one's."""
+    """Upgrade from the version before the newest migration. Events arrive on both machines, jobs on the first."""
     earlier = check_out(state_folder("earlier") / "tree")
     with run_two_machines(state_folder("fleet"), earlier.tree, ROOT) as both:
         both.await_start()

@@ -93,7 +93,7 @@ class TwoMachines:
         return FaultStack(stack, self.receiver, self.api_key)
 
     def migrate(self, run: Run) -> tuple[float, float]:
-        """With the new version, under load: the seconds it took, and the slowest 202 meanwhile."""
+        """Upgrade under load. Return the duration in seconds and the slowest 202 of that time."""
         began = time.time()
         self.new.manage("migrate", "--verbosity", "0")
         ended = time.time()

@@ -31,7 +31,7 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of all console blocks without what they say about themselves."""
+    """Return the lines of all console blocks without their markers."""
     lines = (line.partition(" #")[0].rstrip() for block in blocks(text, "console") for line in block.splitlines())
     return [line for line in lines if line]
 
@@ -50,7 +50,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What can stand behind the `#` of a link to this page."""
+    """Return the anchors of this page."""
     found: set[str] = set()
     for heading in re.findall(r"^#{1,6} (.+)$", prose(text), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")

@@ -53,7 +53,9 @@ def test_class_and_function_names_are_defined_once_in_an_app() -> None:
     for path in product_modules():
         app, tree = path.relative_to(ROOT).parts[0], ast.parse(path.read_text("utf-8"))
         classes.update((app, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-        functions.update((app, node.name) for node in tree.body if isinstance(node, ast.FunctionDef))
+        functions.update(
+            (app, node.name) for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
     twice = {name for names in (classes, functions) for (_, name), count in names.items() if count > 1}
     assert twice <= MAY_REPEAT
 
@@ -65,3 +67,8 @@ def test_module_name_is_used_once_in_an_app() -> None:
         if not {"models", "api", "admin", "commands", "settings"} & set(parts) and parts[-1] not in SHARED_MODULE_NAMES:
             names[parts[0], parts[-1]] += 1
     assert {name: count for name, count in names.items() if count > 1} == {}
+
+
+def test_support_module_name_is_used_once_in_the_tests() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_"))
+    assert {name for name, count in names.items() if count > 1} == {"conftest.py"}

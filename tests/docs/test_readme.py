@@ -1,4 +1,4 @@
-"""The two READMEs say the same to people who read different languages."""
+"""Both READMEs have the same content in their languages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_readmes_link_each_other() -> None:
 
 
 def test_chinese_readme_lines_are_chinese() -> None:
-    """A paragraph that somebody added to one and forgot in the other would stay English."""
+    """A paragraph added to one file only would remain English in the other."""
     for line in re.sub(r"^```.*?^```$", "", CHINESE, flags=re.MULTILINE | re.DOTALL).splitlines():
         words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))
         assert len(words) < 8 or re.search(r"[\u4e00-\u9fff]", line), line

@@ -21,11 +21,13 @@ from rpa_tasks.browsers.chromium import find_chromium
 from tests.docs.pages import blocks
 
 PAGE = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")
-WAIT_LIMIT = 240.0
+WAIT_LIMIT = 600.0
+
+pytestmark = pytest.mark.timeout(1200)  # a whole stack starts within the test, and each command starts Python
 
 
 class Reader:
-    """Somebody with a home of his own, who saves the files and types the commands of the page."""
+    """A user with a home directory saves the files and types the commands of the page."""
 
     def __init__(self, home: Path, stack: RunningStack, site: str) -> None:
         self.home, self.stack, self.site = home, stack, site

@@ -20,6 +20,7 @@ from config.local.valkey import server_binary
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user
 RABBITMQCTL = RABBITMQ.with_name("rabbitmqctl")
+WAIT_LIMIT = 180.0  #: seconds; a machine may stall for a minute
 
 
 @dataclass
@@ -43,14 +44,14 @@ class Server:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(WAIT_LIMIT)
 
     @contextmanager
     def standing(self, answers: Callable[[], bool]) -> Iterator[None]:
         """From the moment that it answers to the end of the block."""
         self.start()
         try:
-            assert wait_until(answers, 30), self.log.read_text()
+            assert wait_until(answers, WAIT_LIMIT), self.log.read_text()
             yield
         finally:
             self.kill()
@@ -66,7 +67,7 @@ class RedisServer(Server):
 
     def start(self) -> None:
         super().start()
-        assert wait_until(self.answers, 20), self.log.read_text()
+        assert wait_until(self.answers, WAIT_LIMIT), self.log.read_text()
 
     def answers(self) -> bool:
         try:
@@ -110,6 +111,20 @@ class Sentinels:
                 continue
         return 0
 
+    def kill_primary(self) -> RedisServer:
+        """Kill the server that the Sentinels name. Return it. On a machine that stalls it may be the second one."""
+        named = 0
+
+        def is_named() -> bool:
+            nonlocal named
+            named = self.primary_port()
+            return named > 0
+
+        assert wait_until(is_named, WAIT_LIMIT), "no Sentinel answers"
+        killed = self.primary if self.primary.port == named else self.replica
+        killed.kill()
+        return killed
+
     def agree(self) -> bool:
         """Each knows the replica and the other two."""
         for port in self.ports:
@@ -130,7 +145,7 @@ def sentinels(folder: Path) -> Iterator[Sentinels]:
         replica = stack.enter_context(redis_server(folder, "--replicaof", "127.0.0.1", str(primary.port)))
         ports = [stack.enter_context(_sentinel(folder, primary.port)).port for _ in range(3)]
         made = Sentinels(primary, replica, ports)
-        assert wait_until(made.agree, 30), "the Sentinels do not find each other"
+        assert wait_until(made.agree, WAIT_LIMIT), "the Sentinels do not find each other"
         yield made
 
 
@@ -174,11 +189,11 @@ class RabbitNode(Server):
 
     def start(self) -> None:
         super().start()
-        assert wait_until(self.answers, 60, pause=0.2), self.log.read_text()
+        assert wait_until(self.answers, WAIT_LIMIT, pause=0.2), self.log.read_text()
 
     def answers(self) -> bool:
         try:
-            with Connection(self.url, connect_timeout=2) as connection:
+            with Connection(self.url, connect_timeout=10) as connection:
                 connection.connect()
                 return True
         except (OSError, *Connection(self.url).connection_errors):
@@ -188,7 +203,7 @@ class RabbitNode(Server):
         """As `rabbitmqctl` does it. Returns once it is done."""
         done = subprocess.run(
             [str(RABBITMQCTL), *words], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=60, check=False,
+            text=True, timeout=WAIT_LIMIT, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""The stack that most faults strike, and the line that each run leaves."""
+"""The stack for most faults, and the summary line of each run."""
 
 from __future__ import annotations
 

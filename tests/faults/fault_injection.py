@@ -22,19 +22,21 @@ def kill_worker(run: Run) -> None:
 
 def kill_pool_child(run: Run) -> None:
     main = run.target.family("core")[0]
+    # A worker that has just started forks its pool some time after it counts as running.
+    run.target.wait(lambda: bool(living_children(main)), "there are children")
     children = living_children(main)
     victim = run.chance.choice(children)
     struck_at = run.inject_fault()
     victim.kill()
     run.target.await_gone([victim])
-    # Nobody can tell its claims from those of the other child, which is alive: its answers then come late.
+    # Its claims look like those of the live child, so its results count as late.
     run.target.expire_leases(struck_at)
     run.target.wait(lambda: len(living_children(main)) >= len(children), "the child is replaced")
     assert run.target.stack.pids["core"] == main.pid
 
 
 def living_children(main: psutil.Process) -> list[psutil.Process]:
-    """Those that nobody has killed: one that was is listed until its parent has noticed."""
+    """Return processes that were not killed. A killed one is listed until its parent notices."""
     return [each for each in main.children() if is_alive(each)]
 
 
@@ -47,19 +49,21 @@ def kill_ticks(run: Run) -> None:
 
 
 def kill_beat(run: Run) -> None:
+    run.target.await_running("beat")
     run.inject_fault()
     killed = run.target.stack.kill("beat")
     run.target.await_running("beat", instead_of=killed)
 
 
 def kill_web(run: Run) -> None:
+    run.target.await_running("web")
     run.inject_fault()
     killed = run.target.stack.kill("web")
     run.target.await_running("web", instead_of=killed)
 
 
 def flush(run: Run) -> None:
-    """Redis forgets everything: hints, quotas, sessions."""
+    """Redis forgets everything: wake-ups, quotas, sessions."""
     with redis.Redis.from_url(run.target.stack.endpoints.redis_url) as client:
         run.inject_fault()
         client.flushall()

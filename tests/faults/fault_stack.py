@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import psycopg
 
-from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, wait_until
 from scheduling.delivery.outgoing import LEASE
 from tests.faults.load import SLOW_RECEIVERS, ApiConnection, Load
 from tests.faults.receiver import SECRET, Call, EffectReceiver
+from tests.support.stack import StackUnderTest, read_seed, run_stack
 
-WAIT_LIMIT = 60.0
-SETTLED_WITHIN = 120.0
+# A machine that stalls for more than 20 s makes the calls in flight fail. Then the circuit breaker rests 30 s, 60 s …
+WAIT_LIMIT = 180.0
+SETTLED_WITHIN = 300.0
 LATE = 1.0  #: seconds past due from which a touch counts as held up by the fault
 RATE = 12.0  #: events a second, each of four touches that nothing bundles
 ENDS = ("delivered", "suppressed", "cancelled", "failed", "unknown")
+MOST_DUE = 2_000  #: touches
+BATCH = 100  #: events of one request
+DAILY_LIMIT = 60  #: messages a day to the receiver of `load.limited`
 PROGRAMS = ("web", "core", "ticks", "beat")
 
 
@@ -43,6 +46,7 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
         "channels": [
             {**hook, "key": "once", "url": receiver.url("once"), "idempotent": True},
             {**hook, "key": "plain", "url": receiver.url("plain"), "idempotent": False},
+            {**hook, "key": "limited", "url": receiver.url("limited"), "idempotent": True, "daily_limit": DAILY_LIMIT},
         ],
         "templates": [{"key": "words", "content_type": "words", "category": "marketing", "body": "hi {{ user.id }}"}],
         "stages": [{"key": "faults", "name": "Faults"}],
@@ -52,42 +56,36 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
             {**node, "key": "step-plain", "delay": "2s", "channel": "plain"},
             {**node, "key": "step-late", "delay": "4s", "priority": "low", "cancel_on": ["load.stop"]},
             {**node, "key": "step-week", "delay": "7d", "trigger": "load.week"},
+            {**node, "key": "step-first", "delay": "0s", "trigger": "load.journey"},
+            {**node, "key": "step-next", "delay": "0s", "trigger": "touch.delivered", "from_nodes": ["step-first"]},
+            {**node, "key": "step-limited", "delay": "7d", "trigger": "load.limited", "channel": "limited"},
         ],
         "harassment_rules": [],
     }
 
 
 @dataclass
-class FaultStack:
-    stack: RunningStack
+class FaultStack(StackUnderTest):
     receiver: EffectReceiver
     api_key: str
 
-    def sql(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), patience: float = 30.0) -> Any:
-        """Rows. Asked again while the database is away."""
-        gives_up_at = time.monotonic() + patience
-        while True:
-            try:
-                url = self.stack.endpoints.database_url
-                with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
-                    cursor = connection.execute(statement, parameters)
-                    return cursor.fetchall() if cursor.description else cursor.rowcount
-            except psycopg.OperationalError:
-                if time.monotonic() > gives_up_at:
-                    raise
-                time.sleep(0.1)
+    wait_limit = WAIT_LIMIT
 
     def now(self) -> Any:
         return self.sql("SELECT clock_timestamp()")[0][0]
 
+    def is_behind(self) -> bool:
+        """Return whether more touches are due than a fault holds up. False while PostgreSQL is down."""
+        try:
+            return bool(self.sql(_DUE, outage_limit=0)[0][0] > MOST_DUE)
+        except psycopg.OperationalError:
+            return False
+
     def family(self, program: str) -> list[psutil.Process]:
-        """A program's main process and its children."""
+        """A program's main process and its children. An earlier fault may have ended it a moment ago."""
+        self.await_running(program)
         main = psutil.Process(self.stack.pids[program])
         return [main, *main.children(recursive=True)]
-
-    def wait(self, happened: Callable[[], bool], what: str, timeout: float = WAIT_LIMIT) -> None:
-        if not wait_until(happened, timeout):
-            raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
 
     def await_running(self, program: str, *, instead_of: int = 0) -> None:
         def runs() -> bool:
@@ -113,27 +111,40 @@ class FaultStack:
 
     def make_herd(self, prefix: str, count: int) -> None:
         """Plan touches of `count` customers, and make all of them due in three seconds."""
+        self.plan_herd(f"{prefix}herd-", count)
+        assert self.make_due(f"{prefix}herd-") == count
+
+    def plan_herd(self, prefix: str, count: int, kind: str = "load.week") -> None:
+        """Plan touches of `count` customers, due in a week."""
+        names = [f"{prefix}{number}" for number in range(count)]
+        events = [
+            {"specversion": "1.0", "id": name, "source": "faults", "type": kind, "subject": name} for name in names
+        ]
         api_connection = ApiConnection(self.stack.base_url, self.api_key)
-        for number in range(count):
-            name = f"{prefix}herd-{number}"
-            event = {"specversion": "1.0", "id": name, "source": "faults", "type": "load.week", "subject": name}
-            status, body = api_connection.post(event)
-            assert status == 202, body
+        for first in range(0, count, BATCH):
+            self._post(api_connection, events[first : first + BATCH])
         api_connection.close()
-        moved = self.sql(
+
+    def _post(self, api_connection: ApiConnection, events: list[dict[str, Any]]) -> None:
+        """Send them again while the machine is too slow for an answer."""
+        answers: list[tuple[int, str]] = []
+
+        def accepted() -> bool:
+            answers.append(api_connection.post(*events))
+            return answers[-1][0] not in (0, 429, 503)
+
+        self.wait(accepted, "the events are accepted", pause=0.5)
+        assert answers[-1][0] == 202, answers[-1]
+
+    def make_due(self, prefix: str) -> int:
+        """Make the touches of these events due in three seconds. Return their number."""
+        moved: int = self.sql(
             "UPDATE scheduling_touch AS t SET due_at = clock_timestamp() + interval '3 s',"
             " planned_at = clock_timestamp() + interval '3 s' FROM scheduling_event AS e"
             " WHERE e.id = t.event_id AND e.event_id LIKE %s",
-            [f"{prefix}herd-%"],
+            [f"{prefix}%"],
         )
-        assert moved == count
-
-    def logs(self, lines: int = 25) -> str:
-        ends = []
-        for path in sorted((self.stack.state_dir / "logs").glob("*.log")):
-            last = path.read_text(errors="replace").splitlines()[-lines:]
-            ends.append(f"--- {path.name}\n" + "\n".join(line[:400] for line in last))
-        return "\n".join(ends)
+        return moved
 
 
 @contextmanager
@@ -141,16 +152,12 @@ def run_fault_stack(folder: Path, env: Mapping[str, str] | None = None) -> Itera
     with EffectReceiver() as receiver:
         ours = {
             "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
-            "AFTERTOUCH_WORKER_CONCURRENCY": "2",
             "AFTERTOUCH_DISPATCH_WINDOW": "100",
-            "DJANGO_SETTINGS_MODULE": "config.settings.test",
         }
-        with running_stack({**ours, **(env or {})}, programs=PROGRAMS, state_dir=folder) as stack:
-            file = folder / "faults.yaml"
-            file.write_text(json.dumps(configuration(receiver)))
-            stack.manage("apply_config", str(file))
+        with run_stack(folder, PROGRAMS, {**ours, **(env or {})}) as stack:
             key = stack.manage("create_api_key", f"faults-{uuid4().hex[:8]}", "--scope", "events").split()[-1]
             made = FaultStack(stack, receiver, key)
+            made.apply_config(configuration(receiver))
             made.sql(
                 "INSERT INTO scheduling_customer"
                 " (user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
@@ -181,6 +188,14 @@ class Run:
         aim = len(self.load.accepted) + events
         self.target.wait(lambda: len(self.load.accepted) >= aim, f"{events} more events are accepted", timeout)
 
+    def measure_answers(self, first: int) -> tuple[float, float]:
+        """Return the median and the longest time of the events accepted from number `first` on.
+
+        Only the median shows what requests wait for: on a machine that stalls any single one may take a minute.
+        """
+        took = sorted(each.took for each in self.load.accepted[first:])
+        return median(took), took[-1]
+
     def await_random_point(self) -> None:
         self.send_load(self.chance.randint(15, 45))
         time.sleep(self.chance.random() * 0.25)
@@ -200,13 +215,13 @@ class Run:
         return [dict(zip(names, row, strict=True)) for row in self.target.sql(_TOUCHES, [self.load.prefix + "%"])]
 
     def delivered(self, event_type: str) -> int:
-        return sum(row["type"] == event_type and row["state"] == "delivered" for row in self.touches())
+        return int(self.target.sql(_DELIVERED, [self.load.prefix + "%", event_type])[0][0])
 
     def unsettled(self) -> int:
         return int(self.target.sql(_UNSETTLED, [self.load.prefix + "%"])[0][0])
 
     def await_completion(self, timeout: float = SETTLED_WITHIN) -> None:
-        """Every touch is settled, or the check says which is not."""
+        """Wait until every touch is settled; the later check names those that are not."""
         wait_until(lambda: self.unsettled() == 0, timeout, pause=0.3)
 
     def problems(self) -> list[str]:
@@ -294,16 +309,12 @@ def _short(row: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in row.items())
 
 
-def seed_of_this_run() -> int:
-    return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
-
-
 @contextmanager
 def faults(target: FaultStack, name: str, rate: float = RATE) -> Iterator[Run]:
     """Load for the length of the block, then the end of everything accepted, then the count."""
-    seed = seed_of_this_run()
+    seed = read_seed()
     chance = random.Random(seed)
-    load = Load(target.stack.base_url, target.api_key, f"{uuid4().hex[:8]}-", rate, chance)
+    load = Load(target.stack.base_url, target.api_key, f"{uuid4().hex[:8]}-", rate, chance, target.is_behind)
     run = Run(target, name, seed, chance, load)
     try:
         with load:
@@ -330,8 +341,16 @@ FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id JOIN 
 JOIN scheduling_channelconfig AS c ON c.id = n.channel_id
 WHERE e.event_id LIKE %s
 """
+_DUE = """
+SELECT count(*) FROM scheduling_touch_live
+WHERE state IN ('queued', 'running') OR (state = 'scheduled' AND due_at < clock_timestamp())
+"""
 _UNSETTLED = """
 SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE e.event_id LIKE %s AND t.state IN ('scheduled', 'queued', 'running')
+"""
+_DELIVERED = """
+SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE e.event_id LIKE %s AND e.type = %s AND t.state = 'delivered'
 """
 _EVENTS = "SELECT event_id FROM scheduling_event WHERE event_id LIKE %s"

@@ -14,6 +14,7 @@ from typing import Any, Self
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+WAIT_LIMIT = 60.0  #: seconds
 SECRET = "whsec_" + "ZmF1bHRzLW9ubHktc2VjcmV0LW9mLXRoaXJ0eS10d28="
 
 
@@ -28,31 +29,31 @@ class Call:
 
 
 class EffectReceiver:
-    """Answers on `/once`, where a repeated key has no second effect, and on `/plain`, where every call has one.
+    """Serve `/once`, where a repeated key has no second effect, and `/plain`, where every call has one.
 
-    The effect happens as the call comes in and the answer follows later, so a sender that dies in between leaves the
-    hard case. Users named `bad-…` are refused for good, `shaky-…` at the first call on `/once`. `close` holds all
-    answers back until `open`.
+    The effect happens when the call arrives and the response follows later, so a sender that dies in between leaves the
+    hard case. Users named `bad-…` are refused permanently, `shaky-…` at the first call on `/once`. `close` holds all
+    responses back until `open`.
     """
 
     def __init__(self, answer_after: tuple[float, float] = (0.01, 0.6)) -> None:
         self.answer_after = answer_after
         self.calls: list[Call] = []
         self.forged = 0
-        self.cut_off = 0  #: answers that nobody waited for any more
+        self.cut_off = 0  #: responses after the client has hung up
         self._seen: Counter[str] = Counter()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(WAIT_LIMIT)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open()
         self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(10)
+        self._thread.join(WAIT_LIMIT)
 
     @property
     def address(self) -> str:
@@ -77,7 +78,7 @@ class EffectReceiver:
     # --- what the tests read --------------------------------------------------------------------------------------
 
     def calls_of(self, prefix: str) -> dict[str, list[Call]]:
-        """By idempotency key, the calls about events whose id begins so."""
+        """Return the calls by idempotency key, for events whose id has this prefix."""
         found: dict[str, list[Call]] = defaultdict(list)
         for call in list(self.calls):
             if call.event.startswith(prefix):

@@ -21,7 +21,7 @@ from tests.faults.workers import worker
 pytestmark = pytest.mark.faults
 
 BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUCH_WORKER_SHRINK_AFTER": "PT1S"}
-#: What a batch locks before it judges. Nobody who is new waits behind it, so events are accepted meanwhile.
+#: The rows that a batch locks before it judges. New customers do not wait for it, so events are accepted.
 HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
 
 
@@ -85,6 +85,6 @@ def test_elastic_pool_child_killed_is_replaced(
 
 
 def sizes(made: FaultStack) -> list[int]:
-    """After each change, as the log tells them."""
+    """Return the pool sizes after each change, from the log."""
     lines = [line for line in made.stack.log("core").splitlines() if "pool_grows" in line or "pool_shrinks" in line]
     return [int("".join(each for each in line.partition("processes")[2][:6] if each.isdigit())) for line in lines]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from config.settings.timeouts import Timeouts
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker
@@ -32,7 +33,7 @@ def node(made: FaultStack, folder: Path) -> AbstractContextManager[Program]:
 
 
 def batches(log: str) -> int:
-    """That ended here. One that was received may still go elsewhere."""
+    """Return touches that ended here. A received message may still go to another worker."""
     return len(re.findall(rf"{re.escape(DELIVERED)}[0-9a-f-]+\] succeeded", log))
 
 
@@ -42,14 +43,12 @@ def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], un
         sentinels(folder) as watched,
         run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": watched.broker_url}) as made,
     ):
-        before = watched.primary_port()
-        assert before == watched.primary.port
         with under_load(made, "Sentinel fail-over") as run:
             run.await_random_point()
             worker = made.stack.pids["core"]
             run.inject_fault()
-            watched.primary.kill()
-            made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named", 180)
+            killed = watched.kill_primary()
+            made.wait(lambda: watched.primary_port() not in (0, killed.port), "another primary is named")
             run.notes.append(f"new primary after {(made.now() - run.struck_at[-1]).total_seconds():.1f} s")
             run.send_load(20)
         assert made.stack.pids["core"] == worker
@@ -64,37 +63,34 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
     with (
         sentinels(folder) as watched,
         run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": watched.broker_url}) as made,
+        under_load(made, "one of two nodes killed, a third joins, Sentinel fail-over") as run,
+        node(made, state_folder("second")) as second,
     ):
-        before = watched.primary_port()
-        with (
-            under_load(made, "one of two nodes killed, a third joins, Sentinel fail-over") as run,
-            node(made, state_folder("second")) as second,
-        ):
-            second.await_ready()
-            before_second = batches(made.stack.log("core"))
-            shares = [0, 0]
+        second.await_ready()
+        before_second = batches(made.stack.log("core"))
+        shares = [0, 0]
 
-            def both_have_their_share() -> bool:
-                shares[:] = batches(made.stack.log("core")) - before_second, batches(second.log)
-                return sum(shares) >= BATCHES and min(shares) >= SHARE * sum(shares)
+        def both_have_their_share() -> bool:
+            shares[:] = batches(made.stack.log("core")) - before_second, batches(second.log)
+            return sum(shares) >= BATCHES and min(shares) >= SHARE * sum(shares)
 
-            made.wait(both_have_their_share, f"each of two nodes has {SHARE:.0%} of at least {BATCHES} batches", 120)
+        made.wait(both_have_their_share, f"each of two nodes has {SHARE:.0%} of at least {BATCHES} batches")
+        run.inject_fault()
+        second.kill()
+        run.send_load(10)
+        with node(made, state_folder("third")) as third:
+            third.await_ready()
             run.inject_fault()
-            second.kill()
-            run.send_load(10)
-            with node(made, state_folder("third")) as third:
-                third.await_ready()
-                run.inject_fault()
-                watched.primary.kill()
-                made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named", 180)
-                made.wait(lambda: batches(third.log) > 0, "the third node has its share", 120)
-            run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
+            killed = watched.kill_primary()
+            made.wait(lambda: watched.primary_port() not in (0, killed.port), "another primary is named")
+            made.wait(lambda: batches(third.log) > 0, "the third node has its share")
+        run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
 
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
-    """Events are accepted while it is away, and what they planned is delivered once it is back."""
+    """Events are accepted during the outage; their touches are delivered after it."""
     folder = state_folder("rabbitmq")
     with rabbitmq(folder) as node, run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": node.url}) as made:
         with under_load(made, "RabbitMQ killed, away, started") as run:
@@ -103,10 +99,10 @@ def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], und
             node.kill()
             before = len(run.load.accepted)
             run.send_load(20)
-            slowest = max(each.took for each in run.load.accepted[before:])
+            median, slowest = run.measure_answers(before)
             run.inject_fault()
             node.start()
             run.send_load(15)
-            run.notes.append(f"202 while it was away: at worst {slowest:.2f} s")
+            run.notes.append(f"202 while it was away: after {median * 1000:.0f} ms, at worst {slowest:.2f} s")
         assert made.stack.pids["core"] == worker
-    assert slowest < 3
+    assert median < Timeouts().broker_producer, "requests waited for the broker"

@@ -17,8 +17,8 @@ import pytest
 import redis
 from kombu import Connection, Exchange
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
-from tests.faults.brokers import RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES, TopicQueues, declared_queues
+from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker
 
@@ -31,9 +31,15 @@ PREFIX = "mq:"  #: of every key that kombu uses
 
 @pytest.fixture(scope="module")
 def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
-    """A broker of its own, so that nobody else takes what is put into its queues."""
+    """A separate broker, so that no other worker consumes these queues."""
     with redis_server(state_folder("misbehaving")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def rabbit(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
+    with rabbitmq(state_folder("topic")) as node:
+        yield node
 
 
 @pytest.fixture
@@ -78,7 +84,16 @@ def list_failed_messages(target: FaultStack, containing: str) -> list[tuple[str,
     )
 
 
-# --- items nobody can run ---------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def guarded(fault_stack: FaultStack, broker: RedisServer) -> Iterator[Program]:
+    """Our worker with tasks that misbehave. No test of it may end it."""
+    environment = {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}
+    with worker(environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as program:
+        program.await_ready()
+        yield program
+
+
+# --- items without a task ---------------------------------------------------------------------------------------------
 
 POISON: dict[str, tuple[str, Callable[[str], str | bytes]]] = {
     "raw text": ("unreadable", lambda mark: f"{mark} is not JSON"),
@@ -106,25 +121,19 @@ def _headless(mark: str) -> str:
     return json.dumps({**message, "headers": {}, "body": json.dumps({"what": mark})})
 
 
-def test_poison_messages_become_failed_tasks(
-    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str]
-) -> None:
+def test_poison_messages_become_failed_tasks(fault_stack: FaultStack, broker: RedisServer, guarded: Program) -> None:
     marks = {name: f"m{uuid4().hex}" for name in POISON}
-    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
-        guarded.await_ready()
-        another_version = f"m{uuid4().hex}"
-        push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
-        for name, (_, make) in POISON.items():
-            push(broker, "touch.normal", make(marks[name]))
-        _await_failed_messages(fault_stack, guarded, marks)
-        assert not list_failed_messages(
-            fault_stack, another_version
-        )  # it comes again, and was dropped before the others
-        for queue in ("touch.normal", "touch.high"):
-            last = f"m{uuid4().hex}"
-            push(broker, queue, envelope("bad.divide", last, 1))
-            fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
-        assert guarded.is_alive()
+    another_version = f"m{uuid4().hex}"
+    push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
+    for name, (_, make) in POISON.items():
+        push(broker, "touch.normal", make(marks[name]))
+    _await_failed_messages(fault_stack, guarded, marks)
+    assert not list_failed_messages(fault_stack, another_version)  # it comes again, and was dropped before the others
+    for queue in ("touch.normal", "touch.high"):
+        last = f"m{uuid4().hex}"
+        push(broker, queue, envelope("bad.divide", last, 1))
+        fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
+    assert guarded.is_alive()
     found = {name: list_failed_messages(fault_stack, mark) for name, mark in marks.items()}
     assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
         name: [reason] for name, (reason, _) in POISON.items()
@@ -150,17 +159,13 @@ def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_envi
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_task_out_of_memory_keeps_worker_alive(
-    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str]
-) -> None:
-    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
-        guarded.await_ready()
-        push(broker, "touch.normal", envelope("bad.out_of_memory"))
-        guarded.await_log("eight exabytes")
-        last = f"m{uuid4().hex}"
-        push(broker, "touch.normal", envelope("bad.divide", last, 1))
-        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "the next one runs")
-        assert guarded.is_alive()
+def test_task_out_of_memory_keeps_worker_alive(fault_stack: FaultStack, broker: RedisServer, guarded: Program) -> None:
+    push(broker, "touch.normal", envelope("bad.out_of_memory"))
+    guarded.await_log("eight exabytes")
+    last = f"m{uuid4().hex}"
+    push(broker, "touch.normal", envelope("bad.divide", last, 1))
+    fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "the next one runs")
+    assert guarded.is_alive()
 
 
 def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
@@ -175,26 +180,28 @@ def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker
 
 def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str, prefix: str) -> None:
     program.await_ready()
-    push(broker, queue, envelope(task, eta="2099-01-01T00:00:00+00:00"), prefix=prefix)
-    program.await_log(f"{task}[")
+    message = envelope(task, eta="2099-01-01T00:00:00+00:00")
+    push(broker, queue, message, prefix=prefix)
+    program.await_log(f"{task}[{json.loads(message)['headers']['id']}]")
     with redis.Redis.from_url(broker.url) as client:
         assert client.hlen(f"{prefix}unacked") == 1
 
 
 def test_worker_holding_message_survives_redis_outage(
-    fault_stack: FaultStack, broker: RedisServer, worker_environment: dict[str, str], report_line: Callable[[str], None]
+    fault_stack: FaultStack, broker: RedisServer, guarded: Program, report_line: Callable[[str], None]
 ) -> None:
-    with worker(worker_environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as guarded:
-        hold_a_message(guarded, broker, "bad.divide", "touch.normal", PREFIX)
-        try:
-            broker.kill()
-            guarded.await_log("Trying again in")
-        finally:
-            broker.start()
-        back_at, last = time.monotonic(), f"m{uuid4().hex}"
-        push(broker, "touch.normal", envelope("bad.divide", last, 1))
-        fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "it consumes again")
-        assert guarded.is_alive()
+    with redis.Redis.from_url(broker.url) as client:
+        client.flushall()
+    hold_a_message(guarded, broker, "bad.divide", "touch.normal", PREFIX)
+    try:
+        broker.kill()
+        guarded.await_log("Trying again in")
+    finally:
+        broker.start()
+    back_at, last = time.monotonic(), f"m{uuid4().hex}"
+    push(broker, "touch.normal", envelope("bad.divide", last, 1))
+    fault_stack.wait(lambda: bool(list_failed_messages(fault_stack, last)), "it consumes again")
+    assert guarded.is_alive()
     took = time.monotonic() - back_at
     report_line(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
 
@@ -230,27 +237,46 @@ def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[s
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None:
+    dedicated = [*(f"p.td.{tier}" for tier in RPA_QUEUES), "s.pdd.flag.1", "s.pdd.other"]
+    keys = {"task.td.high": {"high": 1, "p.td.high": 1}, "task.pdd.flag.1": {"s.pdd.flag.1": 1},
+            "task.pdd.low": {"low": 1}}  # fmt: skip
+    confirmed = {"confirm_publish": True}
+    with Connection(rabbit.url, transport_options=confirmed) as connection:
+        queues = TopicQueues(declared_queues(rabbit.url))
+        channel = connection.default_channel
+        for name in (*RPA_QUEUES, *dedicated):
+            queues[name](channel).declare()
+        for key, expected in keys.items():
+            connection.Producer().publish({}, exchange=Exchange("tasks", "topic"), routing_key=key)
+            depths = {name: channel.queue_declare(name, passive=True)[1] for name in (*RPA_QUEUES, *dedicated)}
+            assert {name: depth for name, depth in depths.items() if depth} == expected
+            for name in expected:
+                channel.queue_purge(name)
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_topic_exchange_routes_by_priority(
-    fault_stack: FaultStack, worker_environment: dict[str, str], state_folder: Callable[[str], Path]
+    fault_stack: FaultStack, worker_environment: dict[str, str], rabbit: RabbitNode
 ) -> None:
     marks = {priority: f"m{uuid4().hex}" for priority in RPA_QUEUES}
-    with rabbitmq(state_folder("topic")) as node:
-        with Connection(node.url, transport_options={"confirm_publish": True}) as connection:
-            for queue in declared_queues(node.url):
-                queue(connection.default_channel).declare()
-            for priority, mark in marks.items():
-                connection.Producer().publish(
-                    json.loads(envelope(f"rpa.{mark}"))["headers"],
-                    exchange=Exchange("tasks", "topic"),
-                    routing_key=f"task.pdd.{priority}",
-                    headers=json.loads(envelope(f"rpa.{mark}"))["headers"],
-                )
-            depths = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in RPA_QUEUES}
-            assert depths == dict.fromkeys(RPA_QUEUES, 1)
-        environment = {**worker_environment, "CELERY_BROKER_URL": node.url}
-        with worker(environment, "-Q", RPA, "-c", "1") as execution:
-            execution.await_ready()
-            _await_failed_messages(fault_stack, execution, marks)
+    with Connection(rabbit.url, transport_options={"confirm_publish": True}) as connection:
+        for queue in declared_queues(rabbit.url):
+            queue(connection.default_channel).declare()
+        for priority, mark in marks.items():
+            connection.Producer().publish(
+                json.loads(envelope(f"rpa.{mark}"))["headers"],
+                exchange=Exchange("tasks", "topic"),
+                routing_key=f"task.pdd.{priority}",
+                headers=json.loads(envelope(f"rpa.{mark}"))["headers"],
+            )
+        depths = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in RPA_QUEUES}
+        assert depths == dict.fromkeys(RPA_QUEUES, 1)
+    environment = {**worker_environment, "CELERY_BROKER_URL": rabbit.url}
+    with worker(environment, "-Q", RPA, "-c", "1") as execution:
+        execution.await_ready()
+        _await_failed_messages(fault_stack, execution, marks)
     assert {priority: list_failed_messages(fault_stack, mark)[0][2] for priority, mark in marks.items()} == {
         priority: f"task.pdd.{priority}" for priority in RPA_QUEUES
     }

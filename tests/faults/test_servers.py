@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from config.settings.timeouts import Timeouts
 from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import FaultStack, Run
 
@@ -32,13 +33,11 @@ def test_events_are_accepted_while_broker_hangs(fault_stack: FaultStack, under_l
         fault_stack.stack.kill("Valkey", signal.SIGSTOP)
         try:
             before = len(run.load.accepted)
-            run.send_load(60, timeout=30)
-            meanwhile = sorted(each.took for each in run.load.accepted[before:])
+            run.send_load(60)
+            median, worst = run.measure_answers(before)
         finally:
             fault_stack.stack.kill("Valkey", signal.SIGCONT)
         run.struck_at[-1] = fault_stack.now()  # recovery counts from its return
         run.send_load(20)
-        median, worst = meanwhile[len(meanwhile) // 2], meanwhile[-1]
         run.notes.append(f"meanwhile 202 after {median * 1000:.0f} ms, at worst {worst:.2f} s")
-    assert median < 0.25
-    assert worst < 3
+    assert median < Timeouts().redis, "requests waited for the broker"

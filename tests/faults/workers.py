@@ -51,7 +51,7 @@ class Program:
     def kill(self) -> None:
         """Main process and children, at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(READY_WITHIN)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def celery(environment: Mapping[str, str], *words: str, app: str = "config", log
                 process.wait(40)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(READY_WITHIN)
 
 
 @contextmanager

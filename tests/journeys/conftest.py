@@ -2,71 +2,71 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.db import connection
+from django.test import Client
+from pytest_django.live_server_helper import LiveServer
 
 from config.local.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
+from tests.support.chromium import OpenPage, launch_chromium
 
-PASSWORD = "a day in operations"
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+WIDE, NARROW = 1400, 390  #: px
 WAIT_LIMIT = 90_000  #: ms; a machine that stalls is no page that does not come
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def static_root() -> None:
-    """WhiteNoise warns where nobody has collected files yet; here the finders serve them."""
+    """WhiteNoise warns if no files are collected; the finders serve them here."""
     Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
+@pytest.fixture
+def configuration_row(transactional_db: None) -> None:
+    """Create the row by which edits are noticed. A test that empties the tables deletes it."""
+    from scheduling.models import Configuration
 
-    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not path:
-        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
-    # Playwright keeps an event loop in this thread, which Django would take for an async context.
-    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+    Configuration.objects.get_or_create(pk=1)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for the journeys of a file. It does not outlive them: asyncio cannot run beside Playwright."""
+    with launch_chromium() as browser:
         yield browser
-        browser.close()
-    if before is None:
-        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
 @pytest.fixture
-def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
-    """A page of somebody who is logged in, in a language and a light: of a member of `group`, who is called like it, or
-    of `ops`, who may do everything. Nothing on it may violate the content security policy
-    (`scheduling.web.csp`)."""
+def site_url(live_server: LiveServer) -> str:
+    """The address of the web server; a journey with WebSockets names another one."""
+    return str(live_server.url)
+
+
+@pytest.fixture
+def ops(chromium: Browser, site_url: str) -> Iterator[OpenPage]:
+    """Open empty pages, logged in as a member of `group` or as `ops`, who may do everything.
+
+    No page may violate the content security policy (`scheduling.web.csp`).
+    """
     contexts = []
     violations: list[str] = []
 
-    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = "") -> Any:
-        create_member(group)
+    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = "") -> Page:
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-        context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
-        context.set_default_timeout(WAIT_LIMIT)
         contexts.append(context)
+        add_cookies(context, site_url, language, get_member(group))
+        context.set_default_timeout(WAIT_LIMIT)
         record_csp_violations(context, violations)
-        page = context.new_page()
-        page.goto(f"{live_server.url}/admin/")
-        page.fill("[name=username]", group or "ops")
-        page.fill("[name=password]", PASSWORD)
-        page.click("#login-form button[type=submit]")
-        page.wait_for_selector("#nav-sidebar-apps", state="attached")
-        return page
+        return context.new_page()
 
     yield ops
     for context in contexts:
@@ -75,9 +75,22 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     assert violations == []
 
 
+def visit_layouts(page: Page, address: str) -> Iterator[str]:
+    """Open a page and yield twice: "" in a wide window, "-narrow" in that of a telephone. Nothing is wider than it.
+
+    The width is a matter of style sheets, so the server need not draw the page again.
+    """
+    page.set_viewport_size({"width": WIDE, "height": 900})
+    page.goto(address)
+    for look, width in (("", WIDE), ("-narrow", NARROW)):
+        page.set_viewport_size({"width": width, "height": 900})
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, (address, width, overflow)
+        yield look
+
+
 def no_query_is_active() -> bool:
-    """A look that a closed page has begun goes on in the server; the tables are emptied next, and it would stand in the
-    way of that."""
+    """The request of a closed page continues in the server and would block the emptying of tables."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
@@ -86,21 +99,32 @@ def no_query_is_active() -> bool:
         return not cursor.fetchall()
 
 
-def create_member(group: str) -> None:
+def get_member(group: str) -> User:
     """A user with the initial rights of the group only."""
-    if User.objects.filter(username=group or "ops").exists():
-        return
+    if found := User.objects.filter(username=group or "ops").first():
+        return found
     if not group:
-        User.objects.create_superuser("ops", password=PASSWORD)
-        return
+        return User.objects.create_superuser("ops")
     Command().grant_permissions()
-    User.objects.create_user(group, password=PASSWORD, is_staff=True).groups.add(Group.objects.get(name=group))
+    user = User.objects.create_user(group, is_staff=True)
+    user.groups.add(Group.objects.get(name=group))
+    return user
 
 
-def record_csp_violations(context: Any, violations: list[str]) -> None:
+def add_cookies(context: BrowserContext, url: str, language: str, user: User | None = None) -> None:
+    """Choose the language and log in. The form of the login is the subject of `test_people` alone."""
+    cookies = {"django_language": language}
+    if user is not None:
+        client = Client()
+        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+        cookies["sessionid"] = client.cookies["sessionid"].value
+    context.add_cookies([{"name": name, "value": value, "url": url} for name, value in cookies.items()])
+
+
+def record_csp_violations(context: BrowserContext, violations: list[str]) -> None:
     """What the browser refuses, and what fails because of it."""
 
-    def heard(page: Any, text: str) -> None:
+    def heard(page: Page, text: str) -> None:
         if "Content Security Policy" in text:
             violations.append(f"{page.url if page else '?'}: {text}")
 

@@ -1,41 +1,45 @@
-"""A guarded roll-out in a browser."""
+"""An automatic roll-out in a browser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
-from tests.screenshots import save_screenshot
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder
+from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-def test_guarded_rollout_starts_pauses_and_shows_moves(ops: Callable[..., Any], live_server: Any, matrix: Any) -> None:
-    from scheduling.models import GuardedRollout, Node, RolloutMove
+def test_automatic_rollout_starts_pauses_and_shows_moves(
+    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
+) -> None:
+    from scheduling.models import AutomaticRollout, Node, RolloutMove
 
     node = matrix.node("presale-download", canary_template=matrix.template("guide-v2"))
     page = ops()
     page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
-    page.click("#guarded-rollout a.at-primary")
+    page.click("#automatic-rollout a.at-primary")
     page.fill("[name=steps]", "10, 30, 100")
-    save_screenshot(page, "guarded-rollout-start", full_page=True)
+    save_screenshot(page, "automatic-rollout-start", full_page=True)
     page.click("button.at-primary")
-    page.wait_for_selector("#guarded-rollout [aria-current=step]:has-text('10 %')")
+    page.wait_for_selector("#automatic-rollout [aria-current=step]:has-text('10 %')")
     assert Node.objects.get().canary_percent == 10
 
-    _pause(GuardedRollout.objects.get())
+    _pause(AutomaticRollout.objects.get())
     moves = RolloutMove.objects.count()
     for name, language, scheme, width in (
-        ("guarded-rollout", "zh-hans", "light", 1400),
-        ("guarded-rollout-dark-en", "en", "dark", 1400),
-        ("guarded-rollout-narrow", "zh-hans", "light", 390),
+        ("automatic-rollout", "zh-hans", "light", 1400),
+        ("automatic-rollout-dark-en", "en", "dark", 1400),
+        ("automatic-rollout-narrow", "zh-hans", "light", 390),
     ):
         page = ops(language, scheme, width)
         page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
-        section = page.locator("#guarded-rollout")
+        section = page.locator("#automatic-rollout")
         assert section.locator("tbody").nth(1).locator("tr").count() == moves
         overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, (name, overflow)

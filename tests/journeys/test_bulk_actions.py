@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
-from tests.screenshots import save_screenshot
+from scheduling.admin.failed_tasks import bulk_action
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
+@pytest.fixture(autouse=True)
+def _start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
+
+
 @pytest.fixture
-def many_failed_tasks(matrix: Any, record_event: Callable[..., Any]) -> int:
+def many_failed_tasks(matrix: MatrixBuilder, record_event: RecordEvent) -> int:
     """More failed tasks than a page shows."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
@@ -26,7 +34,7 @@ def many_failed_tasks(matrix: Any, record_event: Callable[..., Any]) -> int:
 
 
 def test_bulk_retry_of_all_matches_is_shown_and_stopped(
-    ops: Callable[..., Any], live_server: Any, many_failed_tasks: int
+    ops: OpenPage, live_server: LiveServer, many_failed_tasks: int
 ) -> None:
     from scheduling.models import BulkAction, FailedTask
     from scheduling.operations import bulk_actions
@@ -60,7 +68,7 @@ def test_bulk_retry_of_all_matches_is_shown_and_stopped(
     assert FailedTask.objects.filter(state="retried").count() == 20
 
 
-def test_saved_filter_is_listed_and_applied(ops: Callable[..., Any], live_server: Any, many_failed_tasks: int) -> None:
+def test_saved_filter_is_listed_and_applied(ops: OpenPage, live_server: LiveServer, many_failed_tasks: int) -> None:
     page = ops()
     page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=unknown")
     page.click("text=保存此筛选")
@@ -75,7 +83,7 @@ def test_saved_filter_is_listed_and_applied(ops: Callable[..., Any], live_server
 
 
 @pytest.mark.usefixtures("many_failed_tasks")
-def test_bulk_action_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
+def test_bulk_action_pages_fit_in_all_layouts(ops: OpenPage, live_server: LiveServer) -> None:
     from scheduling.operations import bulk_actions
     from scheduling.operations.failed_tasks import Actor
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
-from tests.screenshots import save_screenshot
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 def test_conversion_page_shows_control_group_and_fits(
-    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
+    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Configuration

@@ -1,19 +1,32 @@
-"""A look at the overview in a real browser: it keeps itself up to date, says when it cannot, and rests in a hidden tab;
-its numbers lead to rows, and the keyboard goes through them."""
+"""The overview in a real browser: it updates itself, shows outages, and pauses in a hidden tab.
+
+Its numbers link to rows, and the keyboard reaches all of them.
+"""
 
 from __future__ import annotations
 
+import base64
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from django.utils.timezone import now
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
 
-from tests.screenshots import save_screenshot
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.screenshots import save_screenshot
+from tests.support.thread_servers import serving_in_thread
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
 
@@ -30,13 +43,19 @@ def cleared_hourly_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def busy_week(matrix: Any) -> None:
+def busy_week(matrix: MatrixBuilder) -> None:
     """A week of touches, with a spike of failures two hours ago."""
+    from scheduling.admin.dashboard.config_changes import MODELS
     from scheduling.ids import first_id_at
-    from scheduling.models import Complaint, Customer, Event, FailedTask, Touch
+    from scheduling.models import Complaint, Customer, Event, FailedTask, Node, Touch
 
     dice = random.Random(7)
+    # Changed an hour before the spike. The rest of the configuration is older than every chart.
+    changed_at = now() - timedelta(hours=3, minutes=10)
     nodes = [matrix.node(key, trigger=key) for key in ("presale-download", "insale-paid", "aftersale-survey")]
+    for model in MODELS:
+        older = changed_at if model is Node else now() - timedelta(days=40)
+        model.history.update(history_date=older)  # type: ignore[attr-defined]
     ann = Customer.objects.create(user_id="ann", name="王小安", level="vip")
     touches, events = [], []
     reasons = ["cap"] * 6 + ["dedupe"] * 4 + ["conversation"] * 3 + ["quiet_hours", "opted_out", "rollout"]
@@ -90,6 +109,8 @@ def busy_shops_and_chats(transactional_db: None) -> None:
     platform = Platform.objects.create(key="pdd", name="Pinduoduo")
     flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true"])
     shop = Shop.objects.create(platform=platform, shop_id="s1")
+    lost = Shop.objects.create(platform=platform, shop_id="s2", name="Spring Tea")
+    Shop.objects.filter(pk=lost.pk).update(login_state="needed", login_lost_at=now() - timedelta(minutes=20))
     jobs, runs = [], []
     for _ in range(400):
         at = now() - timedelta(hours=dice.random() * 24)
@@ -102,10 +123,10 @@ def busy_shops_and_chats(transactional_db: None) -> None:
     Job.objects.bulk_create(jobs)
     Run.objects.bulk_create(runs)
     for hour in range(24):
-        NudgeTally.objects.create(at=now() - timedelta(hours=hour), tag="default", sent=dice.randrange(1, 6))
+        NudgeTally.objects.create(at=now() - timedelta(hours=hour), policy="default", sent=dice.randrange(1, 6))
 
 
-def advance_clock_until(page: Any, selector: str) -> None:
+def advance_clock_until(page: Page, selector: str) -> None:
     """Ten seconds after ten seconds: a look that is still under way plans the next one only when it is over."""
     from playwright.sync_api import TimeoutError as TooLate
 
@@ -117,18 +138,23 @@ def advance_clock_until(page: Any, selector: str) -> None:
     raise AssertionError(f"{selector} never came")
 
 
-def fits_width(page: Any) -> bool:
+def fits_width(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
-def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
+def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage, live_server: LiveServer) -> None:
+    from django.contrib.auth.models import User
+
+    from scheduling.models import DismissedChecklist
+
     for name, language, scheme, width in (
         ("dashboard", "zh-hans", "light", 1400),
         ("dashboard-dark-en", "en", "dark", 1400),
         ("dashboard-narrow", "zh-hans", "light", 390),
     ):
         page = ops(language, scheme, width)
+        DismissedChecklist.objects.get_or_create(user=User.objects.get(username="ops"))
         page.goto(f"{live_server.url}/admin/")
         page.wait_for_selector("#chart-ended")
         assert fits_width(page), name
@@ -143,9 +169,95 @@ def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: Callable[..., Any],
     save_screenshot(page, "dashboard-week", full_page=True)
 
 
+class Flower(BaseHTTPRequestHandler):
+    """A page behind a login, as Flower is."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"ops:hush").decode()
+        self.send_response(200 if known else 401)
+        self.send_header("WWW-Authenticate", 'Basic realm="flower"')
+        self.end_headers()
+        self.wfile.write(b"the workers" if known else b"")
+
+    def log_message(self, *args: Any) -> None:
+        """Discard the log line."""
+
+
+@pytest.fixture
+def report_worker() -> Iterator[Callable[[str], None]]:
+    """Report a worker every second until the test ends, as workers do every five: a report counts for 20 s."""
+    from scheduling.monitoring.worker_reports import WorkerReport, send_worker_report
+
+    names: list[str] = []
+    stop = threading.Event()
+
+    def send_all() -> None:
+        for name in names:
+            send_worker_report(WorkerReport(name, 4, 0.5, ["touch.high", "touch.normal", "touch.low"], running=2))
+
+    def report(name: str) -> None:
+        names.append(name)
+        send_all()
+
+    def repeat() -> None:
+        while not stop.wait(1):
+            send_all()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    yield report
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
+def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
+    ops: OpenPage, live_server: LiveServer, settings: Settings, report_worker: Callable[[str], None]
+) -> None:
+    from scheduling.models import Pause
+
+    report_worker("core@host1")
+    Pause.objects.create(scope="node:insale-paid", reason="new text")
+    settings.FLOWER_LOGIN = "ops:hush"
+    for name, language, scheme, width in (
+        ("narrow-dark-en", "en", "dark", 390), ("zh", "zh-hans", "light", 1400), ("en", "en", "light", 1400),
+    ):  # fmt: skip
+        page = ops(language, scheme, width)
+        page.goto(f"{live_server.url}/admin/")
+        page.wait_for_selector("#actions li")
+        assert fits_width(page), name
+        save_screenshot(page, f"first-page-{name}", full_page=True)
+        page.goto(f"{live_server.url}/admin/scheduling/touch/workers/")
+        page.wait_for_selector("#workers td:has-text('host1')")
+        assert fits_width(page), name
+        save_screenshot(page, f"workers-{name}", full_page=True)
+
+    page.goto(f"{live_server.url}/admin/")
+    assert page.locator("#first-hour li").count() == 4
+    page.click("#actions a:has-text('open failed tasks')")
+    page.wait_for_selector("#result_list tbody tr")
+    page.goto(f"{live_server.url}/admin/")
+    page.click("#first-hour button")
+    page.wait_for_selector("#first-hour", state="detached")
+    page.wait_for_selector("#actions")
+
+    # The page of workers refreshes itself.
+    page.click("nav.at-tabs a:has-text('Queues and workers')")
+    page.wait_for_selector("#workers td:has-text('host1')")
+    report_worker("core@host2")
+    page.wait_for_selector("#workers td:has-text('host2')")
+
+    # Flower opens from the menu without a second login.
+    flower = ThreadingHTTPServer(("127.0.0.1", 0), Flower)
+    with serving_in_thread(flower):
+        settings.FLOWER_URL = f"http://127.0.0.1:{flower.server_port}/"
+        page.click("#nav-sidebar-apps a:has-text('Flower')")
+        page.wait_for_selector("body:has-text('the workers')")
+
+
 @pytest.mark.usefixtures("busy_week", "valkey")
 def test_dashboard_refreshes_pauses_and_reports_errors(
-    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
+    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
 ) -> None:
     from scheduling.models import Touch
 
@@ -171,14 +283,14 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
     with page.expect_response(lambda response: "x-live" in response.request.headers):
         page.evaluate(see, False)
 
-    # Where the server does not answer, it says so, and what it knew stays.
+    # Without a response it shows that, and keeps the last figures.
     page.route("**/admin/", lambda route: route.abort())
     advance_clock_until(page, "#dashboard-status:has-text('The last refresh failed')")
     assert page.locator("#chart-ended").count() == 1
     page.unroute("**/admin/")
     advance_clock_until(page, "#dashboard-status:not(:has-text('failed'))")
 
-    # It can be told to stand still, and `r` looks all the same, also where a look is under way that read before it.
+    # It can be paused. `r` still reloads, also while an earlier request runs.
     page.click("#dashboard-hold")
     page.wait_for_selector("#dashboard-status:has-text('Refresh stopped')")
 
@@ -197,7 +309,7 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_chart_link_opens_rows_and_keyboard_navigates(ops: Callable[..., Any], live_server: Any) -> None:
+def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server: LiveServer) -> None:
     page = ops("en")
     page.goto(f"{live_server.url}/admin/")
     tallest = page.locator("#dashboard .at-chart svg a:has(rect.at-fill-bad)").evaluate_all(
@@ -220,7 +332,7 @@ def test_chart_link_opens_rows_and_keyboard_navigates(ops: Callable[..., Any], l
     page.wait_for_selector("#keyboard-help[open]")
     save_screenshot(page, "keyboard")
     page.keyboard.press("Escape")
-    page.keyboard.press("/")
+    page.keyboard.press("f")
     page.keyboard.type("jk?")
     assert page.input_value("#searchbar") == "jk?"
     page.fill("#searchbar", "")
@@ -232,7 +344,7 @@ def test_chart_link_opens_rows_and_keyboard_navigates(ops: Callable[..., Any], l
 
 @pytest.mark.usefixtures("customer_with_nodes", "valkey")
 def test_customer_page_fits_and_leads_to_touches(
-    ops: Callable[..., Any], live_server: Any, record_event: Callable[..., Any]
+    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
 ) -> None:
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Customer
@@ -256,7 +368,7 @@ def test_customer_page_fits_and_leads_to_touches(
 
 
 @pytest.fixture
-def customer_with_nodes(matrix: Any) -> None:
+def customer_with_nodes(matrix: MatrixBuilder) -> None:
     """Nodes that have sent as much as the limit allows, and one whose time comes tomorrow."""
     from scheduling.models import Customer
 

@@ -1,33 +1,41 @@
-"""A receiver refuses everybody. An operator sees it on the overview, tries five again when it is mended, then the rest;
-an editor edits a rule after a replay of the day. A viewer may look and do none of it."""
+"""A receiver refuses every message. An operator sees it on the overview, retries five after the repair, then the rest.
+
+An editor changes a rule after a replay of the day. A viewer may only read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db.models.functions import Now
+from pytest_django.live_server_helper import LiveServer
 
 from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.screenshots import save_screenshot
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.screenshots import save_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("configuration_row"),
+]
 MANY, FEW, READERS = 58, 5, 40
 
 
-@pytest.fixture(autouse=True)
-def _configuration_row(transactional_db: None) -> None:
-    """A test that flushes the tables also takes the row by which edits are noticed."""
-    from scheduling.models import Configuration
-
-    Configuration.objects.get_or_create(pk=1)
-
-
 @pytest.fixture
-def refusing_receiver(matrix: Any, record_event: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
+def refusing_receiver(
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    _sending: None,  # noqa: F811
+) -> Iterator[ScriptedReceiver]:
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.delivery.sender import sender
@@ -78,22 +86,25 @@ def run_next_batch() -> None:
 
 
 def test_failure_spike_is_retried_and_rule_is_edited(
-    ops: Callable[..., Any], live_server: Any, refusing_receiver: Any
+    ops: OpenPage, live_server: LiveServer, refusing_receiver: ScriptedReceiver
 ) -> None:
     from scheduling.models import BulkAction, FailedTask
 
     page = ops(group="operator")
+    page.goto(f"{live_server.url}/admin/")
 
-    # The overview says what fails most; there they stand by cause.
-    assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
+    # The overview shows the most frequent failures; the list groups them by cause.
+    assert str(MANY) in page.inner_text("#actions li:has-text('partner')")
     save_screenshot(page, "spike", full_page=True)
-    page.click("#content a[href$='/failedtask/groups/']")
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/groups/")
     page.click("tr:has-text('partner') a[href$='/retry/']")
 
     # Five first.
+    assert page.locator("#replay-tried tbody tr").count() == 0
     page.fill("[name=reason]", "合作方已恢复")
     page.click("button[name=few]")
     page.wait_for_selector("#replay-tried tbody tr")
+    assert page.input_value("[name=reason]") == "合作方已恢复"  # the next step asks for what changes only
     page.wait_for_load_state("domcontentloaded")
     assert page.locator("#replay-tried tbody tr").count() == FEW
     deliver_waiting_touches()
@@ -119,14 +130,14 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     assert BulkAction.objects.get().actor_name == "operator"
 
     # What would a stricter limit have done to these days? An operator may look, an editor asks and publishes it.
-    draft = f"{live_server.url}/admin/scheduling/whatifrun/add/"
+    draft = f"{live_server.url}/admin/scheduling/replay/add/"
     assert page.goto(draft).status == 403
     tighten_cap(ops(group="editor"), draft)
 
 
-def tighten_cap(page: Any, draft: str) -> None:
+def tighten_cap(page: Page, draft: str) -> None:
     from scheduling.experiments.replay import runs
-    from scheduling.models import HarassmentRule, WhatIfRun
+    from scheduling.models import HarassmentRule, Replay
 
     page.goto(draft)
     area = page.locator("[name=draft]")
@@ -135,27 +146,77 @@ def tighten_cap(page: Any, draft: str) -> None:
     page.wait_for_selector("progress")
     assert runs.execute_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")
-    assert WhatIfRun.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
-    page.click("button:has-text('发布草稿')")
+    assert Replay.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
+    page.click("a:has-text('发布草稿')")
+    page.fill("[name=reason]", "收紧频次上限")
+    page.click("button:has-text('发布')")
     page.wait_for_selector("text=草稿已上线")
     assert HarassmentRule.objects.get(kind="cap").limit == 2
     assert HarassmentRule.history.latest().history_user.username == "editor"
 
 
-def test_viewer_cannot_retry_edit_or_stop(ops: Callable[..., Any], live_server: Any, refusing_receiver: Any) -> None:
+def test_editor_takes_over_edits_and_requeues(
+    ops: OpenPage, live_server: LiveServer, refusing_receiver: ScriptedReceiver
+) -> None:
+    """One failed task is assigned and discussed. An editor corrects its text, and the customer gets that."""
+    from scheduling.models import FailedTask, Touch
+
+    admin = f"{live_server.url}/admin/scheduling"
+    page = ops(group="editor")
+    page.goto(f"{admin}/failedtask/groups/")
+    assert "24 小时" in page.inner_text("thead")
+    assert "58" in (page.get_attribute("svg.at-spark", "aria-label") or "")
+    save_screenshot(page, "failed-causes")
+    row = FailedTask.objects.filter(state="open").order_by("pk")[0]
+    page.goto(f"{admin}/failedtask/{row.pk}/change/")
+    page.click("button:has-text('指派给我')")
+    page.wait_for_selector("text=负责人已更改")
+    page.fill("[name=text]", "已联系合作方，见 https://example.com/ticket/17 ，等回复")
+    page.click("button:has-text('添加备注')")
+    page.wait_for_selector(".at-comment a[rel~=noopener]")
+    page.goto(f"{admin}/failedtask/?assignee=me")
+    assert page.locator("#result_list tbody tr").count() == 1
+
+    page.goto(f"{admin}/failedtask/{row.pk}/change/")
+    page.click("a:has-text('修改后重试')")
+    page.fill("[name=body]", "订单 A-17 已发货，请留意查收。")
+    page.fill("[name=reason]", "补上订单号")
+    save_screenshot(page, "failed-edit")
+    page.click("form button[type=submit]:has-text('修改后重试')")
+    page.wait_for_selector("ins:has-text('订单 A-17')")
+    save_screenshot(page, "failed-edited", full_page=True)
+    deliver_waiting_touches()
+    again = Touch.objects.get(retry_of=row.task_id)
+    assert (again.state, again.attempts[0].body) == ("delivered", "订单 A-17 已发货，请留意查收。")
+    page.goto(f"{admin}/touch/{again.pk}/change/")
+    page.wait_for_selector("ins:has-text('订单 A-17')")
+    for language, scheme, width in (("en", "dark", 1400), ("zh-hans", "light", 390)):
+        other = ops(language, scheme, width, "editor")
+        for name, path in (
+            ("task", f"failedtask/{row.pk}/change/"), ("causes", "failedtask/groups/"),
+            ("touch", f"touch/{again.pk}/change/"), ("list", "failedtask/?state=all"),
+        ):  # fmt: skip
+            other.goto(f"{admin}/{path}")
+            save_screenshot(other, f"failed-{name}-{language}-{scheme}", full_page=True)
+
+
+def test_viewer_cannot_retry_edit_or_stop(
+    ops: OpenPage, live_server: LiveServer, refusing_receiver: ScriptedReceiver
+) -> None:
     from scheduling.models import FailedTask, HarassmentRule
     from scheduling.operations import bulk_actions
     from scheduling.operations.failed_tasks import Actor
 
     page = ops(group="viewer")
-    assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
+    page.goto(f"{live_server.url}/admin/")
+    assert str(MANY) in page.inner_text("#actions li:has-text('partner')")
     failed = FailedTask.objects.filter(state="open")[0]
     admin = f"{live_server.url}/admin/scheduling"
     page.goto(f"{admin}/failedtask/groups/")
     assert page.locator("a[href$='/retry/']").count() == 0
     page.goto(f"{admin}/failedtask/")
     assert page.locator("select[name=action] option[value*=retry]").count() == 0
-    for path in (f"failedtask/groups/{failed.fingerprint}/retry/", "whatifrun/add/", "harassmentrule/add/"):
+    for path in (f"failedtask/groups/{failed.fingerprint}/retry/", "replay/add/", "harassmentrule/add/"):
         assert page.goto(f"{admin}/{path}").status == 403, path
 
     # A rule can be read, and nothing on the page or behind it writes.
@@ -179,7 +240,7 @@ def test_viewer_cannot_retry_edit_or_stop(ops: Callable[..., Any], live_server: 
     assert begun.state == "running"
 
 
-def post_form(page: Any, url: str, form: dict[str, str]) -> int:
+def post_form(page: Page, url: str, form: dict[str, str]) -> int:
     """What a form on this page would be answered that sends this there."""
     token = {each["name"]: each["value"] for each in page.context.cookies()}["csrftoken"]
     answer = page.request.post(url, form={**form, "csrfmiddlewaretoken": token}, headers={"referer": url})

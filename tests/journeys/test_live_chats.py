@@ -8,31 +8,33 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 from django.urls import reverse
 from django.utils.timezone import now
+from pytest_django.live_server_helper import LiveServer
 
 from sessions.detection import policies
 from sessions.frames import Frame
 from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
-from sessions.store.sessions import ClaimedSilence
-from tests.screenshots import save_screenshot
+from sessions.store.answers import ClaimedSilence
+from tests.journeys.conftest import visit_layouts
+from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-WAIT_LIMIT = 60_000  #: ms for what the page must come to say by itself
 TAGS = {"vip": (timedelta(minutes=3), 42), "new": (timedelta(seconds=30), 117), "default": (timedelta(minutes=1), 389)}
 
 
 @pytest.fixture
-def chats(transactional_db: None, valkey: Any) -> None:
+def chats(transactional_db: None, valkey: redis.Redis) -> None:
     """Some hundred chats, a few of them paused, and what became of a day's guide messages."""
     for tag, (threshold, _) in TAGS.items():
         SilencePolicy.objects.update_or_create(
-            tag=tag, defaults={"threshold": threshold, "jitter": timedelta(seconds=5)}
+            key=tag, defaults={"threshold": threshold, "jitter": timedelta(seconds=5)}
         )
-    # Nobody watches here; so nobody falls silent while a slow machine draws a page.
+    # No watcher runs, so no user falls silent while a slow machine draws a page.
     patient = {tag: Policy(timedelta(hours=1)) for tag in TAGS}
     sessions.live_store().push(PolicySet(patient))
     frames = [Frame(f"{tag}-{number}", f"{tag}-{number}", tag=tag) for tag in TAGS for number in range(TAGS[tag][1])]
@@ -44,39 +46,39 @@ def chats(transactional_db: None, valkey: Any) -> None:
             sent = count * 7
             NudgeTally.objects.create(
                 at=now() - timedelta(hours=hours),
-                tag=tag,
+                policy=tag,
                 sent=sent,
                 answered=sent * 31 // 100,
                 false=sent * 13 // 1000,
             )
     policies.push_policies()
     report = stats.WatcherReport()
-    report.count([ClaimedSilence(str(number), "ann", "", "default", 1, 0, 1) for number in range(372)], 23)
-    stats.send_report(sessions.live_store(), report, set(TAGS), waits=False)
+    report.count([ClaimedSilence(str(number), "ann", "", (), "default", 1, 1, 0, 1) for number in range(372)], 23)
+    stats.send_report(sessions.live_store(), report, waits=False)
 
 
-def open_chat_page(page: Any, live_server: Any, name: str, *args: Any) -> None:
+def open_chat_page(page: Any, live_server: LiveServer, name: str, *args: Any) -> None:
     page.goto(f"{live_server.url}{reverse(f'admin:chat_sessions_{name}', args=args)}")
 
 
 def test_live_chats_refresh_and_policy_edit_takes_effect(
-    ops: Callable[..., Any], chats: None, live_server: Any
+    ops: Callable[..., Any], chats: None, live_server: LiveServer
 ) -> None:
     page = ops()
-    page.set_default_timeout(WAIT_LIMIT)
+    open_chat_page(page, live_server, "chats")
     page.click("#nav-sidebar-apps >> text=会话总览")
-    page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('40')")
+    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('40')")
     save_screenshot(page, "live-chats")
 
     # It follows by itself what happens.
     page.evaluate("window.stayed = true")
     sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
-    page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('41')")
+    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('41')")
     assert page.evaluate("window.stayed"), "the page was not loaded again"
 
-    # A policy is edited; what does not fit is said at its field; the store has it with the commit.
+    # A policy is edited; errors are shown at their fields; the store has it with the commit.
     before = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
-    open_chat_page(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(tag="vip").pk)
+    open_chat_page(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(key="vip").pk)
     page.fill("[name=threshold]", "1s")
     page.click("[name=_continue]")
     page.wait_for_selector(".field-threshold .errorlist, .errorlist:has-text('2s')")
@@ -88,14 +90,50 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
     after = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
     assert after == {policies.read_policies().version} != before
 
-    # And its history says who did it, and what it was before.
-    open_chat_page(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(tag="vip").pk)
+    # Its history shows the user and the former values.
+    open_chat_page(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(key="vip").pk)
     said = page.inner_text("#content")
     assert all(words in said for words in ("ops", "贵宾需要更多时间", "3m", "5m")), said
     save_screenshot(page, "silence-policy-history")
 
 
-def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
+def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
+    SilencePolicy.objects.create(key="help", after="customer", threshold=timedelta(hours=1))
+    policies.push_policies()
+    sessions.live_store().note_activity([Frame("asked", "zoe", tag="help"), Frame("asked", "zoe", "", "agent", "tool")])
+    page = ops("en")
+    open_chat_page(page, live_server, "chats")
+    page.select_option("[name=state]", "paused")
+    page.click("text=Find")
+    page.wait_for_selector("#live-list tr:has-text('vip-') >> text=the chat is being transferred")
+    page.select_option("[name=state]", "")
+    page.fill("[name=user]", "zoe")
+    page.click("text=Find")
+    page.click("#live-list >> text=asked")
+    page.wait_for_selector(".at-facts >> text=the timer runs")
+    page.wait_for_load_state("domcontentloaded")
+    found = page.inner_text("section.at-card >> nth=0")
+    assert all(words in found for words in ("waiting for agent", "because of help", "waiting for customer")), found
+    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_chats')}")
+    page.click("text=Silences >> nth=-1")
+    page.wait_for_selector("#silence-list")
+
+
+def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(
+    ops: Callable[..., Any], chats: None, live_server: LiveServer
+) -> None:
+    page = ops("en")
+    page.clock.install()
+    open_chat_page(page, live_server, "chats")
+    page.keyboard.press("j")
+    chosen = page.get_attribute("#live-list tr.at-here a:focus", "href")
+    page.evaluate("document.querySelector('#live-list h2, #live-list p, #live-list th').dataset.former = 1")
+    page.clock.run_for(4_000)
+    page.wait_for_selector("#live-list [data-former]", state="detached")
+    assert page.get_attribute("#live-list tr.at-here a:focus", "href") == chosen
+
+
+def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
     page = ops("en")
     asked: list[str] = []
     address = reverse("admin:chat_sessions_live")
@@ -106,7 +144,7 @@ def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: Non
     page.reload()
     sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
     page.clock.run_for(4_000)
-    page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('41')")
+    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('41')")
     page.evaluate("window.away = true")
     page.clock.run_for(4_000)  # the turn that was under way
     before = len(asked)
@@ -115,34 +153,70 @@ def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: Non
     assert len(asked) == before
     sessions.live_store().note_activity([Frame("yet-another", "ann", tag="vip")])
     page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    page.wait_for_selector("#live-tags tr:has-text('vip') td:has-text('42')")
+    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('42')")
     assert all(urlsplit(each).path == address for each in asked)
 
 
-def test_chat_pages_fit_and_load_nothing_external(ops: Callable[..., Any], chats: None, live_server: Any) -> None:
-    """Wide and narrow, light and dark, both languages: nothing is wider than its screen, and nothing comes from
-    elsewhere."""
+def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
+    """The first request gets no answer, the next one does."""
+    page = ops("en")
+    requests: list[Any] = []
+
+    def answer(route: Any) -> None:
+        if route.request.resource_type != "fetch":
+            route.continue_()
+            return
+        requests.append(route)
+        if len(requests) > 1:
+            route.fulfill(content_type="text/html", body="<p id=live-chats data-live-again>fresh</p>")
+
+    page.route(f"**{reverse('admin:chat_sessions_live')}", answer)
+    page.add_init_script(TIMEOUT_BY_CLOCK)
+    page.clock.install(time=0)
+    page.clock.pause_at(1_000)
+    open_chat_page(page, live_server, "live")
+    with page.expect_request(lambda request: request.resource_type == "fetch"):
+        page.clock.run_for(4_000)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.clock.run_for(1_000)
+    assert len(requests) == 1, "one request at a time"
+    assert page.locator("#live-failed").is_hidden()
+    page.clock.run_for(20_000)
+    page.wait_for_selector("#live-failed")
+    page.clock.run_for(6_000)  # the next turn is planned before the note is shown
+    page.wait_for_selector("#live-chats:has-text('fresh')")
+    page.wait_for_selector("#live-failed", state="hidden")
+
+
+#: The time limit of a request follows the clock of the page.
+TIMEOUT_BY_CLOCK = """AbortSignal.timeout = (limit) => {
+    const limited = new AbortController();
+    setTimeout(() => limited.abort(), limit);
+    return limited.signal;
+}"""
+
+
+def test_chat_pages_fit_and_load_nothing_external(
+    ops: Callable[..., Any], chats: None, live_server: LiveServer
+) -> None:
+    """Wide and narrow, light and dark, both languages: nothing is wider than the screen or loaded from other hosts."""
     hour = timedelta(hours=1)
     sale = Campaign.objects.create(
         key="double-11", threshold=timedelta(seconds=90), starts_at=now() - hour, ends_at=now() + 7 * hour
     )
     Campaign.objects.create(key="christmas", starts_at=now() + 20 * hour, ends_at=now() + 90 * hour)
-    vip = SilencePolicy.objects.get(tag="vip")
+    vip = SilencePolicy.objects.get(key="vip")
     pages: list[tuple[str, tuple[Any, ...]]] = [
         ("live", ()), ("silencepolicy_changelist", ()), ("silencepolicy_change", (vip.pk,)),
         ("campaign_changelist", ()), ("campaign_change", (sale.pk,)),
     ]  # fmt: skip
     kept = {"live": "live-chats", "silencepolicy_changelist": "silence-policies"}
-    for look_of_it, language, scheme, width in (
-        ("", "zh-hans", "light", 1400), ("-dark-en", "en", "dark", 1400), ("-narrow", "zh-hans", "light", 390),
-    ):  # fmt: skip
-        page = ops(language, scheme, width)
+    for looks, language, scheme in (("", "zh-hans", "light"), ("-dark-en", "en", "dark")):
+        page = ops(language, scheme)
         for name, args in pages:
-            open_chat_page(page, live_server, name, *args)
-            page.wait_for_load_state("load")
-            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert overflow <= 0, (name, look_of_it, overflow)
+            address = live_server.url + reverse(f"admin:chat_sessions_{name}", args=args)
+            for narrow in visit_layouts(page, address):
+                if name in kept and bool(look_of_it := looks + narrow) == (name == "live"):
+                    save_screenshot(page, f"{kept[name]}{look_of_it}")
             hosts = page.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).host)")
             assert set(hosts) <= {urlsplit(live_server.url).netloc}
-            if name in kept and bool(look_of_it) == (name == "live"):
-                save_screenshot(page, f"{kept[name]}{look_of_it}")

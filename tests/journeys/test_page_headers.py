@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.urls import reverse
+from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import WAIT_LIMIT, record_csp_violations
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -20,7 +23,7 @@ OWN_PAGES = [
 
 
 @pytest.fixture
-def sample_rows(matrix: Any, record_event: Callable[..., Any]) -> None:
+def sample_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A row of what ops look at most."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import DelayRule, Pause
@@ -42,7 +45,7 @@ def pages() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("sample_rows")
-def test_back_office_pages_follow_content_security_policy(ops: Callable[..., Any], live_server: Any) -> None:
+def test_back_office_pages_follow_content_security_policy(ops: OpenPage, live_server: LiveServer) -> None:
     page = ops("en")
     for path in pages():
         page.goto(f"{live_server.url}{path}", wait_until="domcontentloaded")
@@ -52,7 +55,7 @@ def test_back_office_pages_follow_content_security_policy(ops: Callable[..., Any
 
 
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
-def test_public_pages_follow_content_security_policy(chromium: Any, live_server: Any, path: str) -> None:
+def test_public_pages_follow_content_security_policy(chromium: Any, live_server: LiveServer, path: str) -> None:
     context, violations = chromium.new_context(), []
     context.set_default_timeout(WAIT_LIMIT)
     record_csp_violations(context, violations)
@@ -60,7 +63,7 @@ def test_public_pages_follow_content_security_policy(chromium: Any, live_server:
     answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")
     assert "script-src 'self';" in answer.headers["content-security-policy"]
     assert violations == []
-    # What is written into the page does not run, and the watch hears of it.
+    # Injected scripts do not run, and the violation is reported.
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), { textContent: 'window.ran = true' }))"
     )

@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
-from tests.screenshots import save_screenshot
+from tests.support.matrix import MatrixBuilder
+from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -22,7 +24,7 @@ def _configuration_row(transactional_db: None) -> None:
 
 
 @pytest.fixture
-def week_of_events(matrix: Any, record_event: Callable[..., Any]) -> None:
+def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """A week of downloads and orders."""
     from tests.scheduling.core.conftest import pass_time
 
@@ -39,13 +41,15 @@ def week_of_events(matrix: Any, record_event: Callable[..., Any]) -> None:
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: Any) -> None:
+def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: LiveServer) -> None:
     from scheduling.experiments.replay import runs
-    from scheduling.models import HarassmentRule, WhatIfRun
+    from scheduling.models import HarassmentRule, Replay
 
     page = ops()
-    page.click("#nav-sidebar-apps >> text=规则回测")
-    page.goto(f"{live_server.url}/admin/scheduling/whatifrun/add/")
+    page.goto(f"{live_server.url}/admin/")
+    page.click("#nav-sidebar-apps >> text=预演与回测")
+    page.click(".at-tabs >> text=规则回测")
+    page.goto(f"{live_server.url}/admin/scheduling/replay/add/")
     area = page.locator("[name=draft]")
     live = area.input_value()
     area.fill(live.replace("limit: 3", "limit: many"))
@@ -57,39 +61,82 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
     page.wait_for_selector("progress")
     assert runs.execute_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")  # the page looks again by itself
-    run = WhatIfRun.objects.get()
+    run = Replay.objects.get()
     figures = page.inner_text(".wi-figures")
     assert f"{run.result['draft']['totals']['delivered']}" in figures
     assert run.result["draft"]["totals"]["delivered"] < run.result["live"]["totals"]["delivered"]
-    save_screenshot(page, "what-if")
-    page.click("button:has-text('发布草稿')")
+    save_screenshot(page, "replay")
+    page.click("a:has-text('发布草稿')")
+    page.fill("[name=reason]", "夜间少打扰")
+    page.click("button:has-text('发布')")
     page.wait_for_selector("text=草稿已上线")
     assert HarassmentRule.objects.get(kind="cap").limit == 1
     assert HarassmentRule.history.latest().history_user.username == "ops"
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: Any) -> None:
+def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any], live_server: LiveServer) -> None:
     from scheduling.experiments.replay import runs
+    from scheduling.models import HarassmentRule, Node
+
+    page, node, cap = ops(), Node.objects.get(key="presale-download"), HarassmentRule.objects.get(kind="cap")
+    admin = f"{live_server.url}/admin/scheduling"
+    page.goto(f"{admin}/node/{node.pk}/change/")
+    page.fill("[name=delay]", "soon")
+    page.click("button:has-text('用最近 7 天试算')")
+    page.wait_for_selector(".errorlist, :text('soon')")
+    page.fill("[name=delay]", "45m")
+    page.click("button:has-text('用最近 7 天试算')")
+    page.wait_for_selector("ins:text('45m')")
+    page.goto(f"{admin}/harassmentrule/{cap.pk}/change/")
+    page.fill("[name=limit]", "1")
+    page.click("button:has-text('用最近 7 天试算')")
+    page.wait_for_selector("text=改动已放入您的草稿")
+    page.wait_for_load_state("domcontentloaded")
+    assert page.locator(".wi-change").count() == 2
+    save_screenshot(page, "draft")
+    page.click("button:has-text('开始回测')")
+    page.wait_for_selector("progress")
+    assert runs.execute_next_replay()
+    page.click("a:has-text('发布草稿')")
+    page.fill("[name=reason]", "夜间少打扰")
+    save_screenshot(page, "draft-publish")
+    page.click("button:has-text('发布')")
+    page.wait_for_selector("text=草稿已上线")
+    node.refresh_from_db()
+    assert (node.delay, HarassmentRule.objects.get(kind="cap").limit) == (timedelta(minutes=45), 1)
+    assert node.history.latest().history_change_reason.startswith("夜间少打扰 (replay #")
+
+
+@pytest.mark.usefixtures("week_of_events")
+def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: LiveServer) -> None:
+    from django.contrib.auth.models import User
+
+    from scheduling.experiments.replay import runs
+    from scheduling.models import ConfigDraft
     from scheduling.operations.failed_tasks import Actor
 
-    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
+    text = runs.export_live_draft().replace("limit: 3", "limit: 2")
+    run = runs.create_replay(text, 7, Actor("ops"))
     assert runs.execute_next_replay()
     for name, language, scheme, width in (
-        ("what-if-dark-en", "en", "dark", 1400),
-        ("what-if-narrow", "zh-hans", "light", 390),
+        ("replay-dark-en", "en", "dark", 1400),
+        ("replay-narrow", "zh-hans", "light", 390),
     ):
         page = ops(language, scheme, width)
-        for path in ("add/", "", f"{run.pk}/change/"):
-            page.goto(f"{live_server.url}/admin/scheduling/whatifrun/{path}")
+        user = User.objects.get(username="ops")
+        ConfigDraft.objects.get_or_create(owner=user, defaults={"base": runs.export_live_draft(), "document": text})
+        for path in ("add/", "draft/", "", f"{run.pk}/publish/", f"{run.pk}/change/"):
+            page.goto(f"{live_server.url}/admin/scheduling/replay/{path}")
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, path, overflow)
+            save_screenshot(page, f"{name}-{path.strip('/').replace('/', '-') or 'list'}")
         save_screenshot(page, name)
 
 
 def test_node_edit_moves_waiting_touches(
-    ops: Callable[..., Any], live_server: Any, matrix: Any, record_event: Callable[..., Any]
+    ops: Callable[..., Any], live_server: LiveServer, matrix: MatrixBuilder, record_event: Callable[..., Any]
 ) -> None:
     from scheduling.models import Touch
 
@@ -99,8 +146,16 @@ def test_node_edit_moves_waiting_touches(
     page = ops("en")
     page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
     page.fill("[name=delay]", "3h")
-    page.wait_for_selector("#node-impact :text('The new delay places 1 of them elsewhere.')")
+    page.wait_for_selector("#edit-impact :text('The new delay places 1 of them elsewhere.')")
     save_screenshot(page, "node-impact")
+    cookies = page.context.cookies()
+    page.context.clear_cookies()
+    page.fill("[name=delay]", "4h")
+    page.wait_for_selector("#edit-impact :text('cannot be shown')")
+    assert page.locator("#edit-impact :text('elsewhere')").count() == 0
+    page.context.add_cookies(cookies)
+    page.fill("[name=delay]", "3h")
+    page.wait_for_selector("#edit-impact :text('The new delay places 1 of them elsewhere.')")
     page.click("[name=move_waiting]")
     page.click("[name=_save]")
     page.wait_for_selector(":text('1 waiting touch was moved.')")

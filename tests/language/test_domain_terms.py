@@ -1,10 +1,8 @@
-"""Words of our own: a job is no message, so what failed of it is told and acted on in other words; and schedules."""
+"""Jobs have their own words beside messages, in failed tasks and schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -12,21 +10,24 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.translation import override
 from django_celery_beat.models import CrontabSchedule
+from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS
 from scheduling.admin.system.schedule import describe_crontab
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import FailedTask
+from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import words
 from tests.rpa_tasks.admin.conftest import Market
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 OF_TOUCHES = ("customer", "deliver", "receiver", "sent", "arrive")
 
 
 @pytest.fixture
-def ops(settings: Any, tmp_path: Path) -> Client:
+def ops(settings: Settings, tmp_path: Path) -> Client:
     settings.STATIC_ROOT = tmp_path
     client = Client()
     client.cookies["django_language"] = "en"
@@ -37,7 +38,7 @@ def ops(settings: Any, tmp_path: Path) -> Client:
 @pytest.fixture
 def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
     """A run of unknown effect, so that every button is there."""
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda hints: None)
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda _: None)
     Market().failed("s1", detail="42")
     row = FailedTask.objects.get()
     row.failure = "unknown"
@@ -46,7 +47,7 @@ def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
 
 
 @pytest.fixture
-def touch(matrix: Any, record_event: Callable[..., Any]) -> FailedTask:
+def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> FailedTask:
     matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
     deliver_touches(record_event().task_ids)
     return FailedTask.objects.get()
@@ -103,3 +104,17 @@ def test_crontab_is_described_in_reader_language(language: str, said: str) -> No
     row = CrontabSchedule(minute="*/5", hour="9-18", day_of_week="1-5", timezone="Asia/Shanghai")
     with override(language):
         assert describe_crontab(row) == said
+
+
+@pytest.mark.parametrize("term", ["通道", "静默"])
+def test_chinese_uses_one_term_for_channel_and_silence(term: str) -> None:
+    """A lane is 店铺通道 or 接收通道; a way to reach a receiver is 渠道, the end of a timer 沉默."""
+    used = [text for path in CATALOGUES for entry in entries(path) for text in entry.translations if term in text]
+    assert [text for text in used if not any(lane in text for lane in ("店铺通道", "接收通道"))] == []
+
+
+def test_chinese_names_a_chat_id_by_its_community() -> None:
+    said = {entry.word[1]: entry.translations for path in CATALOGUES for entry in entries(path)}
+    chats = {text: words for text, words in said.items() if "chat id" in text.lower()}
+    assert len(chats) > 3
+    assert [words for words in chats.values() if "会话 ID" in "".join(words)] == []

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from config.celery import autoscaler
-from config.celery.autoscaler import ScalingWorker, _waited_seconds
+from config.celery.autoscaler import ScalingWorker, measure_wait
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def bounds(settings: Any, queues: str, most: int | None = 6, pool: str = "prefork", **options: Any) -> Any:
+def bounds(settings: Settings, queues: str, most: int | None = 6, pool: str = "prefork", **options: Any) -> Any:
     """What a worker of these queues is given as its autoscale option."""
     settings.AFTERTOUCH_WORKER_MIN, settings.AFTERTOUCH_WORKER_MAX = 2, most
     worker = ScalingWorker.__new__(ScalingWorker)
@@ -29,17 +30,17 @@ def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int, quota: str = "max 100
 
 
 @pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
-def test_core_worker_autoscale_uses_settings(settings: Any, queues: str) -> None:
+def test_core_worker_autoscale_uses_settings(settings: Settings, queues: str) -> None:
     assert bounds(settings, queues) == [6, 2]
 
 
 @pytest.mark.parametrize("queues", ["", RPA_QUEUES[0], f"{CORE_QUEUES[0]},{RPA_QUEUES[0]}"])
-def test_autoscale_of_other_worker_is_unset(settings: Any, queues: str) -> None:
+def test_autoscale_of_other_worker_is_unset(settings: Settings, queues: str) -> None:
     """A run needs a browser: more processes would not find one."""
     assert bounds(settings, queues) is None
 
 
-def test_autoscale_option_of_command_line_overrides_settings(settings: Any) -> None:
+def test_autoscale_option_of_command_line_overrides_settings(settings: Settings) -> None:
     assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3]
 
 
@@ -55,13 +56,13 @@ def test_autoscale_option_of_command_line_overrides_settings(settings: Any) -> N
     ids=["cores", "many cores", "quota of a container", "no core is left", "half a core"],
 )
 def test_core_worker_grows_to_the_cores_by_default(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, cores: int, quota: str, expected: Any
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, cores: int, quota: str, expected: Any
 ) -> None:
     set_cores(monkeypatch, cores, quota)
     assert bounds(settings, ",".join(CORE_QUEUES), most=None, concurrency=2) == expected
 
 
-def test_default_growth_leaves_other_pools_and_fixed_ones(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_growth_leaves_other_pools_and_fixed_ones(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     set_cores(monkeypatch, 8)
     assert bounds(settings, CORE_QUEUES[0], most=None, concurrency=2, pool="solo") is None
     assert bounds(settings, CORE_QUEUES[0], most=None) is None
@@ -76,10 +77,10 @@ def test_default_growth_leaves_other_pools_and_fixed_ones(settings: Any, monkeyp
     [(10, None, 10.0), (60, 5, 5.0), (10, 20, 10.0), (60, -5, 0.0), (-5, None, 0.0), (None, 5, 0.0)],
     ids=["due when published", "waited for its eta", "overdue when published", "not due", "clock ahead", "a tick"],
 )
-def test_waited_seconds_count_from_ready_time(published: float | None, eta: float | None, expected: float) -> None:
+def test_measure_wait_counts_from_ready_time(published: float | None, eta: float | None, expected: float) -> None:
     """Both are seconds before now."""
     request = SimpleNamespace(
         request_dict={} if published is None else {"published_at": NOW.timestamp() - published},
         eta=None if eta is None else NOW - timedelta(seconds=eta),
     )
-    assert _waited_seconds(request, NOW) == expected
+    assert measure_wait(request, NOW) == expected

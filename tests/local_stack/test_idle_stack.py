@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from redis.exceptions import ResponseError
 
@@ -19,7 +20,7 @@ from config.celery.beat_scheduler import LeaderScheduler, TickBacklog
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
 from config.settings.logging import WithoutPasses
-from rpa_tasks.tasks import publish_for_shops, run_rounds
+from rpa_tasks.tasks import publish_for_shops, run_publications
 from scheduling import metrics
 from scheduling.tasks import deliver, dispatch_due
 
@@ -27,7 +28,7 @@ LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def scheduler(transactional_db: None, valkey: Any) -> Iterator[LeaderScheduler]:
+def scheduler(transactional_db: None, valkey: redis.Redis) -> Iterator[LeaderScheduler]:
     made = LeaderScheduler(app=app)
     # The lock of the test before goes with its backend, some time after its connection was closed.
     assert wait_until(lambda: bool(made._holds_lock()), 60)
@@ -57,7 +58,7 @@ def test_beat_schedules_exactly_the_passes(scheduler: LeaderScheduler) -> None:
     assert set(PeriodicTask.objects.values_list("task", flat=True)) == PASSES
 
 
-def tasks_in(valkey: Any) -> list[str]:
+def tasks_in(valkey: redis.Redis) -> list[str]:
     return [json.loads(raw)["headers"]["task"] for raw in valkey.lrange("mq:ticks", 0, -1) if raw != b"waits"]
 
 
@@ -66,7 +67,7 @@ def tick_until_nothing_is_due(scheduler: LeaderScheduler) -> None:
 
 
 def test_beat_with_full_backlog_publishes_no_passes(
-    scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
+    scheduler: LeaderScheduler, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps what has expired until a worker looks at it. What ops have scheduled goes out all the same."""
     PeriodicTask.objects.update(last_run_at=LONG_AGO)
@@ -76,12 +77,12 @@ def test_beat_with_full_backlog_publishes_no_passes(
     alive: list[str] = []
     monkeypatch.setattr(metrics, "record_beat_tick", alive.append)
     tick_until_nothing_is_due(scheduler)
-    assert set(tasks_in(valkey)) == {run_rounds.name}
+    assert set(tasks_in(valkey)) == {run_publications.name}
     assert alive, "whatever it publishes, it ticks"
 
 
 def test_beat_with_drained_backlog_publishes_passes_again(
-    scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
+    scheduler: LeaderScheduler, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)
     valkey.rpush("mq:ticks", *["waits"] * (TickBacklog.MOST + 1))

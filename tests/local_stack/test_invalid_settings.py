@@ -5,18 +5,42 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from config.environment import ROOT, Environment
+from config.environment import ROLES, ROOT, Environment, environment
+from config.settings.databases import build_database
 
 
-def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT, env={**os.environ, **env}, text=True, capture_output=True, timeout=60, check=False,
+@pytest.fixture
+def refusal_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Read settings that must be refused. Return the last words of a process that refuses them."""
+
+    def refusal_of(**env: str) -> str:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as refused:
+            environment.__wrapped__()
+        return str(refused.value.code)
+
+    return refusal_of
+
+
+@pytest.mark.parametrize("action", ["servers", "run"])
+def test_invalid_setting_stops_start_before_anything_is_made(tmp_path: Path, action: str) -> None:
+    state_dir = tmp_path / "state"
+    refused = subprocess.run(
+        [sys.executable, "-m", "config.local", action],
+        cwd=ROOT, env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state_dir), "AFTERTOUCH_PORT": "eighty"}, text=True,
+        capture_output=True, timeout=180, check=False,
     )  # fmt: skip
+    assert refused.returncode == 1
+    assert "AFTERTOUCH_PORT" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not state_dir.exists()
 
 
 @pytest.mark.parametrize(
@@ -31,14 +55,8 @@ def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[s
         ("DJANGO_LOG_LEVEL", "LOUD"),
     ],
 )
-@pytest.mark.parametrize("action", ["servers", "run"])
-def test_invalid_setting_stops_start_and_is_named(tmp_path: Path, action: str, name: str, value: str) -> None:
-    state_dir = tmp_path / "state"
-    refused = start("config.local", action, AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})
-    assert refused.returncode == 1
-    assert name in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not state_dir.exists()
+def test_invalid_setting_is_named(refusal_of: Callable[..., str], name: str, value: str) -> None:
+    assert f"  {name}: " in refusal_of(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -48,21 +66,63 @@ def test_invalid_setting_stops_start_and_is_named(tmp_path: Path, action: str, n
         ({"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
     ],
 )
-def test_conflicting_worker_bounds_are_named(others: dict[str, str], words: str) -> None:
-    refused = start("config.local", "run", AFTERTOUCH_WORKER_MAX="2", **others)
-    assert refused.returncode == 1
-    assert "AFTERTOUCH_WORKER_MAX" in refused.stderr
-    assert words in refused.stderr
+def test_conflicting_worker_bounds_are_named(
+    refusal_of: Callable[..., str], others: dict[str, str], words: str
+) -> None:
+    said = refusal_of(AFTERTOUCH_WORKER_MAX="2", **others)
+    assert "AFTERTOUCH_WORKER_MAX" in said
+    assert words in said
+
+
+OIDC = {
+    "AFTERTOUCH_OIDC_ISSUER": "https://id.example.com", "AFTERTOUCH_OIDC_CLIENT_ID": "a",
+    "AFTERTOUCH_OIDC_CLIENT_SECRET": "b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AFTERTOUCH_OIDC_ISSUER", "id.example.com"),
+        ("AFTERTOUCH_OIDC_ISSUER", "https://user@id.example.com"),
+        ("AFTERTOUCH_OIDC_CLIENT_ID", ""),
+        ("AFTERTOUCH_OIDC_CLIENT_SECRET", ""),
+        ("AFTERTOUCH_OIDC_GROUP_MAP", "ops"),
+        ("AFTERTOUCH_OIDC_GROUP_MAP", "ops=chief"),
+        ("AFTERTOUCH_REQUIRE_TOTP", "perhaps"),
+    ],
+)
+def test_invalid_provider_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    for key, text in {**OIDC, name: value}.items():
+        monkeypatch.setenv(key, text)
+    with pytest.raises(ValidationError) as error:
+        Environment()
+    assert {str(each["loc"][0]).upper() for each in error.value.errors()} >= {name}
+
+
+@pytest.mark.parametrize("name", ["AFTERTOUCH_OIDC_ONLY", "AFTERTOUCH_OIDC_LINK_BY_EMAIL"])
+def test_provider_setting_without_issuer_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(ValidationError, match="needs AFTERTOUCH_OIDC_ISSUER"):
+        Environment()
+
+
+def test_group_map_accepts_names_of_ldap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, text in {**OIDC, "AFTERTOUCH_OIDC_GROUP_MAP": "cn=ops=operator, it = administrator"}.items():
+        monkeypatch.setenv(key, text)
+    assert Environment().aftertouch_oidc_group_map == {"cn=ops": "operator", "it": "administrator"}
+
+
+def test_roles_of_the_environment_match_the_model() -> None:
+    from scheduling.models import Role
+
+    assert list(Role.values) == list(ROLES)
 
 
 @pytest.mark.parametrize("kind", ["WORKERS", "NODES", "WATCHERS"])
-def test_conflicting_scale_bounds_are_named(kind: str) -> None:
-    bounds = {f"AFTERTOUCH_SCALE_{kind}_MIN": "3", f"AFTERTOUCH_SCALE_{kind}_MAX": "2"}
-    refused = start("config.local", "run", **bounds)
-    assert refused.returncode == 1
-    assert (
-        f"AFTERTOUCH_SCALE_{kind}_MAX: Value error, must not be less than AFTERTOUCH_SCALE_{kind}_MIN" in refused.stderr
-    )
+def test_conflicting_scale_bounds_are_named(refusal_of: Callable[..., str], kind: str) -> None:
+    said = refusal_of(**{f"AFTERTOUCH_SCALE_{kind}_MIN": "3", f"AFTERTOUCH_SCALE_{kind}_MAX": "2"})
+    assert f"AFTERTOUCH_SCALE_{kind}_MAX: Value error, must not be less than AFTERTOUCH_SCALE_{kind}_MIN" in said
 
 
 def test_equal_worker_bounds_are_accepted() -> None:
@@ -70,10 +130,38 @@ def test_equal_worker_bounds_are_accepted() -> None:
     assert (bounds.aftertouch_worker_min, bounds.aftertouch_worker_max) == (2, 2)
 
 
-def test_all_invalid_settings_are_named() -> None:
-    refused = start("config.local", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
-    assert "AFTERTOUCH_PORT" in refused.stderr
-    assert "AFTERTOUCH_FLOWER_PORT" in refused.stderr
+@pytest.mark.parametrize("name", ["DATABASE_URL", "DATABASE_REPLICA_URL"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://a:hidden@db/a", "postgresql://a:hidden@db", "postgresql://a:hidden@db:port/a", "hidden",
+        "postgresql://a:hidden@db/a?ssl=true",
+    ],
+)  # fmt: skip
+def test_wrong_database_address_is_refused_without_its_text(
+    refusal_of: Callable[..., str], name: str, url: str
+) -> None:
+    said = refusal_of(**{name: url})
+    assert f"{name}: Value error" in said
+    assert "hidden" not in said
+
+
+def test_replica_with_address_of_primary_is_refused(refusal_of: Callable[..., str]) -> None:
+    url = "postgresql://a@db/a"
+    said = refusal_of(DATABASE_URL=url, DATABASE_REPLICA_URL=url)
+    assert "DATABASE_REPLICA_URL: Value error, must not be the address of DATABASE_URL" in said
+
+
+def test_database_address_with_tls_reaches_driver() -> None:
+    database = build_database("postgresql://a@db/a?sslmode=verify-full&sslrootcert=/ca.pem", prepare_statements=True)
+    assert database["OPTIONS"]["sslmode"] == "verify-full"
+    assert database["OPTIONS"]["sslrootcert"] == "/ca.pem"
+
+
+def test_all_invalid_settings_are_named(refusal_of: Callable[..., str]) -> None:
+    said = refusal_of(AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
+    assert "AFTERTOUCH_PORT" in said
+    assert "AFTERTOUCH_FLOWER_PORT" in said
 
 
 SECRET_KEY = "0123456789abcdef" * 4
@@ -93,28 +181,29 @@ def load(module: str, **env: str) -> subprocess.CompletedProcess[str]:
     code = f"import {module}; from django.conf import settings; print(settings.SETTINGS_MODULE, settings.SECRET_KEY)"
     return subprocess.run(
         [sys.executable, "-c", code],
-        cwd=ROOT, env={**ours, **env}, text=True, capture_output=True, timeout=120, check=False,
+        cwd=ROOT, env={**ours, **env}, text=True, capture_output=True, timeout=180, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("secret_key", "secrets_keys", "time_scale"),
     [
-        ("DJANGO_SECRET_KEY", "x"),
-        ("DJANGO_SECRET_KEY", SECRET_KEY[:49]),
-        ("DJANGO_SECRET_KEY", "x" * 64),
-        ("AFTERTOUCH_SECRETS_KEYS", SECRET_KEY[:42]),
-        ("AFTERTOUCH_SECRETS_KEYS", "x" * 64),
-        ("AFTERTOUCH_SECRETS_KEYS", f"{SECRET_KEY},{SECRET_KEY[:31]}"),
-        ("AFTERTOUCH_TIME_SCALE", "2.5"),
-        ("AFTERTOUCH_TIME_SCALE", "0.5"),
+        ("x", SECRET_KEY[:42], "2.5"),
+        (SECRET_KEY[:49], "x" * 64, "0.5"),
+        ("x" * 64, f"{SECRET_KEY},{SECRET_KEY[:31]}", "3"),
     ],
 )
-def test_weak_production_value_stops_start_without_its_text(tmp_path: Path, name: str, value: str) -> None:
-    refused = load("config.asgi", **{**PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path), name: value})
+def test_weak_production_values_stop_start_without_their_text(
+    tmp_path: Path, secret_key: str, secrets_keys: str, time_scale: str
+) -> None:
+    weak = {
+        "DJANGO_SECRET_KEY": secret_key, "AFTERTOUCH_SECRETS_KEYS": secrets_keys, "AFTERTOUCH_TIME_SCALE": time_scale,
+    }  # fmt: skip
+    refused = load("config.asgi", **{**PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path), **weak})
     assert refused.returncode == 1
-    assert [line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]] == [name]
-    assert value not in refused.stderr
+    assert {line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]} == set(weak)
+    assert secret_key not in refused.stderr
+    assert secrets_keys not in refused.stderr
 
 
 @pytest.mark.parametrize("module", ["config.asgi", "config.wsgi"])

@@ -20,7 +20,7 @@ from config.local.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.faults
 
-WAIT_LIMIT = 120.0
+WAIT_LIMIT = 240.0
 SAMPLE = """
 import subprocess
 import sys

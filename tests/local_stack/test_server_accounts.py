@@ -1,4 +1,4 @@
-"""Under whose name the embedded servers run: root lends them out, anybody else runs them himself."""
+"""The account of the embedded servers: root uses another account, other users run them themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
     }
     done = subprocess.run(
         [*before, python, "-m", "config.local", "servers"],
-        cwd=folder, env=environment, text=True, timeout=120, check=False, stdout=subprocess.PIPE,
+        cwd=folder, env=environment, text=True, timeout=240, check=False, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

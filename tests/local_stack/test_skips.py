@@ -25,7 +25,7 @@ OTHERS = {
 
 
 def list_skips(path: Path) -> Iterator[tuple[str, str]]:
-    """Where in the file, and how the reason begins."""
+    """Return the line and the start of the reason."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "pytest.skip", "pytest.mark.skip", "pytest.mark.skipif", "pytest.importorskip", "unittest.skip",

@@ -6,6 +6,7 @@ import base64
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,19 +20,30 @@ import pytest
 
 from config.environment import ROOT, Environment
 from config.local import foreground, ownership, servers
-from config.local.endpoints import read_or_create_secret
+from config.local.endpoints import (
+    adopt_stack_settings,
+    read_or_create_secret,
+    remove_stack_settings,
+    write_stack_settings,
+)
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
 from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
-WAIT_LIMIT = 60.0
+WAIT_LIMIT = 180.0
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
     with running_stack(programs=["web", "beat", "flower"]) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of stacks that run one after the other: only the first makes a cluster and its tables."""
+    return tmp_path_factory.mktemp("stacks") / "state"
 
 
 def status_of(url: str, login: str = "") -> int:
@@ -97,6 +109,34 @@ def test_manage_uses_servers_of_the_stack(stack: RunningStack) -> None:
     assert "[X]" in stack.manage("showmigrations", "contenttypes")
 
 
+def test_manage_in_second_shell_uses_settings_of_the_stack(stack: RunningStack) -> None:
+    kept = stack.state_dir / "settings.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("AFTERTOUCH_", "DJANGO_"))}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "shell", "--no-imports", "-c",
+         "from django.conf import settings; print(settings.AFTERTOUCH_BASE_URL, settings.FLOWER_URL)"],
+        cwd=ROOT, env={**ours, "AFTERTOUCH_STATE_DIR": str(stack.state_dir)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [stack.base_url, f"{stack.flower_url}/"]
+
+
+def test_adopted_settings_never_replace_given_ones(tmp_path: Path) -> None:
+    write_stack_settings(tmp_path, {"AFTERTOUCH_TIME_SCALE": "60", "DJANGO_SETTINGS_MODULE": "config.settings.local"})
+    environ = {"AFTERTOUCH_TIME_SCALE": "1"}
+    adopt_stack_settings(tmp_path, environ)
+    assert environ == {"AFTERTOUCH_TIME_SCALE": "1", "DJANGO_SETTINGS_MODULE": "config.settings.local"}
+    for name in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE"):
+        other = {name: "of another stack"}
+        adopt_stack_settings(tmp_path, other)
+        assert other == {name: "of another stack"}
+    remove_stack_settings(tmp_path)
+    nothing: dict[str, str] = {}
+    adopt_stack_settings(tmp_path, nothing)
+    assert nothing == {}
+
+
 def test_second_stack_in_folder_is_refused(stack: RunningStack) -> None:
     refused = run("run", stack.state_dir)
     assert refused.returncode == 1
@@ -108,7 +148,7 @@ def run(action: str, state_dir: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "config.local", action],
         cwd=ROOT, env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
-        text=True, capture_output=True, timeout=120, check=False,
+        text=True, capture_output=True, timeout=WAIT_LIMIT, check=False,
     )  # fmt: skip
 
 
@@ -137,8 +177,7 @@ def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.faults
-def test_stack_with_killed_owner_leaves_no_process(tmp_path: Path) -> None:
-    state_dir = tmp_path / "state"
+def test_stack_with_killed_owner_leaves_no_process(state_dir: Path) -> None:
     with running_stack(programs=["beat"], state_dir=state_dir) as stack:
         programs = [psutil.Process(pid) for pid in stack.pids.values()]
         owner = ownership.owner_pid(state_dir)
@@ -150,8 +189,7 @@ def test_stack_with_killed_owner_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_stack_without_error(tmp_path: Path, number: signal.Signals) -> None:
-    state_dir = tmp_path / "state"
+def test_signal_stops_stack_without_error(state_dir: Path, number: signal.Signals) -> None:
     with running_stack(programs=["beat"], state_dir=state_dir):
         owner = ownership.owner_pid(state_dir)
         assert owner is not None
@@ -192,7 +230,7 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WAITS_FOR_THE_OTHER)
     names = ("one", "two")
     programs = [
-        Program(name, f"{tmp_path}/program.py {tmp_path} {name} {other}", stop_within=10)
+        Program(name, f"{tmp_path}/program.py {tmp_path} {name} {other}", stop_within=60)
         for name, other in zip(names, reversed(names), strict=True)
     ]
     settings = Environment(aftertouch_state_dir=tmp_path)
@@ -204,6 +242,22 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
         stack.stop()
 
     assert [name for name in names if not (tmp_path / f"{name}.ended").exists()] == []
+
+
+def test_stop_during_start_reaches_every_program(tmp_path: Path) -> None:
+    """A child of the supervisor that dropped SIGTERM before its exec would run until SIGKILL."""
+    programs = [Program(f"p{number}", "-c 'import time; time.sleep(3600)'") for number in range(30)]
+    settings = Environment(aftertouch_state_dir=tmp_path)
+    supervisor = start_supervisor(write_configuration(settings, tmp_path, programs), dict(os.environ))
+    log = tmp_path / "logs" / "supervisor.log"
+    try:
+        assert wait_until(lambda: log.exists() and "spawned" in log.read_text(), WAIT_LIMIT, pause=0.005)
+        supervisor.terminate()
+        supervisor.wait(WAIT_LIMIT)
+    finally:
+        supervisor.kill()
+
+    assert [line for line in log.read_text().splitlines() if "SIGKILL" in line] == []
 
 
 def test_stop_time_limit_covers_programs_and_servers() -> None:

@@ -1,11 +1,11 @@
-"""A beat that stands by has asked for the lock, and publishes nothing however much is due."""
+"""A standby beat waits for the lock and publishes nothing."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
+import redis
 from django.db import connection
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask, PeriodicTasks
@@ -17,12 +17,17 @@ from config.local.processes import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def await_lead(beat: LeaderScheduler) -> None:
+    """The lock of another beat goes with its backend, some time after its connection was closed."""
+    assert wait_until(lambda: bool(beat._holds_lock()), 60)
+
+
 def make_all_due() -> None:
     PeriodicTask.objects.update(last_run_at=now() - timedelta(hours=1))
     PeriodicTasks.update_changed()
 
 
-def tick(beat: LeaderScheduler, valkey: Any, *, times: int) -> int:
+def tick(beat: LeaderScheduler, valkey: redis.Redis, *, times: int) -> int:
     """Let it tick and return how many messages it published."""
     before = valkey.llen("mq:ticks")
     for _ in range(times):
@@ -30,10 +35,13 @@ def tick(beat: LeaderScheduler, valkey: Any, *, times: int) -> int:
     return int(valkey.llen("mq:ticks") - before)
 
 
-def test_tick_of_standby_publishes_only_after_leader_is_gone(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_of_standby_publishes_only_after_leader_is_gone(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
     try:
+        await_lead(leader)
         make_all_due()
         assert tick(leader, valkey, times=20) > 0
         assert tick(standby, valkey, times=3) == 0
@@ -41,6 +49,7 @@ def test_tick_of_standby_publishes_only_after_leader_is_gone(valkey: Any, monkey
         assert tick(standby, valkey, times=20) == 0
         assert standby.tick() == LeaderScheduler.STANDBY_SECONDS
         leader.close()
+        await_lead(standby)
         make_all_due()
         assert tick(standby, valkey, times=20) > 0
     finally:
@@ -48,18 +57,19 @@ def test_tick_of_standby_publishes_only_after_leader_is_gone(valkey: Any, monkey
         standby.close()
 
 
-def test_tick_of_leader_without_lock_publishes_nothing(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_of_leader_without_lock_publishes_nothing(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL ended its session, and another beat leads since."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks
     former, successor = LeaderScheduler(app=app), LeaderScheduler(app=app)
     try:
+        await_lead(former)
         make_all_due()
         assert tick(former, valkey, times=20) > 0
         assert former._lock_connection is not None
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s)", [former._lock_connection.info.backend_pid])
-        assert wait_until(lambda: bool(successor._holds_lock()), 60)
+        await_lead(successor)
         make_all_due()
         assert tick(former, valkey, times=5) == 0
         assert tick(successor, valkey, times=20) > 0

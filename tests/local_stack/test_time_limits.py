@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from config.environment import ROOT
 
 HANGING_TEST = """
 import time
 
+import pytest
+
 def test_hangs():
     while True:
         time.sleep(0.05)
 
+@pytest.mark.timeout(120)
 def test_passes():
     pass
 """
@@ -48,9 +50,18 @@ MARKED = """
 import pytest
 
 @pytest.mark.parametrize("number", [1])
-@pytest.mark.{marker}
-def test_marked(request, number):
-    print("limit", request.node.get_closest_marker("timeout"))
+@pytest.mark.faults
+def test_fault(request, number):
+    print("limit of faults", request.node.get_closest_marker("timeout"))
+
+@pytest.mark.campaign
+def test_campaign(request):
+    print("limit of campaign", request.node.get_closest_marker("timeout"))
+
+@pytest.mark.faults
+@pytest.mark.timeout(7)
+def test_own(request):
+    print("limit of its own", request.node.get_closest_marker("timeout"))
 """
 
 
@@ -61,10 +72,10 @@ def run_pytest(folder: Path, text: str, *words: str, limit: str = "1", clean_up:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environ |= {"PYTEST_TIMEOUT": limit, "AFTERTOUCH_TEST_CLEAN_UP": clean_up}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.time_limits", "-p", "no:cacheprovider", "-p", "no:randomly",
-         "-p", "no:playwright", "--noconftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder),
-         *words, str(file)],
-        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-m", "pytest", "-p", "tests.support.time_limits", "-p", "no:cacheprovider",
+         "-p", "no:randomly", "-p", "no:playwright", "--noconftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir",
+         str(folder), *words, str(file)],
+        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -95,8 +106,8 @@ def test_left_thread_does_not_keep_process(tmp_path: Path) -> None:
     assert "1 passed" in output
 
 
-@pytest.mark.parametrize(("marker", "seconds"), [("faults", 900), ("campaign", 7200), ("timeout(7)", 7)])
-def test_time_limit_follows_marker(tmp_path: Path, marker: str, seconds: int) -> None:
-    code, output = run_pytest(tmp_path, MARKED.format(marker=marker), "-s")
+def test_time_limit_follows_marker(tmp_path: Path) -> None:
+    code, output = run_pytest(tmp_path, MARKED, "-s", clean_up="60")
     assert code == 0
-    assert f"args=({seconds},)" in output
+    found = dict(re.findall(r"limit of (.*) Mark\(.*args=\((\d+),\)", output))
+    assert found == {"faults": "900", "campaign": "7200", "its own": "7"}

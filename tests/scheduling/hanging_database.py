@@ -58,7 +58,7 @@ class HangingDatabase:
 
 @contextmanager
 def proxy_database() -> Iterator[HangingDatabase]:
-    """Before every connection that a thread makes meanwhile."""
+    """Run this before every connection that a thread opens in the block."""
     connection.ensure_connection()
     gate = HangingDatabase(int(connection.settings_dict["PORT"]))
     with pytest.MonkeyPatch.context() as patched:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any
+from uuid import uuid4
 
 from django.contrib.auth.models import Group, User
 from django.utils.timezone import now
@@ -35,38 +36,57 @@ from rpa_tasks.models import (
     LoginState,
     Platform,
     Shop,
+    TakeOver,
 )
+from scheduling.audit.audit_log import record_action
+from scheduling.customers import imports
 from scheduling.experiments import rollout_runs
 from scheduling.experiments.replay import runs
+from scheduling.identity import invitations, totp
 from scheduling.models import (
     AlertReceiver,
     ApiKey,
+    AuditEntry,
+    AutomaticRollout,
     BulkAction,
+    Calendar,
     ChannelConfig,
     Community,
     Complaint,
+    ConfigDraft,
     Configuration,
     Customer,
+    CustomerImport,
     DelayRule,
     Event,
     EventType,
     FailedLogin,
     FailedTask,
-    GuardedRollout,
     HarassmentRule,
+    Holdout,
+    Invitation,
     Node,
     Pause,
+    Replay,
     SavedFilter,
+    SignIn,
     Stage,
     Template,
     TemplateText,
     Touch,
-    WhatIfRun,
+    WebhookMessage,
+    WebhookSubscription,
 )
 from scheduling.operations.commands import create_api_key
 from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.undo import offer_undo
+from scheduling.planning import disabled_targets
+from scheduling.webhooks.message_history import pause_endpoint
 from sessions.models import Campaign, SilencePolicy
 from tests.rpa_tasks.admin.conftest import Market
+from tests.support.matrix import MatrixBuilder
+
+WEBHOOK = {"url": "https://example.com/in", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
 
 
 class Role(IntEnum):
@@ -93,7 +113,7 @@ def no_args(user: User) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the table says of one address."""
+    """Return the rights of one URL."""
 
     see: Role  #: the least role whose GET is answered
     do: Role = NOBODY  #: the least role whose POST takes effect
@@ -103,7 +123,7 @@ class Page:
     form: bool = True  #: False: no GET shows the form, `data` is the whole of it
     writes: bool = True  #: False: a POST that is allowed changes no row
     notes: bool = False  #: the GET leaves an entry in the log
-    safe: bool = False  #: a POST is refused, whoever sends it
+    safe: bool = False  #: a POST is refused for every user
     hides: bool = False  #: who may not is answered 404
 
 
@@ -142,7 +162,7 @@ def created(make: Callable[[], Any]) -> Args:
     return lambda user: (make().pk,)
 
 
-def build(matrix: Any, record_event: Callable[..., Any]) -> None:
+def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """Make a row of everything."""
     from scheduling.delivery.pipeline import deliver_touches
 
@@ -157,27 +177,38 @@ def build(matrix: Any, record_event: Callable[..., Any]) -> None:
     EventType.objects.get_or_create(key="signup.succeeded")
     Community.objects.get_or_create(chat_id="c1")
     DelayRule.objects.get_or_create(pk=1)
+    Holdout.objects.get_or_create(pk=1)
+    Calendar.objects.get_or_create(key="china")
     Pause.objects.create(scope=f"node:{node.key}")
     Complaint.objects.get_or_create(customer=Customer.objects.get(), defaults={"event": Event.objects.latest("pk")})
     create_api_key("shop", ["events"])
     ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://example.com/in"})
     AlertReceiver.objects.create(name="us", channel=matrix.channel, community=Community.objects.get())
+    hook = WebhookSubscription.objects.create(key="crm", config=WEBHOOK, events=["job.ended"])
+    WebhookMessage.objects.create(
+        subscription=hook, type="job.ended", object_key="job:1", occurred_at=now(), data={}, state="delivered"
+    )
+    pause_endpoint(WebhookSubscription.objects.create(key="rests", config=WEBHOOK, events=["job.ended"]))
+    record_action("acted", ("scheduling.node", 1), actor="spare")
     FailedLogin.objects.create(digest="d", address="10.0.0.1", tries=3, last_at=now())
     BulkAction.objects.create(
         action="retry", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
+    store_import("ready")
     rollout_runs.start_rollout(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
-    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
-    WhatIfRun.objects.filter(pk=run.pk).update(state="done", live_digest=runs.compute_live_digest())
     market = Market()
     market.running("s1")
     market.waiting("s1", dedupe_key="a", delay=timedelta(hours=1))
     market.failed("s2")
     gone = now() - timedelta(days=9)
     ExecutionNode.objects.create(name="n1", seen_at=gone, started_at=now(), slots=5, queues=["high"])
+    TakeOver.objects.create(
+        shop=Shop.objects.get(shop_id="s1"), lease_no=1, username="ann", node="n1", lease_until=now(), ended_at=now(),
+        end="ended",
+    )  # fmt: skip
     DemoOrder.objects.create(shop_id="s1", order_no="A1", version=1, status="paid", buyer="ann", amount="9.90")
     DemoWatermark.objects.create(shop_id="s1")
-    SilencePolicy.objects.get_or_create(tag="vip")
+    SilencePolicy.objects.get_or_create(key="vip")
     Campaign.objects.create(key="sale", starts_at=now(), ends_at=now() + timedelta(days=1))
     hourly = CrontabSchedule.objects.create(minute="0")
     PeriodicTask.objects.create(name="p1", task="scheduling.dispatch_due", crontab=hourly)
@@ -189,7 +220,10 @@ def build(matrix: Any, record_event: Callable[..., Any]) -> None:
     ClockedSchedule.objects.create(clocked_time=now() + timedelta(days=1))
     SolarSchedule.objects.create(event="sunrise", latitude=10, longitude=10)
     Group.objects.create(name="spare")
-    User.objects.create_user("spare", password="x")
+    spare = User.objects.create_user("spare", password="x")
+    invitations.create_invitation("bob", "bob@example.com", "viewer", spare)
+    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
+    Replay.objects.filter(pk=run.pk).update(state="done", live_digest=runs.compute_live_digest())
 
 
 # --- rows in the state that an address needs -----------------------------------------------------------------------
@@ -213,6 +247,15 @@ def with_values(model: Any, wanted: Data, **values: Any) -> Args:
     return args
 
 
+def disabled_customer() -> Customer:
+    row = Customer.objects.get()
+    Customer.objects.filter(pk=row.pk).update(addresses={"email": "ann@example.com"})
+    disabled_targets.store_disabled_targets(
+        [(ChannelConfig.objects.get(key="log").pk, disabled_targets.digest_address("ann@example.com"), "", "bounced")]
+    )
+    return row
+
+
 def spare_stage() -> Stage:
     return Stage.objects.create(key="spare")
 
@@ -228,6 +271,10 @@ def spare_node() -> Node:
         key="spare", stage=Stage.objects.get(key="presale"), trigger="a.b", template=spare_template(),
         channel=ChannelConfig.objects.get(key="log"),
     )  # fmt: skip
+
+
+def spare_calendar() -> Calendar:
+    return Calendar.objects.create(key="spare", position=1)
 
 
 def spare_channel() -> ChannelConfig:
@@ -267,6 +314,27 @@ def shop_with_lost_node(user: User) -> tuple[Any, ...]:
     return (shop.pk,)
 
 
+def shop_with_reporting_node(user: User) -> tuple[Any, ...]:
+    ExecutionNode.objects.update(seen_at=now())
+    return (Shop.objects.get(shop_id="s2").pk,)
+
+
+def node_with_shop(user: User) -> tuple[Any, ...]:
+    Lane.objects.filter(shop__shop_id="s2").update(home="n1")
+    return ("n1",)
+
+
+def undone_pause(user: User) -> tuple[Any, ...]:
+    pause = Pause.objects.get(scope="node:guide")
+    return (offer_undo(user, "pause", [pause.scope], given={"pause": pause.pk}),)
+
+
+def own_draft(user: User) -> tuple[Any, ...]:
+    live = runs.export_live_draft()
+    ConfigDraft.objects.get_or_create(owner=user, defaults={"base": live, "document": live})
+    return ()
+
+
 def own_filter(user: User) -> tuple[Any, ...]:
     return (SavedFilter.objects.create(owner=user, listed="touch", name="mine", query="state=failed").pk,)
 
@@ -275,8 +343,17 @@ def own_failed_filter(user: User) -> tuple[Any, ...]:
     return (SavedFilter.objects.create(owner=user, listed="failedtask", name="mine", query="state=open").pk,)
 
 
+def own_job_filter(user: User) -> tuple[Any, ...]:
+    return (SavedFilter.objects.create(owner=user, listed="job", name="mine", query="status=late").pk,)
+
+
 def open_task(*more: Any) -> Args:
     return lambda user: (FailedTask.objects.filter(state="open", origin="touch")[0].pk, *more)
+
+
+def unassigned_task(user: User) -> tuple[Any, ...]:
+    FailedTask.objects.update(assignee=None)
+    return open_task()(user)
 
 
 def fingerprint(user: User) -> tuple[Any, ...]:
@@ -289,7 +366,15 @@ def evidence(user: User) -> tuple[Any, ...]:
 
 
 def rollout(verb: str) -> Args:
-    return lambda user: (GuardedRollout.objects.get().pk, verb)
+    return lambda user: (AutomaticRollout.objects.get().pk, verb)
+
+
+def store_import(state: str) -> CustomerImport:
+    row = imports.create_import("people.csv", 30, actor="ops")
+    if state != "uploading":
+        imports.store_part(row.pk, 0, b"user_id,name\nann,Ann\nbob,Bob\n".ljust(30))
+    CustomerImport.objects.filter(pk=row.pk).update(state=state, counts={"running": {"changed": 1}})
+    return row
 
 
 def many_failed(user: User) -> tuple[Any, ...]:
@@ -300,23 +385,43 @@ def many_failed(user: User) -> tuple[Any, ...]:
     return tuple(FailedTask.objects.filter(fingerprint="many").values_list("pk", flat=True)[:1])
 
 
+def own_sign_in(user: User) -> tuple[Any, ...]:
+    """A sign-in of the user in another browser."""
+    return (SignIn.objects.create(user=user, digest=uuid4().hex, address="192.0.2.1").pk,)
+
+
+def open_invitation(user: User) -> tuple[Any, ...]:
+    inviter, _ = User.objects.get_or_create(username="inviter", is_superuser=True)
+    return (invitations.create_invitation("eve", "", "viewer", inviter)[1],)
+
+
+def user_with_second_factor(user: User) -> tuple[Any, ...]:
+    (pk,) = first(User, username="spare")(user)
+    totp.start_enrolment(User.objects.get(pk=pk))
+    return (pk,)
+
+
 RETIRABLE = {
+    "scheduling_calendar": created(spare_calendar),
     "scheduling_channelconfig": created(spare_channel),
     "scheduling_community": first(Community),
     "scheduling_node": first(Node, key="later"),
     "scheduling_harassmentrule": first(HarassmentRule, kind="dedupe"),
     "scheduling_stage": created(spare_stage),
     "scheduling_template": created(spare_template),
+    "scheduling_webhooksubscription": first(WebhookSubscription, key="crm"),
     "rpa_tasks_flow": first(Flow),
     "rpa_tasks_platform": created(spare_platform),
     "rpa_tasks_shop": first(Shop, shop_id="s2"),
-    "chat_sessions_silencepolicy": first(SilencePolicy, tag="vip"),
+    "chat_sessions_silencepolicy": first(SilencePolicy, key="vip"),
     "chat_sessions_campaign": first(Campaign),
 }
 RETIRABLE_MODELS = {
-    "scheduling_channelconfig": ChannelConfig, "scheduling_community": Community, "scheduling_node": Node,
+    "scheduling_calendar": Calendar, "scheduling_channelconfig": ChannelConfig, "scheduling_community": Community,
+    "scheduling_node": Node,
     "scheduling_harassmentrule": HarassmentRule, "scheduling_stage": Stage, "scheduling_template": Template,
-    "rpa_tasks_flow": Flow, "rpa_tasks_platform": Platform, "rpa_tasks_shop": Shop,
+    "scheduling_webhooksubscription": WebhookSubscription, "rpa_tasks_flow": Flow,
+    "rpa_tasks_platform": Platform, "rpa_tasks_shop": Shop,
     "chat_sessions_silencepolicy": SilencePolicy, "chat_sessions_campaign": Campaign,
 }  # fmt: skip
 
@@ -348,6 +453,14 @@ MODELS: dict[str, Rights] = {
     "scheduling_delayrule": Rights(
         VIEWER, NOBODY, EDITOR, NOBODY, first(DelayRule), first(DelayRule), {"default": "9h"},
     ),
+    "scheduling_calendar": Rights(
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Calendar, key="china"),
+        created(spare_calendar), {"country": "DE"},
+        {"key": "new", "country": "DE", "timezone": "Europe/Berlin", "position": "2"},
+    ),
+    "scheduling_holdout": Rights(
+        VIEWER, NOBODY, EDITOR, NOBODY, first(Holdout), first(Holdout), {"percent": "9"},
+    ),
     "scheduling_harassmentrule": Rights(
         VIEWER, EDITOR, EDITOR, NOBODY, first(HarassmentRule, kind="cap"), created(spare_rule),
         {"limit": "9"}, {"kind": "cap", "limit": "2", "window": "1h"},
@@ -365,6 +478,12 @@ MODELS: dict[str, Rights] = {
         {"name": "Others", "channel": pk_of(ChannelConfig, key="hook"), "community": ""},
         {"name": "new", "channel": pk_of(ChannelConfig, key="hook")},
     ),
+    "scheduling_webhooksubscription": Rights(
+        VIEWER, EDITOR, EDITOR, EDITOR, first(WebhookSubscription, key="crm"),
+        created(lambda: WebhookSubscription.objects.create(key="spare", config=WEBHOOK, events=["job.ended"])),
+        {"enabled": ""}, {"key": "new", "events": ["job.ended"], "secret_url": WEBHOOK["url"],
+                          "secret_secret": WEBHOOK["secret"]},
+    ),
     "rpa_tasks_platform": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(Platform), created(spare_platform),
         {"name": "Other"}, {"key": "new"},
@@ -374,15 +493,17 @@ MODELS: dict[str, Rights] = {
     "rpa_tasks_flow": Rights(
         VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), created(spare_flow),
         {"timeout": "77s"},
-        {"platform": pk_of(Platform, key="pdd"), "task_type": "new_type", "command": "true\n{param}", "timeout": "60s"},
+        {"platform": pk_of(Platform, key="pdd"), "task_type": "new_type", "command": "true\n{param}", "timeout": "60s",
+         "idempotent": "False"},
     ),
     "rpa_tasks_shop": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(Shop, shop_id="s2"), created(spare_shop),
         {"name": "Other"}, {"platform": pk_of(Platform, key="pdd"), "shop_id": "new"},
     ),
     "chat_sessions_silencepolicy": Rights(
-        VIEWER, EDITOR, EDITOR, NOBODY, first(SilencePolicy, tag="vip"), first(SilencePolicy, tag="vip"),
-        {"threshold": "77s"}, {"tag": "new", "threshold": "30s", "jitter": "0s", "grace": "0s"},
+        VIEWER, EDITOR, EDITOR, NOBODY, first(SilencePolicy, key="vip"), first(SilencePolicy, key="vip"),
+        {"threshold": "77s"},
+        {"key": "new", "after": "any", "grace_for": "all", "threshold": "30s", "jitter": "0s", "grace": "0s"},
     ),
     "chat_sessions_campaign": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(Campaign), created(spare_campaign),
@@ -392,17 +513,27 @@ MODELS: dict[str, Rights] = {
     "scheduling_pause": Rights(
         VIEWER, OPERATOR, NOBODY, NOBODY, first(Pause), first(Pause), {}, {"scope": "all", "reason": "r"},
     ),
-    "scheduling_whatifrun": Rights(
-        VIEWER, EDITOR, NOBODY, NOBODY, first(WhatIfRun), first(WhatIfRun), {}, {"days": "3"},
+    "scheduling_replay": Rights(
+        VIEWER, EDITOR, NOBODY, NOBODY, first(Replay), first(Replay), {}, {"days": "3"},
+    ),
+    "scheduling_customerimport": Rights(
+        VIEWER, EDITOR, NOBODY, NOBODY, first(CustomerImport), first(CustomerImport), {},
+        {"file_name": "a.csv", "size": "10"},
     ),
     # What only the product writes.
+    "scheduling_webhookmessage": Rights(
+        VIEWER, NOBODY, NOBODY, NOBODY, first(WebhookMessage), first(WebhookMessage)
+    ),
     "scheduling_touch": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Touch), first(Touch)),
     "scheduling_event": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Event), first(Event)),
     "scheduling_complaint": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Complaint), first(Complaint)),
     "scheduling_failedtask": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(FailedTask), first(FailedTask)),
     "scheduling_bulkaction": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(BulkAction), first(BulkAction)),
-    "scheduling_guardedrollout": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(GuardedRollout), first(GuardedRollout)),
+    "scheduling_automaticrollout": Rights(
+        VIEWER, NOBODY, NOBODY, NOBODY, first(AutomaticRollout), first(AutomaticRollout)
+    ),
     "rpa_tasks_job": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Job), first(Job)),
+    "rpa_tasks_takeover": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(TakeOver), first(TakeOver)),
     "rpa_tasks_demoorder": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(DemoOrder), first(DemoOrder)),
     "rpa_tasks_demowatermark": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(DemoWatermark), first(DemoWatermark)),
     "rpa_tasks_executionnode": Rights(VIEWER, NOBODY, NOBODY, ADMIN, first(ExecutionNode), first(ExecutionNode)),
@@ -414,10 +545,17 @@ MODELS: dict[str, Rights] = {
     "scheduling_failedlogin": Rights(
         VIEWER, NOBODY, NOBODY, ADMIN, first(FailedLogin, digest="d"), first(FailedLogin, digest="d"),
     ),
+    "scheduling_auditentry": Rights(
+        ADMIN, NOBODY, NOBODY, NOBODY, first(AuditEntry, actor="spare"), first(AuditEntry, actor="spare")
+    ),
     "auth_user": Rights(
         ADMIN, ADMIN, ADMIN, ADMIN, first(User, username="spare"), first(User, username="spare"),
         {"first_name": "S"},
         {"username": "new", "password1": "Kx7-longer-one", "password2": "Kx7-longer-one", "usable_password": "true"},
+    ),
+    "scheduling_invitation": Rights(
+        ADMIN, ADMIN, NOBODY, NOBODY, first(Invitation), first(Invitation),
+        added={"name": "bob", "email": "", "role": "viewer"},
     ),
     "auth_group": Rights(
         ADMIN, ADMIN, ADMIN, ADMIN, first(Group, name="spare"), first(Group, name="spare"),
@@ -454,7 +592,8 @@ PACE = {"reason": "r", "per_second": "5"}
 PAGES: dict[str, Page] = {
     # The site itself.
     "index": Page(STAFF),
-    "search": Page(STAFF, query="s=node"),
+    "search": Page(STAFF, query="s=node", safe=True),
+    "scheduling_touch_workers": Page(VIEWER),
     "app_list": Page(VIEWER, args=lambda user: ("scheduling",), hides=True),
     "autocomplete": Page(VIEWER, query="app_label=rpa_tasks&model_name=job&field_name=shop&term="),
     "view_on_site": Page(NOBODY, args=lambda user: (1, 1), hides=True),
@@ -463,6 +602,16 @@ PAGES: dict[str, Page] = {
         data={"old_password": "x", "new_password1": "Kx7-longer-one", "new_password2": "Kx7-longer-one"},
     ),
     "password_change_done": Page(STAFF),
+    "account": Page(STAFF),
+    "account_second_factor": Page(NOBODY, STAFF, form=False, data={"do": "start"}),
+    "account_end_sign_in": Page(NOBODY, STAFF, own_sign_in, form=False),
+    "account_end_others": Page(NOBODY, STAFF, lambda user: own_sign_in(user) and (), form=False),
+    "invitation_accept": Page(
+        ANONYMOUS, ANONYMOUS, open_invitation, form=False,
+        data={"username": "fresh", "password1": "Kx7-longer-one", "password2": "Kx7-longer-one"},
+    ),
+    "scheduling_invitation_withdraw": Page(ADMIN, ADMIN, first(Invitation)),
+    "auth_user_reset_second_factor": Page(ADMIN, ADMIN, user_with_second_factor),
     "auth_user_password_change": Page(
         ADMIN, ADMIN, first(User, username="spare"),
         data={"password1": "Kx7-longer-one", "password2": "Kx7-longer-one", "usable_password": "true"},
@@ -473,7 +622,9 @@ PAGES: dict[str, Page] = {
     "scheduling_pause_end": Page(
         OPERATOR, OPERATOR, query="scope=node:guide",
     ),
+    "undo_act": Page(NOBODY, OPERATOR, undone_pause, form=False),
     "scheduling_pause_pause_all": Page(OPERATOR),
+    "scheduling_channelconfig_receivers": Page(VIEWER),
     "scheduling_channelconfig_pause_or_resume": Page(OPERATOR, args=first(ChannelConfig)),
     "scheduling_node_pause_or_resume": Page(OPERATOR, args=first(Node)),
     # Retirement.
@@ -483,6 +634,13 @@ PAGES: dict[str, Page] = {
         for name in RETIRABLE
     },
     # Alerts and tests.
+    "scheduling_webhooksubscription_send_test_message": Page(EDITOR, EDITOR, first(WebhookSubscription, key="crm")),
+    "scheduling_webhooksubscription_pause_sending": Page(EDITOR, EDITOR, first(WebhookSubscription, key="crm")),
+    "scheduling_webhooksubscription_enable_sending": Page(EDITOR, EDITOR, first(WebhookSubscription, key="rests")),
+    "scheduling_webhooksubscription_send_range_again": Page(
+        EDITOR, EDITOR, first(WebhookSubscription, key="crm"),
+        data={"since_0": "2026-01-01", "since_1": "00:00:00", "until_0": "2027-01-01", "until_1": "00:00:00"},
+    ),
     "scheduling_alertreceiver_send_test": Page(EDITOR, EDITOR, first(AlertReceiver)),
     "scheduling_template_send_test": Page(
         EDITOR, EDITOR, first(Template, key="guide"),
@@ -496,12 +654,25 @@ PAGES: dict[str, Page] = {
     "scheduling_failedtask_open_groups": Page(STAFF),
     "scheduling_failedtask_replay": Page(OPERATOR, OPERATOR, fingerprint, data={**PACE, "few": "1"}),
     "scheduling_failedtask_act": Page(OPERATOR, OPERATOR, open_task("ignore"), data=REASON),
+    "scheduling_failedtask_edit": Page(EDITOR, EDITOR, open_task(), data={**REASON, "subject": "", "body": "Hello"}),
+    "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, unassigned_task, form=False, data={"user": "viewer"}),
+    "scheduling_failedtask_comment": Page(NOBODY, OPERATOR, open_task(), form=False, data={"text": "note"}),
     "scheduling_failedtask_save_filter": Page(
         NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=open"},
     ),
     "scheduling_failedtask_delete_filter": Page(NOBODY, VIEWER, own_failed_filter, form=False, hides=True),
     "scheduling_failedtask_export": Page(OPERATOR, notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
+    "scheduling_auditentry_export": Page(ADMIN, notes=True),
+    # Customers and their imports.
+    "scheduling_customer_enable_addresses": Page(EDITOR, EDITOR, created(disabled_customer)),
+    "scheduling_customerimport_part": Page(
+        NOBODY, EDITOR, created(lambda: store_import("uploading")), query="start=0", form=False,
+    ),
+    "scheduling_customerimport_start": Page(NOBODY, EDITOR, created(lambda: store_import("ready")), form=False),
+    "scheduling_customerimport_stop": Page(NOBODY, EDITOR, created(lambda: store_import("running")), form=False),
+    "scheduling_customerimport_undo": Page(EDITOR, EDITOR, created(lambda: store_import("done"))),
+    "scheduling_customerimport_refused": Page(EDITOR, args=first(CustomerImport)),
     # Touches.
     "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="status=waiting", data=PACE),
     "scheduling_touch_save_filter": Page(
@@ -519,16 +690,38 @@ PAGES: dict[str, Page] = {
     "scheduling_node_conversion": Page(VIEWER),
     "scheduling_node_open_matrix": Page(STAFF),
     "scheduling_node_open_waiting": Page(VIEWER, args=first(Node)),
+    "scheduling_harassmentrule_impact": Page(
+        NOBODY, EDITOR, first(HarassmentRule, kind="cap"), form=False, data={"limit": "9"}, writes=False,
+    ),
+    "scheduling_harassmentrule_impact_of_new": Page(NOBODY, EDITOR, form=False, data={"kind": "cap"}, writes=False),
+    "scheduling_holdout_impact": Page(
+        NOBODY, EDITOR, first(Holdout), form=False, data={"percent": "9"}, writes=False,
+    ),
+    "scheduling_holdout_impact_of_new": Page(NOBODY, form=False),
+    "scheduling_node_impact_of_new": Page(NOBODY, EDITOR, form=False, data={"key": "new"}, writes=False),
     "scheduling_node_impact": Page(
         NOBODY, EDITOR, first(Node, key="later"), form=False, data={"delay": "3h"}, writes=False,
     ),
+    "scheduling_node_preview": Page(VIEWER, args=first(Node, key="later"), query="user_id=ann"),
+    "scheduling_node_place": Page(
+        NOBODY, EDITOR, with_values(Node, {"key": "later"}, enabled=True), form=False,
+        data={"stage": pk_of(Stage, key="presale"), "enabled": "False", "confirmed": "1"},
+    ),
+    "scheduling_node_copy": Page(NOBODY, EDITOR, first(Node, key="later"), form=False),
     "chat_sessions_live": Page(VIEWER),
+    "chat_sessions_chats": Page(VIEWER),
+    "chat_sessions_silences": Page(VIEWER),
+    "chat_sessions_chat": Page(VIEWER, query="session=s-1"),
     # Roll-outs and drafts.
-    "scheduling_guardedrollout_start": Page(EDITOR, EDITOR, first(Node, key="guide")),
-    "scheduling_guardedrollout_act": Page(EDITOR, EDITOR, rollout("pause")),
-    "scheduling_whatifrun_publish": Page(NOBODY, EDITOR, first(WhatIfRun), form=False),
-    "scheduling_whatifrun_discard": Page(NOBODY, EDITOR, first(WhatIfRun), form=False),
+    "scheduling_automaticrollout_start": Page(EDITOR, EDITOR, first(Node, key="guide")),
+    "scheduling_automaticrollout_act": Page(EDITOR, EDITOR, rollout("pause")),
+    "scheduling_replay_publish": Page(EDITOR, EDITOR, first(Replay), data=REASON),
+    "scheduling_replay_draft": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
+    "scheduling_replay_discard": Page(NOBODY, EDITOR, first(Replay), form=False),
     # RPA.
+    "rpa_tasks_job_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=due", data=PACE),
+    "rpa_tasks_job_save_filter": Page(NOBODY, VIEWER, form=False, data={"name": "mine", "query": "status=late"}),
+    "rpa_tasks_job_delete_filter": Page(NOBODY, VIEWER, own_job_filter, form=False, hides=True),
     "rpa_tasks_job_live": Page(STAFF),
     "rpa_tasks_job_evidence": Page(VIEWER, args=evidence),
     "rpa_tasks_job_export": Page(OPERATOR, notes=True),
@@ -548,6 +741,12 @@ PAGES: dict[str, Page] = {
     "rpa_tasks_shop_confirm_login": Page(
         OPERATOR, OPERATOR, with_values(Shop, {"shop_id": "s2"}, login_state=LoginState.NEEDED),
     ),
+    "rpa_tasks_executionnode_drain": Page(OPERATOR, OPERATOR, first(ExecutionNode)),
+    "rpa_tasks_executionnode_resume": Page(
+        OPERATOR, OPERATOR, with_values(ExecutionNode, {}, draining_at=now(), drained_by="ann")
+    ),
+    "rpa_tasks_executionnode_release_shops": Page(OPERATOR, OPERATOR, node_with_shop),
+    "rpa_tasks_shop_take_over": Page(OPERATOR, OPERATOR, shop_with_reporting_node, data={"do": "start"}),
     "rpa_tasks_shop_leave_home": Page(OPERATOR, OPERATOR, shop_with_lost_node),
     "rpa_tasks_shop_pause_row": Page(OPERATOR, OPERATOR, first(Shop, shop_id="s2")),
     "rpa_tasks_shop_resume_row": Page(OPERATOR, OPERATOR, with_values(Shop, {"shop_id": "s2"}, paused=True)),
@@ -557,7 +756,9 @@ PAGES: dict[str, Page] = {
 RENAMED = {"rpa_tasks/shop/run-now/": "rpa_tasks_shop_run_now_many"}
 
 #: Open on purpose: who comes in, who goes out, words for scripts.
-OPEN = {"login", "logout", "jsi18n"}
+OPEN = {
+    "login", "login_code", "login_enrolment", "login_provider", "login_provider_answer", "logout", "jsi18n",
+}  # fmt: skip
 
 CONFIRMED = {"confirmed": "1", **PACE}
 ACROSS = {**CONFIRMED, "select_across": "1"}

@@ -1,21 +1,27 @@
-"""Flower is nobody's by default."""
+"""Flower is closed by default, and administrators of the back office need no second login."""
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from django.conf import settings
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
 
 from config.celery.application import require_flower_login
+from tests.scheduling.api.serving import WAIT_LIMIT
 
 
 def test_flower_without_login_does_not_start() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
     words = [sys.executable, "-m", "celery", "-A", "config", "flower", "--address=127.0.0.1", "--port=0"]
-    done = subprocess.run(words, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=WAIT_LIMIT)
     assert done.returncode == 1
     assert "Flower needs a login" in done.stderr
 
@@ -37,3 +43,46 @@ def test_require_flower_login_without_login_exits() -> None:
 )
 def test_require_flower_login_accepts_login_and_other_programs(words: list[str], environ: dict[str, str]) -> None:
     require_flower_login(words, environ)
+
+
+@pytest.mark.parametrize(("url", "address"), [
+    ("http://127.0.0.1:5555/", "http://ops:a%3Ab%40c@127.0.0.1:5555/"),
+    ("/flower/", "/flower/"),
+])  # fmt: skip
+def test_open_flower_redirects_administrators_only(
+    as_member: Callable[[str], Client], settings: Settings, url: str, address: str
+) -> None:
+    settings.FLOWER_URL, settings.FLOWER_LOGIN = url, "ops:a:b@c"
+    link = reverse("flower")
+    answer = as_member("admin").get(link)
+    assert (answer.status_code, answer["Location"]) == (302, address)
+    assert "no-store" in answer["Cache-Control"]
+    for group in ("viewer", "operator", "editor"):
+        assert as_member(group).get(link).status_code == 403
+    assert Client().get(link)["Location"].startswith(reverse("admin:login"))
+
+
+def test_gate_gives_flower_login_to_administrators_only(as_member: Callable[[str], Client], settings: Settings) -> None:
+    settings.FLOWER_LOGIN = "ops:hush"
+    gate, login = reverse("administrators"), "Basic " + base64.b64encode(b"ops:hush").decode()
+    admin = as_member("admin")
+    answer = admin.get(gate)
+    assert (answer.status_code, answer["X-Flower-Authorization"]) == (204, login)
+    for client, status in ((as_member("editor"), 403), (Client(), 401)):
+        answer = client.get(gate)
+        assert answer.status_code == status
+        assert "X-Flower-Authorization" not in answer
+    settings.FLOWER_LOGIN = ""
+    assert "X-Flower-Authorization" not in admin.get(gate)
+
+
+def test_menu_links_flower_for_administrators_only(as_member: Callable[[str], Client], settings: Settings) -> None:
+    settings.FLOWER_LOGIN = "ops:hush"
+    link = f'href="{reverse("flower")}"'
+    admin = as_member("admin")
+    page = admin.get(reverse("admin:password_change")).content.decode()
+    assert link in page
+    assert "hush" not in page
+    assert link not in as_member("editor").get(reverse("admin:password_change")).content.decode()
+    settings.FLOWER_LOGIN = ""
+    assert link not in admin.get(reverse("admin:password_change")).content.decode()

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
-from typing import Any
+from select import select
 from urllib.parse import urlsplit
 
 import pytest
 
-from config.http_protocol import BODY_WITHIN, HEAD_LIMIT, HEAD_WITHIN
-from tests.scheduling.api.serving import Client, serving
+from config.http_protocol import BODY_WITHIN, DISCARD_LIMIT, HEAD_LIMIT, HEAD_WITHIN
+from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(scope="module")
-def address(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    with django_db_blocker.unblock(), serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
-        yield address
-
-
 def connect_to(address: str) -> socket.socket:
     split = urlsplit(address)
-    return socket.create_connection((split.hostname or "", split.port or 0), timeout=BODY_WITHIN + 60)
+    return socket.create_connection((split.hostname or "", split.port or 0), timeout=BODY_WITHIN + WAIT_LIMIT)
 
 
 def read_rest(client: socket.socket) -> bytes:
@@ -41,9 +35,9 @@ def read_rest(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("part", [b"x" * 8192, b"x\r\nX-Long: " + b"y" * 4000], ids=["one header", "many headers"])
-def test_endless_request_head_is_refused(address: str, part: bytes) -> None:
+def test_endless_request_head_is_refused(server: str, part: bytes) -> None:
     sent, most = 0, 64 * HEAD_LIMIT  # buffers of the kernel take some of it
-    with connect_to(address) as client:
+    with connect_to(server) as client:
         client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         with suppress(OSError):
             while sent < most:
@@ -52,37 +46,43 @@ def test_endless_request_head_is_refused(address: str, part: bytes) -> None:
     assert sent < most
 
 
-@pytest.mark.parametrize(
-    ("begun", "within"),
-    [
-        (b"", HEAD_WITHIN),
-        (b"GET /health/live HTTP/1.1\r\nHost: local", HEAD_WITHIN),
-        (b"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf", BODY_WITHIN),
-    ],
-    ids=["nothing", "half a head", "half a body"],
-)
-def test_incomplete_request_is_closed_after_timeout(address: str, begun: bytes, within: float) -> None:
-    began = time.monotonic()
-    with connect_to(address) as client:
-        client.sendall(begun)
-        read_rest(client)
-    assert time.monotonic() - began >= within - 1  # a slow client gets its time
+INCOMPLETE = {
+    "nothing": (b"", HEAD_WITHIN),
+    "half a head": (b"GET /health/live HTTP/1.1\r\nHost: local", HEAD_WITHIN),
+    "half a body": (b"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf", BODY_WITHIN),
+}
 
 
-def test_slow_request_head_is_closed_after_timeout(address: str) -> None:
-    """The limit is for the whole head: a part of it does not start the time again."""
-    sent, most = 0, int(4 * HEAD_WITHIN)
-    with connect_to(address) as client, suppress(OSError):
-        client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
-        while sent < most:
-            client.sendall(b"x")
-            sent += 1
-            time.sleep(1)
-    assert sent < most
+def test_incomplete_request_is_closed_after_timeout(server: str) -> None:
+    """Each of them, at the same time: every one takes its whole limit."""
+
+    def await_close(begun: bytes) -> float:
+        began = time.monotonic()
+        with connect_to(server) as client:
+            client.sendall(begun)
+            read_rest(client)
+        return time.monotonic() - began
+
+    def send_slowly() -> bool:
+        """Return whether it is closed. A part of a head does not start the time again."""
+        with connect_to(server) as client, suppress(OSError):
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+            for _ in range(int(12 * HEAD_WITHIN)):
+                client.sendall(b"x")
+                time.sleep(1)
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(INCOMPLETE) + 1) as pool:
+        slow_head = pool.submit(send_slowly)
+        took = {name: pool.submit(await_close, begun) for name, (begun, _) in INCOMPLETE.items()}
+        for name, (_, within) in INCOMPLETE.items():
+            assert took[name].result() >= within - 1, f"{name}: a slow client gets its time"
+        assert slow_head.result()
 
 
-def test_request_head_limit_applies_to_each_request(address: str) -> None:
-    client = HTTPConnection(urlsplit(address).netloc, timeout=60)
+def test_request_head_limit_applies_to_each_request(server: str) -> None:
+    client = HTTPConnection(urlsplit(server).netloc, timeout=WAIT_LIMIT)
     for _ in range(5):
         client.request("GET", "/health/live", headers={"X-Long": "z" * 40_000})
         answer = client.getresponse()
@@ -94,16 +94,41 @@ def test_request_head_limit_applies_to_each_request(address: str) -> None:
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 900000\r\n", b"Transfer-Encoding: chunked\r\n"], ids=["length", "chunked"]
 )
-def test_request_body_without_key_is_refused_unread(address: str, given: bytes, length: bytes) -> None:
-    with connect_to(address) as client:
+def test_request_body_without_key_is_refused_unread(server: str, given: bytes, length: bytes) -> None:
+    with connect_to(server) as client:
         client.sendall(b"POST /api/v1/events HTTP/1.1\r\nHost: localhost\r\n" + given + length + b"\r\n")
         answer = read_rest(client)  # though not a byte of the body was sent
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"WWW-Authenticate" in answer or b"www-authenticate" in answer
 
 
-def test_request_body_with_key_is_read(address: str) -> None:
+@pytest.mark.parametrize("path", [b"/api/v1/events", b"/hooks/sms/x", b"/admin/login/"], ids=["api", "hook", "page"])
+def test_client_that_sends_a_refused_body_reads_the_response(server: str, path: bytes) -> None:
+    part, parts = b"x" * 65_536, 40
+    with connect_to(server) as client:
+        head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        client.sendall(head % (len(part) * parts) + part)
+        assert select([client], [], [], WAIT_LIMIT)[0]  # the server refused the body already
+        for _ in range(parts - 1):
+            client.sendall(part)
+        answer = b""
+        while received := client.recv(65_536):  # a reset would raise here
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith((b"\r\n0\r\n\r\n", b"}"))
+
+
+def test_endless_refused_body_is_closed(server: str) -> None:
+    sent, most = 0, 4 * DISCARD_LIMIT
+    with connect_to(server) as client, suppress(OSError):
+        client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")
+        while sent < most:
+            sent += client.send(b"x" * 65_536)
+    assert sent < most
+
+
+def test_request_body_with_key_is_read(server: str) -> None:
     from scheduling.operations.commands import create_api_key
 
-    client = Client(address, str(create_api_key("shop", ["customers"])))
+    client = Client(server, str(create_api_key("shop", ["customers"])))
     assert client("PUT", "/customers/ann", {"name": "Ann"}).status_code == 200

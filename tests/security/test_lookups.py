@@ -11,10 +11,16 @@ import pytest
 from django.contrib import admin
 from django.test import Client
 from django.urls import reverse
+from django.utils.timezone import now
 
+from scheduling import redaction
+from scheduling.delivery.pipeline import deliver_touches
+from scheduling.models import FailedTask
 from scheduling.operations import commands
+from scheduling.operations.filters import FAILED_TASK_ROWS
 from tests.language.page_texts import every_page
 from tests.security import admin_pages
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -48,7 +54,9 @@ def test_list_lookup_without_filter_is_refused(viewer: Client, name: str, lookup
     assert viewer.get(reverse(f"admin:{name}_changelist"), {lookup: "1"}).status_code == 400
 
 
-def test_list_lookup_by_startswith_is_refused_for_all_columns(as_member: Callable[[str], Client], matrix: Any) -> None:
+def test_list_lookup_by_startswith_is_refused_for_all_columns(
+    as_member: Callable[[str], Client], matrix: MatrixBuilder
+) -> None:
     client = as_member("admin")
     taken = []
     for model in admin.site._registry:
@@ -58,8 +66,53 @@ def test_list_lookup_by_startswith_is_refused_for_all_columns(as_member: Callabl
     assert taken == []
 
 
+TEXT = "first line\ncall 13812345678 or １3912345678 TOKEN=s3cret-value"
+#: A term, and whether it is in what is shown: `call 138****5678 or 139****5678 TOKEN=****`.
+TERMS = [
+    ("call", True), ("138", True), ("5678", True), ("Or １39", True), ("token=", True),
+    ("1381", False), ("13812345678", False), ("call 1381", False), ("2345", False), ("１3912", False), ("s3cr", False),
+    ("token=s", False), ("****", False),
+]  # fmt: skip
+
+
+def search(client: Client, name: str, term: str) -> set[Any]:
+    page = client.get(reverse(f"admin:scheduling_{name}_changelist"), {"q": term})
+    return {row.pk for row in page.context["cl"].result_list}
+
+
+def test_search_of_touches_finds_only_words_that_are_shown(
+    viewer: Client, matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    matrix.node("n", template=matrix.template("t", body=TEXT))
+    (task_id,) = record_event().task_ids
+    deliver_touches([task_id])
+    for term, found in [("first", True), *TERMS]:
+        assert (term, search(viewer, "touch", term)) == (term, {task_id} if found else set())
+
+
+def test_search_of_failed_tasks_finds_only_words_that_are_shown(as_member: Callable[[str], Client]) -> None:
+    """Also of users who act on all matching rows: the list and the action find the same."""
+    row = FailedTask.objects.create(origin="touch", failure="failed", reason="x", detail=TEXT)
+    clients = [as_member(role) for role in ("viewer", "operator")]
+    for term, found in [("first", True), *TERMS]:
+        for client in clients:
+            assert (term, search(client, "failedtask", term)) == (term, {row.pk} if found else set())
+        matching = FAILED_TASK_ROWS.matching_rows({"q": term}, now())
+        assert (term, matching.exists()) == (term, found)
+
+
+def test_search_of_failed_tasks_reads_a_bounded_length_of_text(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old detail that is not compared with what is shown is not found. Equal ones are read once."""
+    monkeypatch.setattr(redaction, "MOST_SEARCHED", 2 * len("call 13812345671"))
+    rows = [
+        FailedTask.objects.create(origin="touch", failure="failed", reason="x", detail=f"call 1381234567{number}")
+        for number in (1, 2, 2, 3)
+    ]
+    assert search(viewer, "failedtask", "call") == {row.pk for row in rows[1:]}
+
+
 def test_product_links_to_lists_are_accepted(
-    as_member: Callable[[str], Client], matrix: Any, record_event: Callable[..., Any]
+    as_member: Callable[[str], Client], matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     """Each link with a filter, on every page, and each choice of each filter."""
     client = as_member("admin")

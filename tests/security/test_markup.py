@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -14,11 +13,13 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
+from pytest_django import Settings
 
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -28,7 +29,7 @@ READ_AS_CODE = ("on", "x-", "@", ":", "hx-on", "hx-vals", "data-hx-on")
 
 
 class Reader(HTMLParser):
-    """Remembers where the mark stands in a page."""
+    """Record where the marker is in a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +53,13 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(autouse=True)
-def static_root(settings: Any, tmp_path: Path) -> None:
+def static_root(settings: Settings, tmp_path: Path) -> None:
     settings.STATIC_ROOT = tmp_path
 
 
 @pytest.fixture
-def foreign_rows(matrix: Any, record_event: Callable[..., Any]) -> None:
-    """Every word that comes from outside, or that ops type, says the same."""
+def foreign_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """Return a row for every text from outside or typed by ops, each with the marker."""
     matrix.stage.name = EVIL[:80]
     matrix.stage.save()
     EventType.objects.create(key="material.downloaded", name=EVIL[:80])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
+import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -20,8 +24,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.contrib.auth.models import User
+from django.utils.timezone import now
+from pytest_django import DjangoDbBlocker
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from config.local.processes import select_port
+from rpa_tasks.models import ExecutionNode, Shop, TakeOver
+from rpa_tasks.models import Platform as RpaPlatform
 from scheduling.models import FailedLogin
 from tests.scheduling.api.serving import WAIT_LIMIT, eventually, run_concurrently, serving
 
@@ -53,10 +63,10 @@ class Flower(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"the workers")
+        self.wfile.write(b"the workers for " + self.headers.get("Authorization", "").encode())
 
     def log_message(self, *args: Any) -> None:
-        """Nobody reads it."""
+        """Discard the log line."""
 
 
 def write_certificate(folder: Path) -> None:
@@ -91,7 +101,9 @@ class NginxClient:
 
 
 @pytest.fixture(scope="module")
-def nginx(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[NginxClient]:
+def nginx(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NginxClient]:
     with django_db_blocker.unblock():
         yield from run_nginx(tmp_path_factory.mktemp("nginx"))
 
@@ -108,6 +120,7 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
         "AFTERTOUCH_BASE_URL": f"https://{NAME}",
         "AFTERTOUCH_SECRETS_KEYS": "0123456789abcdef" * 3,
         "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "FLOWER_BASIC_AUTH": "ops:hush,other:hush",
     }
     flower = ThreadingHTTPServer(("127.0.0.1", 0), Flower)
     thread = threading.Thread(target=flower.serve_forever)
@@ -134,6 +147,8 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
         running = subprocess.Popen(command)
         try:
             nginx = NginxClient(tmp_path, plain, tls)
+            # nginx waits a minute for an answer, and the start of a web process may take longer.
+            urllib3.request("GET", f"{web}/health/live", redirect=False, retries=False, timeout=WAIT_LIMIT)
             eventually(lambda: (tmp_path / "nginx.pid").exists() and (tmp_path / "nginx.pid").read_text())
             yield nginx
             nginx.pool.close()
@@ -199,6 +214,44 @@ def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
         answer = nginx("GET", "/flower/", Cookie=f"sessionid={session}")
         assert answer.status == status
         assert (b"the workers" in answer.data) is superuser
+        # An administrator needs no second login, and never sees the one that nginx forwards.
+        login = base64.b64encode(b"ops:hush")
+        assert (login in answer.data) is superuser
+        assert login.decode() not in str(answer.headers)
+
+
+def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx: NginxClient) -> None:
+    shop = Shop.objects.create(platform=RpaPlatform.objects.create(key="pdd"), shop_id="s1")
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1)
+    password = PBKDF2PasswordHasher().encode("right", "salt" * 4)
+    User.objects.create(username="ann", password=password, is_staff=True, is_superuser=True)
+    outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
+    found = eventually(lambda: log_in(outside, "ann", "right").headers.get("Set-Cookie"))
+    session = f"sessionid={found.partition('sessionid=')[2].partition(';')[0]}"
+    page, token = f"/admin/rpa_tasks/shop/{shop.pk}/take-over/", "t" * 32
+    answer = outside(
+        "POST", page, f"csrfmiddlewaretoken={token}&do=start".encode(), Cookie=f"csrftoken={token}; {session}",
+        Content_Type="application/x-www-form-urlencoded", Referer=f"https://{NAME}{page}", X_Forwarded_For="6.6.6.6",
+    )  # fmt: skip
+    assert answer.status == 302
+    outside.pool.close()
+    row = TakeOver.objects.get()
+    assert (row.username, row.address) == ("ann", "127.0.0.2")
+
+    def open_socket(origin: str) -> ClientConnection:
+        trusted = ssl.create_default_context(cafile=str(nginx.folder / "fullchain.pem"))
+        sock = socket.create_connection(("127.0.0.1", nginx.tls), timeout=WAIT_LIMIT)
+        return connect(
+            f"wss://{NAME}/ws/v1/take-overs/{row.pk}", sock=sock, ssl=trusted, server_hostname=NAME, origin=origin,  # type: ignore[arg-type]
+            additional_headers={"Cookie": session}, open_timeout=WAIT_LIMIT, compression=None,
+        )  # fmt: skip
+
+    with open_socket(f"https://{NAME}") as opened:
+        assert json.loads(opened.recv(WAIT_LIMIT)) | {"connection": ""} == {
+            "type": "welcome", "connection": "", "controls": True,
+        }  # fmt: skip
+    with pytest.raises(InvalidStatus):
+        open_socket("https://evil.example")
 
 
 def log_in(nginx: NginxClient, name: str, password: str, **headers: str) -> Any:
@@ -218,4 +271,12 @@ def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> N
     assert FailedLogin.objects.exclude(address="*").get().address == "127.0.0.1"
     statuses = run_concurrently(40, lambda _: nginx("POST", "/admin/login/", b"").status)
     assert 429 in statuses
+    assert nginx("GET", "/admin/login/").status == 200
+
+
+def test_nginx_limits_starts_at_the_provider(nginx: NginxClient) -> None:
+    """Each GET without a login asked the provider and stored a session."""
+    statuses = run_concurrently(40, lambda _: nginx("GET", "/admin/login/provider/").status)
+    assert 429 in statuses
+    assert 404 in statuses, "no provider is set"
     assert nginx("GET", "/admin/login/").status == 200

@@ -1,4 +1,4 @@
-"""What browsers are told about our answers, whichever way they are served."""
+"""Headers of responses to browsers, for every way of serving them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import requests
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
+from pytest_django import Settings
 
 from scheduling.web.csp import NOT_A_PAGE
-from tests.scheduling.api.serving import serving
+from tests.scheduling.api.serving import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db
 
@@ -24,7 +25,7 @@ FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json"]
 
 
 @pytest.fixture(autouse=True)
-def static_root(settings: Any, tmp_path: Path) -> None:
+def static_root(settings: Settings, tmp_path: Path) -> None:
     settings.STATIC_ROOT = tmp_path
 
 
@@ -49,10 +50,9 @@ def test_each_response_has_security_headers(client: Client, path: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_web_process_sends_security_headers() -> None:
-    with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
-        for path in [*PAGES, *FILES]:
-            check(path, requests.get(address + path, timeout=90).headers)
+def test_web_process_sends_security_headers(server: str) -> None:
+    for path in [*PAGES, *FILES]:
+        check(path, requests.get(server + path, timeout=WAIT_LIMIT).headers)
 
 
 def test_admin_page_refuses_frames_and_sniffing(client: Client) -> None:
@@ -97,7 +97,9 @@ def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.Comp
     }
     (state_dir / "static").mkdir(exist_ok=True)
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=WAIT_LIMIT
+    )
 
 
 def test_production_requires_tls_and_allowed_host(tmp_path: Path) -> None:

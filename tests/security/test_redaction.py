@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Event, FailedTask, Touch
 from scheduling.operations import commands
 from scheduling.redaction import HIDDEN, redact, redact_text
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
 
@@ -102,9 +102,10 @@ def test_redact_text_hides_values_within_text(text: str, shown: str) -> None:
         "１" * 200_000,
         "密码:" * 60_000,
     ],
+    ids=lambda text: text[:12],  # the name of a test is part of its environment, and of each report
 )
 def test_redact_text_is_fast_for_long_input(text: str) -> None:
-    """A pattern that tried each letter anew would take minutes."""
+    """A pattern that backtracked at each letter would take minutes."""
     assert redact_text(text)
 
 
@@ -115,17 +116,16 @@ DATA = {"phone": NUMBER, "api_token": SECRET, "note": f"call {NUMBER}", "order_n
 
 
 @pytest.fixture
-def touch(matrix: Any, record_event: Callable[..., Any]) -> Touch:
-    """Failed, with the number in the text and in what the receiver said."""
+def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
+    """A failed touch with the number in the text and in the receiver's response."""
     matrix.node(template=matrix.template("guide", body="{{ event.data.phone }} {{ event.data.missing }}"))
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
     task_ids = record_event(user="ann", data=DATA).task_ids
     touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
     deliver_touches([touch.pk])
-    Attempt.objects.create(
-        touch=touch, number=1, lease_no=1, outcome="permanent", reason="http_400", body=f"Dear {NUMBER}",
-        detail=f"bad number {NUMBER}, token={SECRET}", started_at=touch.planned_at, ended_at=touch.planned_at,
-    )  # fmt: skip
+    detail = f"bad number {NUMBER}, token={SECRET}"
+    attempt = Attempt(1, 1, touch.planned_at, touch.planned_at, "permanent", "http_400", detail, body=f"Dear {NUMBER}")
+    Touch.objects.filter(pk=touch.pk).update(attempts=[attempt])
     FailedTask.objects.filter(task_id=touch.pk).update(
         detail=f"bad number {NUMBER}, token={SECRET}", attempts=[{"number": 1, "detail": f"{NUMBER} token={SECRET}"}]
     )
@@ -155,7 +155,7 @@ def test_pages_and_exports_redact_personal_data_and_secrets(touch: Touch, operat
         page = b"".join(answer) if answer.streaming else answer.content  # type: ignore[arg-type]
         shown = page.decode()
         if name == "what would happen":
-            shown = shown[shown.rindex("</form>") :]  # what somebody typed stands in the form
+            shown = shown[shown.rindex("</form>") :]  # the form contains the typed text
         assert answer.status_code == 200, name
         assert NUMBER not in shown, name
         assert SECRET not in shown, name

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
+from pytest_django import Settings
 
 from scheduling.models import ApiKey, ChannelConfig, Community
-from scheduling.models.encrypted import _secrets_cipher
+from scheduling.models.encrypted import build_cipher
 from scheduling.operations.commands import create_api_key
 
 pytestmark = pytest.mark.django_db
@@ -22,15 +24,15 @@ HUSH = "https://example.com/in?token=hush"
 
 
 @pytest.fixture
-def keys(settings: Any) -> Iterator[Any]:
+def keys(settings: Settings) -> Iterator[Any]:
     """Choose the keys, first the one that encrypts."""
 
     def keys(*chosen: str) -> None:
         settings.AFTERTOUCH_SECRETS_KEYS = list(chosen)
-        _secrets_cipher.cache_clear()
+        build_cipher.cache_clear()
 
     yield keys
-    _secrets_cipher.cache_clear()
+    build_cipher.cache_clear()
 
 
 def channel() -> ChannelConfig:
@@ -38,7 +40,7 @@ def channel() -> ChannelConfig:
 
 
 def dump_tables() -> str:
-    """Every text of the database's tables of ours, as somebody with a stolen dump reads it."""
+    """Return every text of the product's tables, as in a stolen dump."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
         tables = [name for (name,) in cursor.fetchall()]
@@ -88,7 +90,7 @@ def test_rotate_secrets_names_and_keeps_unreadable_row(keys: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])
-def test_export_config_replaces_secrets(words: list[str], tmp_path: Any) -> None:
+def test_export_config_replaces_secrets(words: list[str], tmp_path: Path) -> None:
     channel()
     said = StringIO()
     call_command("export_config", stdout=said)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 
 from scheduling.channels.base import Permanent
@@ -22,8 +23,10 @@ from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
     hook,
     receiver,
 )
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.touch_logs import list_attempts
 
 Logged = Callable[[], str]
 HUSH = "hush-693axrwr7fslsgkqzmtv"
@@ -56,8 +59,13 @@ def test_log_keeps_text_without_secrets(read_log: Logged) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("script", [[], [400], [503], ["hang_up"]], ids=str)
 def test_webhook_result_logs_no_secret(
-    matrix: Any, record_event: Any, hook: Any, receiver: ScriptedReceiver, script: list[Any], read_log: Logged  # noqa: F811
-) -> None:  # fmt: skip
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    hook: Any,  # noqa: F811
+    receiver: ScriptedReceiver,  # noqa: F811
+    script: list[Any],
+    read_log: Logged,
+) -> None:
     hook.config = {"url": f"{receiver.url}?token={HUSH}", "secret": f"whsec_{SIGNING}"}
     hook.save()
     matrix.node(channel=hook)
@@ -73,7 +81,7 @@ def test_webhook_result_logs_no_secret(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("code", [0, 93000])
 def test_wecom_result_logs_no_secret(
-    matrix: Any, record_event: Any, receiver: ScriptedReceiver, code: int, read_log: Logged  # noqa: F811
+    matrix: MatrixBuilder, record_event: RecordEvent, receiver: ScriptedReceiver, code: int, read_log: Logged  # noqa: F811
 ) -> None:  # fmt: skip
     receiver.script = [{"errcode": code, "errmsg": f"invalid webhook url ?key={HUSH}"}]
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": f"{receiver.url}?key={HUSH}"}})
@@ -86,8 +94,40 @@ def test_wecom_result_logs_no_secret(
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "script",
+    [
+        [{"access_token": HUSH}, {"code": 0}],
+        [{"access_token": HUSH}, {"code": 5, "echo": HUSH}],
+        [{"error": HUSH}],
+        [500],
+    ],
+    ids=str,
+)
+def test_declared_channel_logs_no_token_and_no_secret(
+    matrix: MatrixBuilder, record_event: RecordEvent, receiver: ScriptedReceiver, script: list[Any],  # noqa: F811
+    read_log: Logged,
+) -> None:  # fmt: skip
+    token = {"url": f"{receiver.url}/{script!r}".replace(" ", ""), "body": {"secret": "{{ channel.secret }}"}}
+    config = {
+        "url": receiver.url, "secret": HUSH, "query": {"token": "{{ channel.token }}"}, "token": token, "body": {},
+        "success": {"field": "code", "value": 0},
+    }  # fmt: skip
+    receiver.script = list(script)
+    matrix.node(channel=ChannelConfig.objects.create(key="texts", kind="http", config=config))
+    deliver_when_due(*record_event().task_ids)
+    assert receiver.calls
+    lines = read_log()
+    assert "touches_settled" in lines or "touch_failed" in lines
+    assert HUSH not in lines
+    assert HUSH not in "".join(each.detail for each in list_attempts())
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("_sending")
-def test_unreachable_smtp_relay_logs_no_secret(matrix: Any, record_event: Any, read_log: Logged) -> None:
+def test_unreachable_smtp_relay_logs_no_secret(
+    matrix: MatrixBuilder, record_event: RecordEvent, read_log: Logged
+) -> None:
     config = {"url": f"smtp://bob:{HUSH}@127.0.0.1:1", "from": "house@example.org"}
     channel = ChannelConfig.objects.create(key="mail", kind="email", config=config, retry_delays=[])
     matrix.node(channel=channel)
@@ -104,9 +144,14 @@ def test_unreachable_smtp_relay_logs_no_secret(matrix: Any, record_event: Any, r
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("stage", ["send", "settle"])
 def test_delivery_crash_logs_no_secret(
-    matrix: Any, record_event: Any, create_fake_channel: Any, fake_channel: FakeChannelState,  # noqa: F811
-    stage: str, monkeypatch: pytest.MonkeyPatch, read_log: Logged,
-) -> None:  # fmt: skip
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    create_fake_channel: CreateFakeChannel,  # noqa: F811
+    fake_channel: FakeChannelState,  # noqa: F811
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    read_log: Logged,
+) -> None:
     def crash(*_: object) -> Any:
         password = HUSH
         raise RuntimeError(f"{len(password)} characters did not fit into {FORMS[0]} whsec_{SIGNING}")
@@ -128,13 +173,15 @@ def test_delivery_crash_logs_no_secret(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("answer", [200, 404, 500])
-def test_api_request_logs_no_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, read_log: Logged) -> None:
+def test_api_request_logs_no_key(
+    monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis, answer: int, read_log: Logged
+) -> None:
     def crash(*_: object, **__: object) -> Any:
         raise RuntimeError(f"no room for {key}")
 
     key = create_api_key("shop", ["customers"])
     if answer == 500:
-        monkeypatch.setattr("scheduling.api.customers._serialize_customer", crash)
+        monkeypatch.setattr("scheduling.api.customers.rows.serialize_customer", crash)
         Customer.objects.create(user_id="ann")
     client = Client(raise_request_exception=False, headers={"authorization": f"Bearer {key}"})
     if answer == 200:

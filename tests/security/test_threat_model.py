@@ -34,7 +34,7 @@ def test_each_threat_names_a_test() -> None:
 
 
 def test_threat_model_names_each_security_test_file() -> None:
-    """All but what only shows that a defence is in nobody's way."""
+    """Return all tests except those that show that a defence does not hinder normal use."""
     here = Path(__file__).parent
     unlisted = {path.name for path in here.glob("test_*.py") if f"tests/security/{path.name}" not in PAGE}
     assert unlisted == {Path(__file__).name}

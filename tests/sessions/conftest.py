@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from django.test import override_settings
 
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
+from sessions.store.answers import ClaimedSilence, instant_of_ms
 from sessions.store.client import Server
-from sessions.store.sessions import ClaimedSilence, Store, instant_of_ms
+from sessions.store.cluster import ClusterClient
+from sessions.store.sessions import Store
+from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
 
 LEASE = timedelta(seconds=30)
 ALWAYS = datetime.max.replace(tzinfo=UTC)
@@ -70,8 +76,36 @@ class Chats:
         return noted.deadline_ms / 1000 - self.now.timestamp() if noted.deadline_ms else 0.0
 
 
+@pytest.fixture(scope="session")
+def cluster(state_folder: Callable[[str], Path]) -> Iterator[ClusterUnderTest]:
+    with redis_cluster(state_folder("cluster")) as made:
+        yield made
+
+
 @pytest.fixture
-def server(valkey: Any) -> Iterator[Server]:
+def empty_cluster(cluster: ClusterUnderTest) -> None:
+    """Delete what an earlier test left: its policies would count in the next one."""
+    emptied = ClusterClient(cluster.url)
+    emptied.flushall()
+    emptied.close()
+
+
+@pytest.fixture(params=["single", "cluster"])
+def store_url(request: pytest.FixtureRequest, valkey: redis.Redis) -> Iterator[str]:
+    """The address of an empty server, then of an empty cluster, that the store of the process uses."""
+    from django.conf import settings
+
+    if request.param == "single":
+        yield settings.REDIS_URL
+        return
+    url = request.getfixturevalue("cluster").url
+    with override_settings(AFTERTOUCH_SESSIONS_REDIS_URL=url):
+        request.getfixturevalue("empty_cluster")
+        yield url
+
+
+@pytest.fixture
+def server(valkey: redis.Redis) -> Iterator[Server]:
     from django.conf import settings
 
     made = Server(settings.REDIS_URL)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+
+import redis
 
 #: The settings that make it so, by what it answers.
 REFUSALS = {"OOM": {"maxmemory": "1"}, "NOREPLICAS": {"min-replicas-to-write": "1"}}
 
 
 @contextmanager
-def refuse_writes(valkey: Any, code: str = "OOM") -> Iterator[None]:
+def refuse_writes(valkey: redis.Redis, code: str = "OOM") -> Iterator[None]:
     before = valkey.config_get(*REFUSALS[code])
     try:
         for name, value in REFUSALS[code].items():

@@ -5,21 +5,27 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from typing import Any
 
+import pytest
+import redis
+from django.conf import settings
+
+from sessions.store.answers import instant_of_ms
 from sessions.store.client import Call, Script, Server
-from sessions.store.sessions import instant_of_ms
 from tests.sessions.conftest import Chats
 
 
 class StoppedClockServer(Server):
     """`clock_offset` is the whole time."""
 
-    def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
-        return super().run([(_without_clock(script), names, words) for script, names, words in calls], clock_offset)
+    def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
+        calls = [(_without_clock(script), names, words) for script, names, words in calls]
+        return super().run(calls, clock_offset, partly=partly)
 
 
 _ONLY_DECLARED_KEYS = """
@@ -45,7 +51,7 @@ def _without_clock(script: Script) -> Script:
 
 
 class StoppedClockChats(Chats):
-    """Their time begins now, and stands still."""
+    """Stop their clock now."""
 
     def __init__(self, server: StoppedClockServer) -> None:
         super().__init__(server)
@@ -55,3 +61,24 @@ class StoppedClockChats(Chats):
     @property
     def now(self) -> datetime:
         return instant_of_ms(self.store.clock_offset // 1000)
+
+
+@contextmanager
+def stopped_chats(url: str) -> Iterator[Chats]:
+    server = StoppedClockServer(url)
+    yield StoppedClockChats(server)
+    server.client.close()
+
+
+@pytest.fixture
+def chats(valkey: redis.Redis) -> Iterator[Chats]:
+    """Chats whose clock is stopped. A test module assigns it to `chats`."""
+    with stopped_chats(settings.REDIS_URL) as made:
+        yield made
+
+
+@pytest.fixture
+def chats_on_both(store_url: str) -> Iterator[Chats]:
+    """The same, on one server and on a cluster."""
+    with stopped_chats(store_url) as made:
+        yield made

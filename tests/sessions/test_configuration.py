@@ -19,14 +19,14 @@ pytestmark = pytest.mark.django_db
 Apply = Callable[[str], str]
 SECOND = timedelta(seconds=1)
 POLICIES = """silence_policies:
-  - tag: default
+  - key: default
     threshold: 1m
     jitter: 5s
-  - tag: new
+  - key: new
     threshold: 30s
     max_nudges: 3
     growth: 1.5
-  - tag: vip
+  - key: vip
     threshold: 3m
     grace: 15s
 campaigns:
@@ -41,7 +41,7 @@ campaigns:
 def default() -> None:
     Configuration.objects.get_or_create(pk=1)
     SilencePolicy.objects.all().delete()
-    SilencePolicy.objects.create(tag="default", threshold=60 * SECOND, jitter=5 * SECOND)
+    SilencePolicy.objects.create(key="default", threshold=60 * SECOND, jitter=5 * SECOND)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_apply_policies_stores_and_exports_them(apply: Apply) -> None:
     assert apply(POLICIES) == (
         "silence_policies\n  + new\n  + vip\ncampaigns\n  + double-eleven\napplied\n"
     )  # fmt: skip
-    vip = SilencePolicy.objects.get(tag="vip")
+    vip = SilencePolicy.objects.get(key="vip")
     assert (vip.threshold, vip.jitter, vip.grace, vip.max_nudges) == (180 * SECOND, 0 * SECOND, 15 * SECOND, 1)
     out = StringIO()
     call_command("export_config", stdout=out)
@@ -68,12 +68,41 @@ def test_apply_policies_stores_and_exports_them(apply: Apply) -> None:
     assert apply(POLICIES) == "no changes\n"
 
 
+def test_apply_tags_hours_and_after_round_trips(apply: Apply) -> None:
+    text = """silence_policies:
+  - key: default
+    threshold: 1m
+  - key: north
+    tags:
+      - new
+      - vip
+    after: customer
+    threshold: 2m
+    hours:
+      days:
+        - working
+      from: 09:00
+      to: '18:00'
+    grace: 20s
+    grace_for: typing
+    max_nudges: 3
+    growth: 1
+"""
+    apply(text)
+    out = StringIO()
+    call_command("export_config", stdout=out)
+    assert text in out.getvalue()
+    # The short form: a tag is its key.
+    assert apply("silence_policies: [{tag: default, threshold: 1m}, {tag: vip, threshold: 1m}]").endswith("applied\n")
+    assert SilencePolicy.objects.get(key="vip").tags == ["vip"]
+
+
 def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
     apply(POLICIES)
     assert apply("silence_policies: []\ncampaigns: []\n") == (
         "silence_policies\n  - new (retired)\n  - vip (retired)\ncampaigns\n  - double-eleven (retired)\napplied\n"
     )
-    assert list(SilencePolicy.objects.filter(retired_at=None).values_list("tag", flat=True)) == ["default"]
+    assert list(SilencePolicy.objects.filter(retired_at=None).values_list("key", flat=True)) == ["default"]
     assert Campaign.objects.get().history.count() == 2
 
 
@@ -82,6 +111,22 @@ def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
     [
         ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
         ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
+        (
+            "silence_policies: [{key: a, tags: [x, y], threshold: 1m}, {key: b, tags: [y, x], threshold: 2m}]",
+            "silence_policies[1].tags: are those of silence_policies[0]",
+        ),
+        (
+            "silence_policies: [{key: default, tags: [x], threshold: 1m}]",
+            "silence_policies[0].tags: must be empty: the default policy applies to sessions without another one",
+        ),
+        (
+            "silence_policies: [{key: a, threshold: 1m, hours: [noon]}]",
+            "silence_policies[0].hours[0]: must be a mapping with days, from, to, calendar, timezone",
+        ),
+        (
+            "silence_policies: [{key: a, threshold: 1m, after: bot}]",
+            "silence_policies[0].after: must be one of any, agent, customer",
+        ),
         (
             'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11", ends_at: "2026-11-12T00:00:00Z"}]',
             'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',

@@ -1,5 +1,6 @@
-"""Guide messages that were answered and those that nobody needed: real touches in the database, real frames in the
-store, and the store's clock pushed."""
+"""Guide messages answered or unnecessary: real touches in the database, real frames in the store, and the store's clock
+moved.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ import pytest
 from django.db import connections, transaction
 from django.utils.timezone import now
 
+from scheduling import sql
 from scheduling.delivery.pipeline import deliver_touches
+from scheduling.ledger import ends
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.planning.ingest import record_events
 from sessions.detection import nudge_stats
 from sessions.detection.silence_events import silence_event
-from sessions.models import NudgeMark, NudgeTally, SilencePolicy
+from sessions.models import NudgeMark, NudgeTally
 from sessions.policy import Policy
 from sessions.store import calls, stats
 from sessions.store import client as keys
-from sessions.store.sessions import ClaimedSilence
-from tests.scheduling.api.serving import eventually
+from sessions.store.answers import ClaimedSilence
+from tests.scheduling.api.serving import WAIT_LIMIT, eventually
 from tests.sessions.conftest import Chats
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +37,7 @@ MOMENT = timedelta(milliseconds=1)
 class Guide:
     """Lets chats fall silent and sends guide messages into them, without a worker."""
 
-    def __init__(self, chats: Chats, matrix: Any) -> None:
+    def __init__(self, chats: Chats, matrix: MatrixBuilder) -> None:
         self.chats = chats
         self.node = matrix.node("guide", "session.silent", delay=timedelta(0))
 
@@ -70,14 +74,16 @@ class Guide:
         state: str = "delivered",
     ) -> None:
         touch = self.touch(claim)
-        at = now()
+        at = now() - takes
         decision = "suppress" if state == "suppressed" else "send"
-        Verdict.objects.create(touch=touch, at=at - waits, decision=decision)
-        Touch.objects.filter(pk=touch.pk).update(state=state, sending_at=at, settled_at=at + takes, lease_until=None)
-        if state == "delivered":
-            Attempt.objects.create(
-                touch=touch, number=1, lease_no=1, started_at=at, ended_at=at + takes, outcome="delivered"
-            )
+        Touch.objects.filter(pk=touch.pk).update(
+            state=state,
+            sending_at=at,
+            settled_at=at + takes,
+            lease_until=None,
+            verdicts=[Verdict(at - waits, decision)],
+            attempts=[Attempt(1, 1, at, at + takes)] if state == "delivered" else [],
+        )
 
     def count(self) -> None:
         """When what is on its way has settled. Two passes: the first one sets the ceiling."""
@@ -86,23 +92,25 @@ class Guide:
 
     def tally(self) -> dict[str, tuple[int, int, int]]:
         self.count()
-        return {each.tag: (each.sent, each.answered, each.false) for each in nudge_stats.recent_tallies()}
+        return {each.policy: (each.sent, each.answered, each.false) for each in nudge_stats.recent_tallies()}
 
 
 @pytest.fixture
-def guide(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Guide:
+def guide(chats: Chats, matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> Guide:
     """Where a test's own transaction stays open, nothing of it would ever be final. A minute is too soon here, so that
     a machine that stops for a second changes nothing."""
     monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=60))
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(0))
-    monkeypatch.setattr(nudge_stats, "_HORIZON", "SELECT coalesce(max(id), 0), 0, 0 FROM scheduling_attempt")
+    # The test's own transaction stays open.
+    monkeypatch.setattr(ends, "read_horizon", lambda lag: ends.Horizon(sql.now(), 0, 0))
     guide = Guide(chats, matrix)
     guide.count()
     return guide
 
 
 @pytest.fixture
-def committed(chats: Chats, matrix: Any) -> Guide:
+def committed(chats: Chats, matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> Guide:
+    monkeypatch.setattr(nudge_stats, "WRITE_LAG", timedelta(0))
     guide = Guide(chats, matrix)
     guide.count()
     return guide
@@ -168,7 +176,6 @@ def test_signs_are_timed_from_send(guide: Guide, chats: Chats, monkeypatch: pyte
 def test_message_to_typing_user_counts_as_false(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "TYPED_LATELY", timedelta(seconds=60))
     chats.policies(new=Policy(timedelta(seconds=5)))
-    SilencePolicy.objects.create(tag="new", threshold=timedelta(seconds=5))
     chats.user(tag="new")
     chats.user(kind="typing")
     chats.pass_time(5.2)
@@ -247,17 +254,21 @@ def test_answer_without_note_sending_counts(guide: Guide, chats: Chats) -> None:
 
 
 def test_tag_without_policy_counts_as_default(guide: Guide, chats: Chats) -> None:
-    SilencePolicy.objects.create(tag="vip")
+    chats.policies(vip=Policy(timedelta(seconds=60)))
     for session, tag in (("s1", "vip"), ("s2", "nobody's"), ("s3", "")):
         guide.send(guide.silence(session, tag))
     assert guide.tally() == {"vip": (1, 0, 0), "default": (2, 0, 0)}
 
 
-def test_message_of_other_node_does_not_count(guide: Guide, matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_message_of_other_node_does_not_count(
+    guide: Guide, matrix: MatrixBuilder, record_event: Callable[..., Any]
+) -> None:
     matrix.node("usage")
     record_event()
     touch = Touch.objects.exclude(node=guide.node).get()
-    Attempt.objects.create(touch=touch, number=1, lease_no=1, started_at=now(), ended_at=now(), outcome="delivered")
+    Touch.objects.filter(pk=touch.pk).update(
+        state="delivered", settled_at=now(), lease_until=None, attempts=[Attempt(1, 1, now(), now())]
+    )
     assert guide.tally() == {}
 
 
@@ -306,14 +317,14 @@ def test_sign_waits_for_settled_message(guide: Guide, chats: Chats, monkeypatch:
 
 
 def test_old_tallies_are_deleted(guide: Guide) -> None:
-    NudgeTally.objects.create(at=now() - timedelta(days=91), tag="vip", sent=1)
-    NudgeTally.objects.create(at=now() - timedelta(days=89), tag="vip", sent=1)
+    NudgeTally.objects.create(at=now() - timedelta(days=91), policy="vip", sent=1)
+    NudgeTally.objects.create(at=now() - timedelta(days=89), policy="vip", sent=1)
     guide.count()
     assert NudgeTally.objects.count() == 1
 
 
 def test_restored_dump_continues_counting(guide: Guide, chats: Chats) -> None:
-    """The numbers of transactions begin low again in another cluster."""
+    """Transaction numbers start low again in another cluster."""
     guide.count()
     NudgeMark.objects.update(ceiling_xid=2**60)
     guide.send(guide.silence())
@@ -329,7 +340,7 @@ def test_real_delivery_is_counted(guide: Guide, chats: Chats) -> None:
     chats.user("s1")
     chats.user("s2")
     claims: list[ClaimedSilence] = []
-    eventually(lambda: claims.extend(chats.claim()) or len(claims) == 2)
+    eventually(lambda: claims.extend(chats.claim(lease=timedelta(minutes=10))) or len(claims) == 2)
     record_events([silence_event(each, each.deadline_ms) for each in claims])
     chats.store.confirm(claims)
     back = next(each for each in claims if each.session_id == "s2")
@@ -370,13 +381,13 @@ def test_attempt_committed_late_is_counted(committed: Guide) -> None:
         with transaction.atomic():
             guide.send(first)
             written.set()
-            assert go_on.wait(30)
+            assert go_on.wait(WAIT_LIMIT)
         connections.close_all()
 
     other = threading.Thread(target=slowly)
     other.start()
     try:
-        assert written.wait(30)
+        assert written.wait(WAIT_LIMIT)
         guide.send(second)
         assert guide.tally() == {}
     finally:
@@ -393,7 +404,7 @@ def test_concurrent_counts_count_once(committed: Guide) -> None:
         NudgeMark.objects.select_for_update().get()
         other = threading.Thread(target=lambda: (guide.count(), connections.close_all()))
         other.start()
-        other.join(30)
+        other.join(WAIT_LIMIT)
         assert not other.is_alive()
         assert not NudgeTally.objects.exists()
     eventually(lambda: guide.tally() == {"default": (1, 0, 0)})

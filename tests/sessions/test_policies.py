@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, transaction
+from pytest_django import Settings
 
 from config.local.processes import select_port
 from scheduling.errors import InvalidInput
@@ -36,13 +38,13 @@ def test_migration_adds_default_policy() -> None:
     SilencePolicy.objects.all().delete()
     import_module("sessions.migrations.0001_initial").add_default_policy(apps, None)
     row = SilencePolicy.objects.get()
-    assert (row.tag, row.spec()) == ("default", SHIPPED_DEFAULT)
+    assert (row.key, row.spec()) == ("default", replace(SHIPPED_DEFAULT, tags=[]))
 
 
 @pytest.mark.django_db
 def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on_commit_callbacks: Captured) -> None:
     with django_capture_on_commit_callbacks(execute=True):
-        row = SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
+        row = SilencePolicy.objects.create(key="vip", threshold=180 * SECOND)
     assert read_stored_versions() == {policies.read_policies().version}
     before = read_stored_versions()
     with django_capture_on_commit_callbacks(execute=True):
@@ -58,21 +60,21 @@ def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on
 
 @pytest.mark.django_db
 def test_retired_policies_and_disabled_campaigns_are_ignored() -> None:
-    SilencePolicy.objects.get_or_create(tag="default")
-    SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND, retired_at=NOW)
+    SilencePolicy.objects.get_or_create(key="default")
+    SilencePolicy.objects.create(key="vip", threshold=180 * SECOND, retired_at=NOW)
     Campaign.objects.create(key="off", starts_at=NOW, ends_at=NOW + SECOND, enabled=False)
     Campaign.objects.create(key="gone", starts_at=NOW, ends_at=NOW + SECOND, retired_at=NOW)
     found = policies.read_policies()
-    assert set(found.tags) == {"default"}
+    assert set(found.policies) == {"default"}
     assert found.campaigns == ()
 
 
 @pytest.mark.django_db
-def test_policy_save_without_store_succeeds(settings: Any, django_capture_on_commit_callbacks: Captured) -> None:
+def test_policy_save_without_store_succeeds(settings: Settings, django_capture_on_commit_callbacks: Captured) -> None:
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     with django_capture_on_commit_callbacks(execute=True):
-        SilencePolicy.objects.create(tag="vip")
-    assert SilencePolicy.objects.filter(tag="vip").exists()
+        SilencePolicy.objects.create(key="vip")
+    assert SilencePolicy.objects.filter(key="vip").exists()
 
 
 @pytest.mark.django_db
@@ -90,7 +92,7 @@ def test_store_after_flush_without_database_uses_seen_policies(
     other.note_activity([Frame("s1", "ann")])
     server.client.flushall()
     (noted,) = other.note_activity([Frame("s1", "ann")])
-    assert noted.deadline_ms / 1000 - chats.now.timestamp() == pytest.approx(180, abs=10)
+    assert noted.deadline_ms / 1000 - chats.now.timestamp() == pytest.approx(180, abs=60)  # not 60
     server.client.flushall()
     with pytest.raises(StoreUnavailable, match="policies are lost"):
         sessions.Store(server, policies.current_policies).note_activity([Frame("s1", "ann")])
@@ -112,7 +114,13 @@ def test_campaign_constraint_refuses_end_before_start() -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"tag": "VIP"}, "tag"),
+        ({"key": "VIP"}, "key"),
+        ({"key": "vip", "tags": ["a", "a"]}, "tags"),
+        ({"key": "vip", "tags": ["a\nb"]}, "tags"),
+        ({"key": "default", "tags": ["vip"]}, "tags"),
+        ({"after": "user"}, "after"),
+        ({"grace_for": "vip"}, "grace_for"),
+        ({"hours": ["noon"]}, "hours[0]"),
         ({"threshold": SECOND}, "threshold"),
         ({"threshold": timedelta(hours=13)}, "threshold"),
         ({"jitter": timedelta(hours=2)}, "jitter"),

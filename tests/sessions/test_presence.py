@@ -1,23 +1,27 @@
-"""What the live store says against a touch that is about to go out."""
+"""Presence blocks from the live store for a touch before it is sent."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from django.test import override_settings
+from pytest_django import Settings
 
 from config.local.processes import select_port
 from scheduling.delivery import presence
 from scheduling.delivery.presence import PresenceQuestion
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.store import stats
+from sessions.store.answers import ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import ClaimedSilence, Store
+from sessions.store.sessions import Store
+from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 
 SECOND = timedelta(seconds=1)
+
+chats = stopped_clock.chats
 
 
 def silence_question(
@@ -119,8 +123,7 @@ def test_presence_after_agent_message_is_no_conversation(chats: Chats, live: Ses
 def test_presence_after_window_is_no_conversation(chats: Chats, live: SessionPresence) -> None:
     with override_settings(AFTERTOUCH_CONVERSATION_WINDOW=timedelta(milliseconds=1)):
         chats.user()
-        while chats.store.last_frames(["ann"]) != [None]:
-            pass
+        chats.pass_time(1)
         assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
 
 
@@ -149,7 +152,7 @@ def test_parse_event_id_splits_at_last_colon() -> None:
     assert parse_event_id("a:b:12") == ("a:b", 12)
 
 
-def test_presence_without_store_is_unknown(settings: Any, chats: Chats) -> None:
+def test_presence_without_store_is_unknown(settings: Settings, chats: Chats) -> None:
     nowhere = f"redis://127.0.0.1:{select_port()}/0"
     with pytest.raises(StoreUnavailable):
         SessionPresence(Store(Server(nowhere), lambda: chats.plan)).presence_blocks([event_question("ann", chats.now)])

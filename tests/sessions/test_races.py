@@ -12,20 +12,25 @@ import pytest
 from django.conf import settings
 
 from sessions.frames import Frame
+from sessions.policy import CUSTOMER, Override, Policy
 from sessions.store import stats
-from sessions.store.client import Server
-from sessions.store.sessions import COUNTED, ClaimedSilence, Store
+from sessions.store.answers import ClaimedSilence
+from sessions.store.sessions import COUNTED, Store
+from tests.sessions import stopped_clock
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
+from tests.sessions.stopped_clock import StoppedClockServer
 
 Answer = TypeVar("Answer")
-WAIT_LIMIT = 30
+WAIT_LIMIT = 180  #: seconds
+
+chats = stopped_clock.chats  # threads that stall outlive leases and deadlines of a clock that runs
 
 
 def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[Answer]:
     start = threading.Barrier(count)
 
     def run(number: int) -> Answer:
-        server = Server(settings.REDIS_URL)
+        server = StoppedClockServer(settings.REDIS_URL)
         try:
             server.client.ping()
             start.wait(WAIT_LIMIT)
@@ -77,8 +82,9 @@ def test_concurrent_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
 
 
 def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
-    """Either the frame came first and nothing is claimed, or the claim's silence is over when it is confirmed, or it
-    was handed in and confirmed before the frame came."""
+    """Either the frame came first and nothing is claimed, or the silence is over at its confirmation, or it was
+    recorded and confirmed before the frame.
+    """
     for number in range(50):
         session = f"s{number}"
         chats.user(session=session)
@@ -98,8 +104,74 @@ def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
+def test_concurrent_messages_and_claims_are_one_step(chats: Chats) -> None:
+    """In any order: the customer asks again and again, and each step is recorded once."""
+    chats.policies(default=Policy(timedelta(seconds=60), after=CUSTOMER))
+    for number in range(20):
+        session = f"s{number}"
+        chats.user(session=session)
+        chats.pass_time(61)
+
+        def act(store: Store, who: int, session: str = session) -> int:
+            if who > 1:
+                store.note_activity([Frame(session, "ann", kind="message" if who == 2 else "ping")])
+                return 0
+            return store.confirm(store.claim_silent(10, LEASE).silences)
+
+        assert sum(race(chats, 4, act)) == 1
+        chats.pass_time(600)
+        assert chats.claim() == []
+        chats.store.close(session, "ann")
+
+
+def test_concurrent_answer_and_claim_leave_no_open_step(chats: Chats) -> None:
+    chats.policies(default=Policy(timedelta(seconds=60), max_nudges=3, growth=1, after=CUSTOMER))
+    for number in range(30):
+        session = f"s{number}"
+        chats.user(session=session)
+        chats.pass_time(61)
+
+        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
+            if who == 0:
+                store.note_activity([Frame(session, "ann", sender="agent")])
+                return []
+            claims = store.claim_silent(10, LEASE).silences
+            store.confirm(claims)
+            return claims
+
+        claims = [claim for found in race(chats, 3, act) for claim in found]
+        assert len(claims) <= 1
+        assert not any(chats.is_current(claim, send_until=None) for claim in claims)
+        chats.pass_time(600)
+        assert chats.claim() == []
+        chats.store.close(session, "ann")
+
+
+def test_concurrent_campaign_batches_are_applied_once(chats: Chats) -> None:
+    """Watchers apply a campaign while frames and claims go on: each timer runs out once."""
+    chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(2000)])
+    chats.pass_time(30)
+    sale = Override(chats.now, chats.now + timedelta(hours=1), timedelta(seconds=300))
+    chats.policies(campaigns=[sale])
+
+    def act(store: Store, who: int) -> None:
+        if who == 0:
+            for first in range(0, 1000, 100):
+                store.note_activity([Frame(f"s{number}", "ann", kind="ping") for number in range(first, first + 100)])
+        else:
+            while store.rearm_for_campaign(20):
+                pass
+
+    race(chats, 5, act)
+    chats.pass_time(260)
+    assert chats.claim(2000) == []
+    chats.pass_time(50)
+    claims = chats.claim(2000)
+    assert len({claim.session_id for claim in claims}) == len(claims) == 2000
+
+
 def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
-    """Whichever comes first: the policy allows one message, so no timer runs after a word of the agent."""
+    """In any order: the page of a silent user continues to ping, and gets one message."""
     for number in range(30):
         session = f"s{number}"
         chats.user(session=session)
@@ -122,7 +194,7 @@ def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
 
 @pytest.mark.parametrize("released", [False, True])
 def test_ping_between_claim_and_confirm_adds_no_message(chats: Chats, released: bool) -> None:
-    """Whichever comes first: the page of a user who says nothing goes on pinging, and gets one message."""
+    """In any order: the page of a silent user continues to ping, and gets one message."""
     for number in range(30):
         session = f"s{number}"
         chats.user(session=session)

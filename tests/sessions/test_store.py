@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,23 +11,21 @@ from django.conf import settings
 
 from scheduling.errors import InvalidInput
 from sessions.frames import AGENT_KINDS, Frame
-from sessions.policy import Override, Policy
+from sessions.policy import TYPING, Override, Policy
 from sessions.store import calls, inbox, stats
 from sessions.store import client as keys
-from sessions.store.client import Server
+from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import SESSION_LIFETIME
+from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Post
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, ClaimedSilence
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Store
+from tests.sessions import stopped_clock
 from tests.sessions.conftest import LEASE, Chats
-from tests.sessions.stopped_clock import StoppedClockChats, StoppedClockServer
 
 SECOND = timedelta(seconds=1)
 
 
-@pytest.fixture
-def chats(valkey: Any) -> Iterator[Chats]:
-    server = StoppedClockServer(settings.REDIS_URL)
-    yield StoppedClockChats(server)
-    server.client.close()
+chats = stopped_clock.chats_on_both
 
 
 def test_session_is_silent_one_minute_after_last_user_frame(chats: Chats) -> None:
@@ -92,7 +89,7 @@ def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> Non
     assert chats.user(kind="ping", seq=2).outcome == COUNTED
     chats.pass_time(61)
     assert [(each.user_id, each.tag) for each in chats.claim()] == [("ann", "default")]
-    assert chats.store.sessions_of(["eve"]) == [None]
+    assert chats.store.sessions_of(["eve"]) == [""]
 
 
 def test_first_tag_does_not_replace_tag(chats: Chats) -> None:
@@ -115,7 +112,7 @@ def test_agent_work_pauses_until_agent_writes(chats: Chats, kind: str) -> None:
     assert chats.agent(kind=kind).deadline_ms == 0
     chats.pass_time(3600)
     assert not chats.silent()
-    # The user's pings do not end what our side has begun; nor does an agent who begins to type.
+    # Neither the user's pings nor an agent's typing end the wait after our message.
     assert chats.user(kind="ping").deadline_ms == 0
     assert chats.agent(kind="typing").deadline_ms == 0
     assert chats.user().deadline_ms == 0
@@ -162,6 +159,80 @@ def test_repeated_and_late_frames_are_dropped(chats: Chats) -> None:
     assert chats.user(seq=4).outcome == DROPPED
     assert chats.seconds_left(chats.user(seq=4)) == pytest.approx(30, abs=0.001)
     assert chats.user(seq=6).outcome == COUNTED
+
+
+def lose_presence_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next frames are counted, and the write of the presence of their users fails."""
+
+    def fail(*_: Any, **__: Any) -> set[str]:
+        monkeypatch.undo()
+        raise StoreUnavailable("killed in between")
+
+    monkeypatch.setattr(store, "store_presence", fail)
+
+
+def test_repeated_frame_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = [
+        Frame("s1", "ann", seq=1),
+        Frame("s1", "ann", kind="typing", seq=2),
+        Frame("s2", "bob", kind="ping", seq=1),
+    ]
+    lose_presence_once(chats.store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        chats.store.note_activity(batch)
+    counted_at = chats.now
+    assert chats.store.last_frames(["ann", "bob"]) == [None, None]
+    chats.pass_time(5)
+    assert [each.outcome for each in chats.store.note_activity(batch)] == [DROPPED] * 3
+    assert chats.store.last_frames(["ann", "bob"]) == [counted_at, None]
+    assert chats.store.sessions_of(["ann", "bob"]) == ["s1", "s2"]
+
+
+def test_repeat_beside_new_ping_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    message, ping = Frame("s1", "ann", seq=1), Frame("s2", "ann", kind="ping", seq=1)
+    lose_presence_once(chats.store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        chats.store.note_activity([message])
+    counted_at = chats.now
+    chats.pass_time(5)
+    assert [each.outcome for each in chats.store.note_activity([message, ping])] == [DROPPED, COUNTED]
+    assert (chats.store.last_frames(["ann"]), chats.store.sessions_of(["ann"])) == ([counted_at], ["s2"])
+    chats.user("s2")
+    wrote_at = chats.now
+    chats.store.note_activity([message, Frame("s2", "ann", kind="ping", seq=2)])
+    assert chats.store.last_frames(["ann"]) == [wrote_at]
+
+
+def test_repeat_after_close_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_presence_once(chats.store, monkeypatch)
+    with pytest.raises(StoreUnavailable):
+        chats.user(seq=1)
+    counted_at = chats.now
+    chats.pass_time(5)
+    chats.agent(kind="close")
+    assert chats.user(seq=1).outcome == DROPPED
+    assert chats.store.last_frames(["ann"]) == [counted_at]
+
+
+def test_repeated_frame_does_not_replace_newer_presence(chats: Chats) -> None:
+    chats.user("s1", seq=1)
+    chats.user("s1", kind="ping", seq=2)
+    chats.pass_time(5)
+    chats.user("s2", seq=1)
+    wrote_at = chats.now
+    chats.pass_time(5)
+    assert [chats.user("s1", kind, seq=seq).outcome for kind, seq in (("message", 1), ("ping", 2))] == [DROPPED] * 2
+    assert chats.store.last_frames(["ann"]) == [wrote_at]
+    assert chats.store.sessions_of(["ann"]) == ["s2"]
+    chats.pass_time(settings.AFTERTOUCH_CONVERSATION_WINDOW.total_seconds())
+    chats.user("s1", seq=1)
+    assert chats.store.last_frames(["ann"]) == [None]
+
+
+def test_repeated_frame_of_other_user_stores_no_presence(chats: Chats) -> None:
+    chats.user(seq=1)
+    assert chats.user(user_id="eve", seq=1).outcome == REFUSED
+    assert chats.store.sessions_of(["eve"]) == [""]
 
 
 def test_each_side_has_own_seq(chats: Chats) -> None:
@@ -410,7 +481,7 @@ def test_old_lease_after_clock_moved_back_is_ignored(chats: Chats) -> None:
     assert len(chats.claim()) == 1
 
 
-# --- the ladder -------------------------------------------------------------------------------------------------------
+# --- several guide messages ---------------------------------------------------------------------------------------
 
 
 def confirmed(chats: Chats) -> int:
@@ -513,7 +584,7 @@ def test_still_silent_without_sending_reserves_nothing(chats: Chats, send_until:
 
 
 def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> None:
-    """A worker was killed, or Redis was away: the message may have been sent, so there is no second one."""
+    """A worker was killed, or Redis was unavailable: the message may have been sent, so there is no second one."""
     claim = confirmed_silence(chats)
     assert chats.is_current(claim)
     for _ in range(2):
@@ -703,7 +774,7 @@ def test_jitter_is_spread_evenly(chats: Chats) -> None:
 
 
 def test_grace_extends_deadline_once_for_typing_user(chats: Chats) -> None:
-    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
+    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND, grace_for=TYPING))
     chats.user()
     chats.user(kind="typing")
     chats.user(kind="ping")
@@ -716,7 +787,7 @@ def test_grace_extends_deadline_once_for_typing_user(chats: Chats) -> None:
 
 
 def test_sent_message_ends_grace(chats: Chats) -> None:
-    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
+    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND, grace_for=TYPING))
     chats.user(kind="typing")
     chats.user(kind="message")
     chats.pass_time(61)
@@ -787,10 +858,7 @@ def test_presence_returns_last_session_and_time_of_user(chats: Chats) -> None:
     chats.user(session="s1")
     chats.user(session="s2")
     chats.agent(session="s3", user_id="bob")
-    chats.user(session="s4", user_id="carl", seq=1)
-    chats.store.server.client.delete(keys.PRESENCE[keys.shard_of("carl")] + "carl")
-    chats.user(session="s4", user_id="carl", seq=1)
-    assert chats.store.sessions_of(["ann", "bob", "carl"]) == ["s2", None, None]
+    assert chats.store.sessions_of(["ann", "bob"]) == ["s2", ""]
     heard = chats.store.last_frames(["ann", "bob", "dora"])
     assert heard[1:] == [None, None]
     assert heard[0] is not None
@@ -816,6 +884,33 @@ def test_last_frames_ends_with_window_though_pings_continue(chats: Chats) -> Non
     assert chats.store.last_frames(["ann"]) != [None]
     chats.pass_time(2)
     assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
+
+
+def test_presence_lasts_as_long_as_the_session(chats: Chats) -> None:
+    """Also while closed hours make the timer longer than a session is kept otherwise."""
+    opens_at = chats.now + timedelta(hours=60)
+    names = [keys.PRESENCE[keys.shard_of("ann")] + "ann", keys.SESSION[keys.shard_of("s1")] + "s1"]
+    chats.user()
+    for seconds in (0, 60 * 3600):
+        presence, session = (chats.store.server.client.pttl(name) / 1000 for name in names)
+        assert session == pytest.approx(seconds + 24 * 3600, abs=90)
+        assert session - 90 < presence < session + 3690
+        chats.policies(default=Policy(timedelta(seconds=60), hours=[(opens_at, opens_at + timedelta(hours=8))]))
+        chats.user(kind="ping")
+
+
+def test_inapp_finds_sessions_within_window_only(chats: Chats) -> None:
+    """A page that is open sends pings."""
+    chats.user()
+    assert chats.store.sessions_of(["ann", "bob"], within=timedelta(minutes=10)) == ["s1", ""]
+    name = keys.PRESENCE[keys.shard_of("ann")] + "ann"
+    chats.store.server.client.pexpire(name, SESSION_LIFETIME - timedelta(minutes=11))
+    assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == [""]
+    assert chats.store.sessions_of(["ann"]) == ["s1"]
+    chats.user(kind="ping")
+    assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == ["s1"]
+    chats.store.server.client.pexpire(name, timedelta(minutes=10))  # of an earlier version
+    assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == ["s1"]
 
 
 def test_presence_value_stays_below_44_bytes(chats: Chats) -> None:
@@ -872,7 +967,7 @@ def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
     assert [json.loads(each.body)["id"] for each in box.since("s1", inbox.START)] == ["huge"]
 
 
-# --- at the door ------------------------------------------------------------------------------------------------------
+# --- validation of input --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -942,7 +1037,7 @@ def test_claim_silent_drops_old_lease_of_armed_session(chats: Chats) -> None:
 
 
 def test_confirm_of_expired_key_silence_arms_nothing(chats: Chats) -> None:
-    """Only the gateway's key tells when its user is silent again."""
+    """Only the gateway's key shows that its user is silent again."""
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
     chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
     chats.store.confirm(chats.claim())

@@ -1,20 +1,19 @@
-"""Which answers of a server mean that it is as good as away."""
+"""Responses of a server that count as unavailable."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+import redis
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
-from sessions.store.client import StoreUnavailable, _raise_first
+from sessions.store.client import StoreUnavailable, raise_first_error
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: Any, code: str) -> None:
+def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: redis.Redis, code: str) -> None:
     with refuse_writes(valkey, code), pytest.raises(StoreUnavailable):
         chats.user()
     chats.user()
@@ -36,7 +35,7 @@ def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: Any, cod
 )
 def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
     with pytest.raises(StoreUnavailable):
-        _raise_first([1, BaseParser.parse_error(answer)])
+        raise_first_error([1, BaseParser.parse_error(answer)])
 
 
 @pytest.mark.parametrize(
@@ -49,4 +48,4 @@ def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
 )
 def test_permanent_server_error_is_raised_unchanged(answer: str) -> None:
     with pytest.raises(ResponseError):
-        _raise_first([1, BaseParser.parse_error(answer)])
+        raise_first_error([1, BaseParser.parse_error(answer)])

@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from scheduling.admin.dashboard.charts import Chart
+from scheduling.replica import is_replica_failure
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +43,17 @@ class DashboardCard:
     charts: list[Chart] = field(default_factory=list)  #: shown with the other charts
 
 
+@dataclass(frozen=True, slots=True)
+class ActionLine:
+    """Work that waits for a person."""
+
+    icon: str
+    words: str | Promise
+    link: str
+    detail: str | Promise = ""
+    tone: str = "bad"  #: or "wait"
+
+
 def format_capped_count(count: int | None, most: int) -> str | None:
     """Format a count, as "10000+" if it exceeds `most`; None if it is unknown."""
     return None if count is None else f"{most}+" if count > most else str(count)
@@ -52,7 +64,9 @@ def load_app_cards(request: HttpRequest) -> Iterator[DashboardCard]:
     for path in settings.DASHBOARD:
         try:
             card = import_string(path)(request)
-        except Exception:
+        except Exception as error:
+            if is_replica_failure(error):
+                raise
             log.exception("dashboard_card_failed", path=path)
             card = DashboardCard(
                 path.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")

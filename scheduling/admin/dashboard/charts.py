@@ -65,6 +65,15 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line between or in bars."""
+
+    x: float
+    words: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     key: str
     title: str
@@ -73,6 +82,8 @@ class Chart:
     top: int  #: value at full height
     scale: str  #: `top`, formatted
     goal: Goal | None = None
+    mark: Mark | None = None
+    changes: tuple[Mark, ...] = ()  #: of the configuration
 
     @property
     def gaps(self) -> int:
@@ -168,7 +179,7 @@ def _build_segment(
     return ChartSegment(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
 
 
-PERIODS = (1, 7)  #: days
+PERIODS = (1, 7, 30)  #: days
 
 T = TypeVar("T", bound="Counter[Any]")
 

@@ -6,54 +6,67 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, Max
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard import series
+from scheduling.admin.dashboard.actions import list_actions
 from scheduling.admin.dashboard.cards import Figure, format_capped_count, load_app_cards
 from scheduling.admin.dashboard.charts import PERIODS, read_requested_days, split_period
+from scheduling.admin.dashboard.config_changes import list_config_changes, mark_changes
+from scheduling.admin.dashboard.first_hour import build_checklist
 from scheduling.admin.dashboard.series import EndedTouches
 from scheduling.admin.dashboard.throughput import build_pace_card, build_queues_card
 from scheduling.admin.experiments.rollout import build_rollout_figures
-from scheduling.admin.labels import translate_reason
+from scheduling.admin.replica_pages import read_for_page
+from scheduling.admin.sidebar import find_menu_place
 from scheduling.admin.touches.pause import list_active_pauses
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import FailedTask, Node
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.statistics import MOST
-from scheduling.redaction import redact_text
+from scheduling.monitoring.queue_stats import read_broker
+from scheduling.monitoring.statistics import MOST, Overdue
 
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"
 
 
 def build_page_context(request: HttpRequest) -> dict[str, Any]:
-    """Return the active pauses for the banner of every page."""
+    """Return the active pauses for the banner of every page, and the place of the page in the menu."""
     user = request.user
     if not (user.is_authenticated and user.is_staff):
         return {}
-    return {"active_pauses": list_active_pauses(), "may_resume": user.has_perm("scheduling.delete_pause")}
+    return {
+        "active_pauses": list_active_pauses(), "may_resume": user.has_perm("scheduling.delete_pause"),
+        "menu_place": find_menu_place(request),
+    }  # fmt: skip
 
 
 def build_overview_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Add the figures, cards and charts that the user may see to the context."""
+    return read_for_page(request, lambda: _add_figures(request, context))
+
+
+def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     time_limit = PageTimeLimit(settings.TIMEOUTS.overview)
     days = read_requested_days(request)
     context["read_at"] = now()
-    context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]
+    context["periods"] = [(each, _name_period(each), each == days) for each in PERIODS]
     figures, cards, charts = [], [], []
-    if request.user.has_perm("scheduling.view_guardedrollout"):
+    columns = split_period(days)
+    broker, late = None, None
+    if request.user.has_perm("scheduling.view_automaticrollout"):
         figures += build_rollout_figures()
     if request.user.has_perm("scheduling.view_touch"):
-        figures += _build_backlog_figures(time_limit)
-        cards += [build_pace_card(time_limit), build_queues_card()]
-        columns = split_period(days)
+        broker, late = read_broker(), time_limit(statistics.count_overdue)
+        figures += _build_backlog_figures(late, time_limit)
+        cards += [build_pace_card(time_limit), build_queues_card(broker)]
         past = series.count_ended_by_span(columns, time_limit)
         context["sums"] = _build_result_figures(past, days)
         context["charts"] = [series.chart_outcomes(past), series.chart_suppression_reasons(past)]
@@ -64,22 +77,29 @@ def build_overview_context(request: HttpRequest, context: dict[str, Any]) -> dic
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:
             context["complaints"] = _rank_complaint_rates(past, time_limit)
-    context["may_see_causes"] = request.user.has_perm("scheduling.view_failedtask")
-    if context["may_see_causes"]:
+    if request.user.has_perm("scheduling.view_failedtask"):
         figures.append(_build_failed_tasks_figure(time_limit))
-        context["causes"] = _rank_failure_causes(time_limit)
+    context["actions"], context["actions_complete"] = list_actions(request, time_limit, broker, late)
+    context["checklist"] = build_checklist(request)
     context["figures"] = figures
     context["cards"] = [*cards, *load_app_cards(request)]
     context["more_charts"] = [*charts, *(chart for card in context["cards"] for chart in card.charts)]
+    context["changes"] = list_config_changes(request, columns, time_limit)
+    for name in ("charts", "more_charts"):
+        if name in context:
+            context[name] = [mark_changes(each, columns, context["changes"] or ()) for each in context[name]]
     return context
+
+
+def _name_period(days: int) -> str:
+    return _("24 hours") if days == 1 else ngettext("%(days)s day", "%(days)s days", days) % {"days": days}
 
 
 # --- backlog --------------------------------------------------------------------------------------------------------
 
 
-def _build_backlog_figures(time_limit: PageTimeLimit) -> list[Figure]:
+def _build_backlog_figures(late: Overdue | None, time_limit: PageTimeLimit) -> list[Figure]:
     soon = time_limit(lambda: statistics.count_due_within(timedelta(hours=1)))
-    late = time_limit(statistics.count_overdue)
     hint = _("the oldest for %(span)s") % {"span": describe_duration(late.oldest)} if late and late.oldest else ""
     within = build_span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), status="waiting")
     count = format_capped_count(late.count if late else None, MOST)
@@ -101,6 +121,7 @@ def _build_failed_tasks_figure(time_limit: PageTimeLimit) -> Figure:
 def _build_result_figures(past: EndedTouches, days: int) -> list[Figure]:
     whole = past.whole
     counts = None if whole is None else series.sum_by_state(whole)
+    span = _name_period(days)
 
     def figure(words: str, *states: str, tone: str = "") -> Figure:
         count = None if counts is None else sum(counts[state] for state in states)
@@ -108,10 +129,9 @@ def _build_result_figures(past: EndedTouches, days: int) -> list[Figure]:
         return Figure(words, count, link, tone if count else "")
 
     return [
-        figure(_("Delivered, 24 h") if days == 1 else _("Delivered, 7 days"), "delivered"),
-        figure(_("Suppressed, 24 h") if days == 1 else _("Suppressed, 7 days"), "suppressed"),
-        figure(_("Failed or unknown, 24 h") if days == 1 else _("Failed or unknown, 7 days"), "failed", "unknown",
-               tone="bad"),
+        figure(_("Delivered, %(span)s") % {"span": span}, "delivered"),
+        figure(_("Suppressed, %(span)s") % {"span": span}, "suppressed"),
+        figure(_("Failed or unknown, %(span)s") % {"span": span}, "failed", "unknown", tone="bad"),
     ]  # fmt: skip
 
 
@@ -138,27 +158,3 @@ def _rank_complaint_rates(past: EndedTouches, time_limit: PageTimeLimit) -> list
 def count_delivered(tally: statistics.OutcomeCounts, wanted: int) -> int:
     """Return the number of touches that a node delivered."""
     return sum(count for (state, _code, node), count in tally.items() if state == "delivered" and node == wanted)
-
-
-def _rank_failure_causes(time_limit: PageTimeLimit) -> list[dict[str, Any]] | None:
-    """Return the most frequent causes of open failed tasks."""
-
-    def read() -> list[dict[str, Any]]:
-        groups = FailedTask.objects.filter(state="open").values("fingerprint").order_by()
-        annotated = groups.annotate(
-            count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
-            detail=Max("detail"),
-        )  # fmt: skip
-        return [dict(each) for each in annotated.order_by("-count")[:WORST]]
-
-    link = reverse("admin:scheduling_failedtask_changelist")
-    found = time_limit(read)
-    if found is None:
-        return None
-    return [
-        {
-            **each, "words": translate_reason(each["reason"]), "detail": redact_text(each["detail"]),
-            "link": f"{link}?{urlencode({'state': 'open', 'fingerprint': each['fingerprint']})}",
-        }
-        for each in found
-    ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import structlog
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
@@ -15,9 +14,7 @@ from scheduling.admin.touches.touch import build_span_link
 from scheduling.dispatch.publisher import TOUCH_QUEUES
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import QueueStats, broker_accepts_messages, read_queue_stats
-
-log = structlog.get_logger(__name__)
+from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
 
 TOUCHES = "admin:scheduling_touch_changelist"
 ALWAYS = (*TOUCH_QUEUES.values(), "ticks")
@@ -49,15 +46,13 @@ def format_seconds(seconds: float | None) -> str:
     return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}
 
 
-def build_queues_card() -> DashboardCard:
+def build_queues_card(reading: BrokerReading | None) -> DashboardCard:
     """Build the card of broker queues; a note replaces the numbers while the broker does not respond."""
-    try:
-        found, takes_messages = read_queue_stats(), broker_accepts_messages()
-    except Exception as error:  # any exception of the broker's client
-        log.warning("broker_stats_unavailable", error=str(error))
-        return DashboardCard(
-            _("Queues"), note=_("The broker does not respond. Touches are kept and sent after it recovers.")
-        )
+    page = reverse("admin:scheduling_touch_workers")
+    if reading is None:
+        note = _("The broker does not respond. Touches are kept and sent after it recovers.")
+        return DashboardCard(_("Queues"), link=page, note=note)
+    found = reading.queues
     own = sorted((each for each in found if each.name in ALWAYS), key=lambda each: ALWAYS.index(each.name))
     others = sorted((each for each in found if each.name not in ALWAYS and each.length), key=lambda each: -each.length)
     figures = [_build_queue_figure(each) for each in (*own, *others[:OTHERS])]
@@ -65,16 +60,18 @@ def build_queues_card() -> DashboardCard:
     if unacked:
         figures.append(Figure(_("Not acknowledged"), sum(unacked), f"{reverse(TOUCHES)}?state__exact=queued"))
     note = ""
-    if takes_messages is False:
+    if reading.accepts_messages is False:
         note = _(
             "The broker is short of memory or disk and rejects messages. Touches are kept and sent after it recovers."
         )
-    return DashboardCard(_("Queues"), figures, note=note)
+    return DashboardCard(_("Queues"), figures, page, note)
 
 
 def _build_queue_figure(each: QueueStats) -> Figure:
     priority = next((key for key, name in TOUCH_QUEUES.items() if name == each.name), None)
-    link = "" if priority is None else f"{reverse(TOUCHES)}?state__exact=queued&priority__exact={priority}"
+    link = reverse("admin:scheduling_touch_workers")
+    if priority is not None:
+        link = f"{reverse(TOUCHES)}?state__exact=queued&priority__exact={priority}"
     age = timedelta(seconds=round(each.oldest_age)) if each.length and each.oldest_age else None
     hint = _("the oldest for %(span)s") % {"span": describe_duration(age)} if age else ""
     return Figure(each.name, each.length, link, hint=hint)

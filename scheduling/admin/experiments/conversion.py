@@ -13,6 +13,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.replica_pages import read_for_page
 from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import Node
 from scheduling.monitoring.duration_text import describe_duration
@@ -27,7 +28,12 @@ def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
     until = now()
-    found = count_within(lambda: compute_effects(until - timedelta(days=days), until), settings.TIMEOUTS.conversion)
+    found = read_for_page(
+        request,
+        lambda: count_within(
+            lambda: compute_effects(until - timedelta(days=days), until), settings.TIMEOUTS.conversion
+        ),
+    )
     links = dict(Node.objects.values_list("key", "pk"))
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
@@ -46,8 +52,10 @@ def _describe_effect(effect: NodeEffect, links: dict[str, int]) -> dict[str, Any
         "goal": effect.goal,
         "treated": _describe_share_bar(lift.treated),
         "control": _describe_share_bar(lift.control),
+        "everywhere": _describe_share_bar(effect.overall.control) if effect.overall.control.of else None,
         "difference": _format_difference(lift),
-        "verdict": _judge_lift(lift),
+        "overall": _format_difference(effect.overall),
+        "verdict": judge_lift(lift),
         "versions": [
             {"template": each.template, "number": each.number, **_describe_share_bar(each.share)}
             for each in effect.versions
@@ -79,7 +87,8 @@ def _format_difference(lift: Lift) -> str:
     return words.replace("-", "−")
 
 
-def _judge_lift(lift: Lift) -> tuple[str, str]:
+def judge_lift(lift: Lift) -> tuple[str, str]:
+    """Return the tone and the sentence of a measured effect."""
     if not lift.control.of:
         return "", _("No control group. Set a hold-out at the node to measure its effect.")
     if not lift.treated.of:

@@ -25,7 +25,7 @@ from scheduling.admin.labels import register_labels, translate_error
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.experiments import rollout_runs
-from scheduling.models import GuardedRollout, Node, RolloutMove
+from scheduling.models import AutomaticRollout, Node, RolloutMove
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.rollout import (
@@ -81,8 +81,8 @@ register_labels(
         (r"must be another template than the stable one.*",
          gettext_noop("Choose a canary template that is not the stable one, and save the node.")),
         (r"the node is retired", gettext_noop("The node is retired.")),
-        (r"a guarded roll-out of this node is under way.*",
-         gettext_noop("A guarded roll-out of this node is under way; stop it first.")),
+        (r"an automatic roll-out of this node is under way.*",
+         gettext_noop("An automatic roll-out of this node is under way; stop it first.")),
         (r"the node was changed after the start of this roll-out.*",
          gettext_noop("The node changed after the roll-out started. Stop the roll-out and start a new one.")),
         (r"the roll-out changed since you loaded it; .*",
@@ -100,7 +100,7 @@ def translate_rollout_reason(code: str) -> str:
     return str(REASON_LABELS.get(code, code))
 
 
-def build_rollout_context(rollout: GuardedRollout) -> dict[str, Any]:
+def build_rollout_context(rollout: AutomaticRollout) -> dict[str, Any]:
     """Return the template context of one roll-out."""
     plan = read_plan(rollout.plan)
     canary, stable = (VersionCounts(**rollout.figures.get(name, {})) for name in ("canary", "stable"))
@@ -116,7 +116,7 @@ def build_rollout_context(rollout: GuardedRollout) -> dict[str, Any]:
     }
 
 
-def _get_step_state(number: int, rollout: GuardedRollout) -> str:
+def _get_step_state(number: int, rollout: AutomaticRollout) -> str:
     if number == rollout.step and rollout.is_open:
         return "now"
     return "done" if number < rollout.step or rollout.state == "finished" else ""
@@ -174,11 +174,11 @@ def _describe_move(move: RolloutMove) -> dict[str, Any]:
     }
 
 
-State = GuardedRollout.State
+State = AutomaticRollout.State
 #: Columns of a node that are read-only while its canary moves.
 ROLLOUT_FIELDS = ("template", "canary_template", "canary_percent", "canary_communities")
 MOVED_BY_ROLLOUT = gettext_lazy(
-    "A guarded roll-out moves the canary, see below. Pause or stop it to edit the canary by hand."
+    "An automatic roll-out moves the canary, see below. Pause or stop it to edit the canary by hand."
 )
 LIMIT_HELP = gettext_lazy("+0.5: half a percentage point above the stable version. x2: twice as much. Empty: none.")
 
@@ -234,8 +234,8 @@ class RolloutStartForm(forms.Form):
         return {**plan, **{rate: str(limits.get(rate, "")) for rate in RATES}}
 
 
-@admin.register(GuardedRollout)
-class GuardedRolloutAdmin(ReadOnlyAdmin):
+@admin.register(AutomaticRollout)
+class AutomaticRolloutAdmin(ReadOnlyAdmin):
     list_display = ("rollout", "of_node", "canary", "shown_state", "share", "shown_reason", "judged_at")
     list_select_related = ("node", "canary")
     list_filter = ("state",)
@@ -244,39 +244,39 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("start/<int:node_id>/", view(self.start_view), name="scheduling_guardedrollout_start"),
-            path("act/<int:rollout_id>/<slug:verb>/", view(self.act_view), name="scheduling_guardedrollout_act"),
+            path("start/<int:node_id>/", view(self.start_view), name="scheduling_automaticrollout_start"),
+            path("act/<int:rollout_id>/<slug:verb>/", view(self.act_view), name="scheduling_automaticrollout_act"),
             *super().get_urls(),
         ]
 
-    @display(description=gettext_lazy("guarded roll-out"), ordering="pk")  # type: ignore[untyped-decorator]
-    def rollout(self, row: GuardedRollout) -> str:
+    @display(description=gettext_lazy("automatic roll-out"), ordering="pk")  # type: ignore[untyped-decorator]
+    def rollout(self, row: AutomaticRollout) -> str:
         return str(row)
 
     @display(description=gettext_lazy("service node"))  # type: ignore[untyped-decorator]
-    def of_node(self, row: GuardedRollout) -> str:
+    def of_node(self, row: AutomaticRollout) -> str:
         link = reverse("admin:scheduling_node_change", args=[row.node_id])
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.node)
 
     @display(  # type: ignore[untyped-decorator]
         description=gettext_lazy("state"), label={"running": "info", "paused": "danger", "finished": "success"}
     )
-    def shown_state(self, row: GuardedRollout) -> tuple[str, str]:
+    def shown_state(self, row: AutomaticRollout) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
     @display(description=gettext_lazy("step"))  # type: ignore[untyped-decorator]
-    def share(self, row: GuardedRollout) -> str:
+    def share(self, row: AutomaticRollout) -> str:
         return f"{row.percent:g} %"
 
     @display(description=gettext_lazy("reason"))  # type: ignore[untyped-decorator]
-    def shown_reason(self, row: GuardedRollout) -> str:
+    def shown_reason(self, row: AutomaticRollout) -> str:
         return translate_rollout_reason(row.reason) if row.reason else "–"
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        title = _("Guarded roll-out %(row)s of %(node)s") % {"row": row, "node": row.node}
+        title = _("Automatic roll-out %(row)s of %(node)s") % {"row": row, "node": row.node}
         return self.page(
             request, "ops/rollout.html", title, **build_rollout_page_context(request, row), back=self.url("changelist")
         )
@@ -296,7 +296,7 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
                 form.add_error(None, _translate_rollout_error(error))
 
         return self.confirm(
-            request, _("Start a guarded roll-out of %(node)s") % {"node": node}, act, form=form,
+            request, _("Start an automatic roll-out of %(node)s") % {"node": node}, act, form=form,
             text=_("The share of the canary grows by these steps within the limits. When a limit is "
                 "exceeded, all communities receive the stable version."),
             button=_("Start"), back=reverse("admin:scheduling_node_change", args=[node.pk]),
@@ -341,34 +341,34 @@ ROLLOUT_ACTIONS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] =
 }  # fmt: skip
 
 
-def build_rollout_page_context(request: HttpRequest, row: GuardedRollout) -> dict[str, Any]:
-    return {"guarded": build_rollout_context(row), "may_guard": request.user.has_perm("scheduling.change_node")}
+def build_rollout_page_context(request: HttpRequest, row: AutomaticRollout) -> dict[str, Any]:
+    return {"rollout": build_rollout_context(row), "may_move_rollout": request.user.has_perm("scheduling.change_node")}
 
 
 def build_node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
     """Return the context for a node's page: its latest roll-out, and whether another can be started."""
-    row = node.guarded_rollouts.first()
+    row = node.automatic_rollouts.first()
     may = request.user.has_perm("scheduling.change_node")
     startable = may and node.retired_at is None and (row is None or not row.is_open)
     return {
-        "guarded": build_rollout_context(row) if row else None,
-        "may_guard": may,
-        "start_guard": reverse("admin:scheduling_guardedrollout_start", args=[node.pk]) if startable else "",
+        "rollout": build_rollout_context(row) if row else None,
+        "may_move_rollout": may,
+        "start_rollout": reverse("admin:scheduling_automaticrollout_start", args=[node.pk]) if startable else "",
         "nothing_to_try": node.canary_template_id in (None, node.template_id),
-        "show_guard": row is not None or node.canary_template_id is not None,
+        "show_rollout": row is not None or node.canary_template_id is not None,
     }
 
 
 def has_running_rollout(node: Node) -> bool:
     """Return whether an automatic roll-out moves the node's canary now."""
-    return node.guarded_rollouts.filter(state=State.RUNNING).exists()
+    return node.automatic_rollouts.filter(state=State.RUNNING).exists()
 
 
 def build_rollout_figures() -> list[Figure]:
     """Return the overview's number of paused roll-outs; empty if there are none."""
-    count = GuardedRollout.objects.filter(state=State.PAUSED).count()
-    link = f"{reverse('admin:scheduling_guardedrollout_changelist')}?state__exact={State.PAUSED}"
-    return [Figure(_("Guarded roll-outs that paused"), count, link, "bad")] if count else []
+    count = AutomaticRollout.objects.filter(state=State.PAUSED).count()
+    link = f"{reverse('admin:scheduling_automaticrollout_changelist')}?state__exact={State.PAUSED}"
+    return [Figure(_("Automatic roll-outs that paused"), count, link, "bad")] if count else []
 
 
 def _require_edit_permission(request: HttpRequest) -> None:

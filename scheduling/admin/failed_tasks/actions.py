@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from django import forms
 from django.contrib import messages
@@ -14,11 +16,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
+from scheduling import sql
 from scheduling.admin.base import build_user_actor
+from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 from scheduling.operations.row_actions import ROW_ACTIONS, RowAction
+from scheduling.operations.undo import UNDO_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,14 @@ class PaceForm(ReasonForm):
         return form
 
 
+def offer_retry_undo(request: HttpRequest, action: RowAction, retried: Mapping[UUID, Any], label: str = "") -> str:
+    """Return the address that takes these retries back; "" for other actions. `retried` holds the new task ids."""
+    if not action.publishes:
+        return ""
+    ids = {str(failed_id): str(task_id) for failed_id, task_id in retried.items()}
+    return create_undo_link(request, "failed_task.retry", list(ids), label=label, retried=ids, as_new=action.as_new)
+
+
 def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str) -> HttpResponse:
     """Confirm an action on one failed task and apply it."""
     if not tasks_admin.has_act_permission(request, row):
@@ -155,8 +168,10 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
 
     def act() -> None:
         try:
-            verb.action.act(row.pk, build_user_actor(request, form.cleaned_data["reason"]))
-            messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
+            actor = build_user_actor(request, form.cleaned_data["reason"])
+            new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
+            link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
+            messages.success(request, _("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
         except AftertouchError:
             messages.error(
                 request, _("Nothing was changed: another user acted first, or the state does not allow the action.")

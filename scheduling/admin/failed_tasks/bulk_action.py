@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,25 +11,28 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
+from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 
 from scheduling.admin.base import ReadOnlyAdmin, build_user_actor
+from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, PaceForm
 from scheduling.admin.labels import translate_error
+from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions
+from scheduling.operations.bulk_lists import find_row_action, get_list, matching_rows
 from scheduling.operations.filters import read_filter
-from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS, TOUCHES
+from scheduling.operations.row_actions import Given
+from scheduling.operations.undo import UNDO_WINDOW
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
-REQUIRED_PERMISSIONS = {FAILED_TASKS: "scheduling.act_on_failedtask", TOUCHES: "scheduling.change_touch"}
-LISTS = {FAILED_TASKS: "admin:scheduling_failedtask_changelist", TOUCHES: "admin:scheduling_touch_changelist"}
-TARGET_LABELS = {FAILED_TASKS: gettext_lazy("Failed tasks"), TOUCHES: gettext_lazy("Touches")}
 
 
 def list_refusal_reasons(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
@@ -46,8 +49,9 @@ def _format_field_errors(error: InvalidInput) -> list[str]:
 
 
 def submit_bulk_action(
-    request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime
-) -> HttpResponse:
+    request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime,
+    given: Given | None = None,
+) -> HttpResponse:  # fmt: skip
     """Start a bulk action and redirect to its page; back to the form if it cannot start."""
     pace = form.cleaned_data["per_second"]
     try:
@@ -57,6 +61,8 @@ def submit_bulk_action(
             build_user_actor(request, form.cleaned_data["reason"]),
             per_second=pace,
             as_of=as_of,
+            given=given,
+            after=UNDO_WINDOW,
         )
     except InvalidInput as error:
         for line in _format_field_errors(error):
@@ -64,13 +70,51 @@ def submit_bulk_action(
     except Conflict as error:
         messages.error(request, translate_error(str(error)))
     else:
+        link = create_undo_link(request, "bulk.start", [row.pk], label=get_action_title(action))
+        text = _("%(what)s: the first batch starts in ten seconds.")
+        messages.success(request, text % {"what": get_action_title(action)}, extra_tags=link)
         return redirect("admin:scheduling_bulkaction_change", row.pk)
     return redirect(request.get_full_path())
 
 
+def matching_rows_page(
+    listed: Any, request: HttpRequest, action: str, form: PaceForm, *, address: Mapping[str, Any],
+    describe_count: Callable[[int | None], str], **context: Any,
+) -> HttpResponse:  # fmt: skip
+    """Confirm an action on all rows of the list that match its filter, as a bulk action.
+
+    `address` are the parameters of the filter. Fields of the form beside reason and rate are parameters of the action.
+    """
+    back = f"{listed.url('changelist')}?{request.GET.urlencode()}"
+    asked_at = read_page_time(request)
+    if refused := list_refusal_reasons(action, address, asked_at):
+        for line in refused:
+            messages.error(request, line)
+        return redirect(back)
+    if request.method == "POST" and form.is_valid():
+        given = {name: value for name, value in form.cleaned_data.items() if name not in PaceForm.base_fields}
+        return submit_bulk_action(request, action, address, form, asked_at, given)
+    row_action = bulk_actions.check_action(action, read_filter(address), asked_at)
+    count = count_within(matching_rows(row_action, read_filter(address), asked_at).order_by().count)
+    facts = [describe_count(count), _("Workers run the bulk action. A page shows its progress and can stop it.")]
+    return listed.page(  # type: ignore[no-any-return]
+        request, "ops/confirm.html", form=form, back=back, facts=facts,
+        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else _("No row matches."), **context,
+    )  # fmt: skip
+
+
+def read_page_time(request: HttpRequest) -> datetime:
+    """Return when the submitted page was shown; now if unknown."""
+    try:
+        asked_at = parse_datetime(request.POST.get("asked_at", ""))
+    except ValueError:
+        asked_at = None
+    return min(asked_at, now()) if asked_at and asked_at.tzinfo else now()
+
+
 def get_action_title(action: str) -> str:
-    verb = FAILED_TASK_ACTIONS.get(action)
-    return str(verb.title) if verb else _("Cancel the touch") if action == "cancel" else action
+    verb, row_action = FAILED_TASK_ACTIONS.get(action), find_row_action(action)
+    return str(verb.title if verb else row_action.title if row_action else action)
 
 
 @admin.register(BulkAction)
@@ -86,9 +130,8 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
     def has_act_permission(self, request: HttpRequest, row: BulkAction) -> bool:
         """Allow stopping a bulk action to users who may apply the action to one row."""
-        return row.action in ROW_ACTIONS and bool(
-            request.user.has_perm(REQUIRED_PERMISSIONS[ROW_ACTIONS[row.action].over])
-        )
+        row_action = find_row_action(row.action)
+        return row_action is not None and bool(request.user.has_perm(row_action.permission))
 
     @display(description=gettext_lazy("action"))  # type: ignore[untyped-decorator]
     def what(self, row: BulkAction) -> str:
@@ -120,9 +163,8 @@ class BulkActionAdmin(ReadOnlyAdmin):
             left=describe_duration(_estimate_time_left(row)) if running and row.total and row.looked_at else "",
             pace=f"{row.per_second:g}",
             chosen=sorted(row.filter.items()),
-            list_link=f"{reverse(LISTS[ROW_ACTIONS[row.action].over])}?{urlencode(row.filter)}"
-            if row.action in ROW_ACTIONS
-            else "",
+            given=sorted(row.given.items()),
+            list_link=_build_list_link(row),
             cancel_link=self.url("cancel", row.pk) if running and self.has_act_permission(request, row) else "",
             back=self.url("changelist"),
         )
@@ -140,8 +182,18 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
 
 def _format_headline(row: BulkAction) -> str:
-    over = TARGET_LABELS[ROW_ACTIONS[row.action].over] if row.action in ROW_ACTIONS else ""
-    return f"{get_action_title(row.action)} · {over}"
+    row_action = find_row_action(row.action)
+    return f"{get_action_title(row.action)} · {get_list(row_action.over).label if row_action else ''}"
+
+
+def _build_list_link(row: BulkAction) -> str:
+    """Return the address of the list with the rows that match now; empty if the action is unknown."""
+    row_action = find_row_action(row.action)
+    if row_action is None:
+        return ""
+    listed = get_list(row_action.over)
+    query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
+    return f"{reverse(listed.changelist)}?{urlencode(query)}"
 
 
 def _format_progress(row: BulkAction) -> str:

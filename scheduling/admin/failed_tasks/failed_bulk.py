@@ -11,18 +11,23 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling.admin.base import build_user_actor
 from scheduling.admin.count_time_limits import count_within
-from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, FailedTaskAction, PaceForm, ReasonForm
-from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
+from scheduling.admin.failed_tasks.actions import (
+    FAILED_TASK_ACTIONS,
+    FailedTaskAction,
+    PaceForm,
+    ReasonForm,
+    offer_retry_undo,
+)
+from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, read_page_time, submit_bulk_action
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import BulkResult
+from scheduling.operations.undo import UNDO_WINDOW
 
 AT_ONCE = 50  #: one page of the list; workers process more
 MOST_CHOSEN = 200  #: rows that can be selected one by one
@@ -55,15 +60,6 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
 
     act.__name__ = f"bulk_{name}"
     return act
-
-
-def read_page_time(request: HttpRequest) -> datetime:
-    """Return when the submitted page was shown; now if unknown."""
-    try:
-        asked_at = parse_datetime(request.POST.get("asked_at", ""))
-    except ValueError:
-        asked_at = None
-    return min(asked_at, now()) if asked_at and asked_at.tzinfo else now()
 
 
 def _act_on_all_matching(
@@ -111,11 +107,14 @@ def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[
     failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
     actor = build_user_actor(request, form.cleaned_data["reason"])
     if verb.action.publishes:
-        tally = failed_tasks.retry_all(failed_ids, actor, as_new=verb.action.as_new, per_second=PER_SECOND)
+        tally = failed_tasks.retry_all(
+            failed_ids, actor, as_new=verb.action.as_new, per_second=PER_SECOND, after=UNDO_WINDOW
+        )
     else:
         tally = failed_tasks.apply_to_each(failed_ids, lambda failed_id, done: verb.action.act(failed_id, actor))
     words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
-    messages.success(request, words % {"what": verb.title, "count": tally.done})
+    link = offer_retry_undo(request, verb.action, tally.returned)
+    messages.success(request, words % {"what": verb.title, "count": tally.done}, extra_tags=link)
     warn_about_conflicts(request, tally)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Max, QuerySet
+from django.db.models import Count, Max, Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
@@ -25,20 +25,23 @@ from unfold.decorators import action, display
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
+from scheduling.admin.failed_tasks.difference import render_difference
+from scheduling.admin.failed_tasks.edit_page import edit_page, may_edit
 from scheduling.admin.failed_tasks.failed_bulk import make_list_action
+from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_page, build_notes, comment_page, format_user
 from scheduling.admin.failed_tasks.retry_sample import find_task, get_task_link, retry_sample_page
+from scheduling.admin.failed_tasks.trend import draw_trends
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.list_filters import ColumnFilter
+from scheduling.admin.list_filters import ColumnFilter, ReasonFilter
 from scheduling.admin.retirement import CappedPaginator
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import format_instant
 from scheduling.admin.touches.touch import SpanFilter
+from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.models import ChannelConfig, FailedTask
 from scheduling.operations.filters import filter_failed_state
-from scheduling.operations.queries import filter_failed_by_term
+from scheduling.operations.queries import filter_failed_by_shown_term
 from scheduling.redaction import redact, redact_json, redact_text
-
-LOOKED_AT = 10_000  #: open tasks that are read for the choices of reasons
 
 #: A run may have done half of its work before it failed.
 CLASSES_OF_JOBS = {"failed": _("The run failed"), "unknown": _("May have had its effect")}
@@ -91,15 +94,11 @@ class ChannelFilter(ColumnFilter):
         return [(key, key) for key in ChannelConfig.objects.values_list("key", flat=True)]
 
 
-class CauseFilter(ColumnFilter):
+class CauseFilter(ReasonFilter):
     """Offer the reasons of the latest open tasks."""
 
-    title = _("reason")
-    parameter_name = "reason"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        latest = FailedTask.objects.filter(state="open").order_by("-failed_at").values_list("reason", flat=True)
-        return [(code, translate_reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
+    def list_latest_rows(self, model: type[Model]) -> QuerySet[Any]:
+        return super().list_latest_rows(model).filter(state="open").order_by("-failed_at")
 
 
 OPEN = FailedTask.State.OPEN
@@ -113,11 +112,18 @@ TONES = {
 
 def _describe_stored_attempt(stored: dict[str, Any]) -> dict[str, Any]:
     """Add labels to a stored attempt, and mask its values."""
+    shown = redact(stored)
     return {
-        **redact(stored),
+        **shown,
+        **_split_detail(str(shown.get("detail", ""))),
         "at": format_instant(parse_datetime(str(stored.get("started_at", "")))),
         "words": translate_reason(str(stored.get("reason", ""))),
     }
+
+
+def _split_detail(detail: str) -> dict[str, Any]:
+    """Return the error line, and the whole detail for the fold below it."""
+    return {"detail": detail, "error_line": find_error_line(detail), "has_more": has_more_lines(detail)}
 
 
 def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
@@ -141,10 +147,21 @@ def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
 
 @admin.register(FailedTask)
 class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
-    list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
+    list_display = (
+        "failed",
+        "state_label",
+        "class_label",
+        "why",
+        "channel",
+        "node_key",
+        "user_key",
+        "assigned_to",
+        "origin",
+    )
+    list_select_related = ("assignee",)
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
-        ("failed_at", SpanFilter),
+        AssigneeFilter, ("failed_at", SpanFilter),
     )  # fmt: skip
     linked_lookups = ("fingerprint",)
     ordering = ("-pk",)  # ids grow with time, so the newest come first by the primary key
@@ -164,6 +181,7 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
         (_("user id"), lambda row: row.payload.get("user_id")),
         (_("shop"), lambda row: row.payload.get("shop_id")), (_("failed at"), lambda row: row.failed_at),
         (_("acted at"), lambda row: row.acted_at), (_("actor"), lambda row: row.actor_name),
+        (_("assignee"), lambda row: format_user(row.assignee)),
         (_("reason of the action"), lambda row: row.action_reason),
         (_("published again as"), lambda row: row.retried_as), (_("delivery key"), lambda row: row.root_id),
         (_("fingerprint"), lambda row: row.fingerprint),
@@ -181,6 +199,9 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
             path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
             path("groups/<str:fingerprint>/retry/", view(self.replay_view), name="scheduling_failedtask_replay"),
             path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
+            path("<uuid:pk>/edit/", view(self.edit_view), name="scheduling_failedtask_edit"),
+            path("<uuid:pk>/assign/", view(self.assign_view), name="scheduling_failedtask_assign"),
+            path("<uuid:pk>/comment/", view(self.comment_view), name="scheduling_failedtask_comment"),
             *super().get_urls(),
         ]
 
@@ -190,7 +211,7 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
-        return queryset.filter(filter_failed_by_term(search_term)), False
+        return queryset.filter(filter_failed_by_shown_term(search_term)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
         if not self.has_act_permission(request):
@@ -202,6 +223,15 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
 
     def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
         return act_page(self, request, self.get_row_or_404(request, pk), verb)
+
+    def edit_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
+        return edit_page(self, request, self.get_row_or_404(request, pk))
+
+    def assign_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
+        return assign_page(self, request, self.get_row_or_404(request, pk))
+
+    def comment_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
+        return comment_page(self, request, self.get_row_or_404(request, pk))
 
     def replay_view(self, request: HttpRequest, fingerprint: str) -> HttpResponse:
         return retry_sample_page(self, request, fingerprint)
@@ -220,7 +250,7 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
 
     @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
     def why(self, row: FailedTask) -> str:
-        detail = Truncator(redact_text(row.detail)).chars(81)
+        detail = Truncator(find_error_line(redact_text(row.detail))).chars(81)
         return format_html('{}<br><span class="at-quiet">{}</span>', translate_reason(row.reason), detail)
 
     @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
@@ -230,6 +260,10 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
     @display(description=_("customer or shop"))  # type: ignore[untyped-decorator]
     def user_key(self, row: FailedTask) -> str:
         return str(row.payload.get("user_id") or row.payload.get("shop_id") or "–")
+
+    @display(description=_("assignee"))  # type: ignore[untyped-decorator]
+    def assigned_to(self, row: FailedTask) -> str:
+        return format_user(row.assignee)
 
     @action(description=_("Group by cause"), icon="stacks", url_path="by-cause")  # type: ignore[untyped-decorator]
     def open_groups(self, request: HttpRequest) -> HttpResponse:
@@ -245,16 +279,19 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
         may_act = state == OPEN and self.has_act_permission(request)
+        found = list(_group_by_cause(latest[:GROUPED]))
+        trends = draw_trends([group["fingerprint"] for group in found])
         listed = [
             {
                 **group,
                 "words": translate_reason(group["reason"]),
-                "detail": redact_text(group["detail"]),
+                "detail": find_error_line(redact_text(group["detail"])),
+                "trend": trends.get(group["fingerprint"]),
                 "class": translate_failure_class(group["origin"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
                 "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
-            for group in _group_by_cause(latest[:GROUPED])
+            for group in found
         ]
         return self.page(
             request,
@@ -282,14 +319,17 @@ class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
         return self.page(
             request,
             "ops/failed_task.html",
-            gettext("Failed task"),
+            translate_reason(row.reason) or gettext("Failed task"),
             original=row,
             row=row,
             tone=TONES[row.state],
             words=translate_reason(row.reason),
-            detail=redact_text(row.detail),
+            **_split_detail(redact_text(row.detail)),
             class_label=translate_failure_class(row.origin, row.failure),
             verbs=verbs,
+            edit_link=self.url("edit", row.pk) if may_edit(self, request, row) else "",
+            difference=render_difference(row),
+            **build_notes(self, request, row),
             attempts=[_describe_stored_attempt(each) for each in row.attempts],
             payload=redact_json(row.payload),
             task=find_task_with_link(row.origin, row.task_id),

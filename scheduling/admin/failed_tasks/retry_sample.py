@@ -24,8 +24,8 @@ from django.utils.translation import ngettext
 
 from scheduling.admin.base import build_user_actor
 from scheduling.admin.failed_tasks.actions import PaceForm
-from scheduling.admin.failed_tasks.bulk_action import submit_bulk_action
-from scheduling.admin.failed_tasks.failed_bulk import AT_ONCE, read_page_time, warn_about_conflicts
+from scheduling.admin.failed_tasks.bulk_action import read_page_time, submit_bulk_action
+from scheduling.admin.failed_tasks.failed_bulk import AT_ONCE, warn_about_conflicts
 from scheduling.admin.labels import translate_reason
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
@@ -73,13 +73,14 @@ def retry_sample_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) 
         raise Http404
     asked_at = read_page_time(request)
     waiting = group.filter(state=FailedTask.State.OPEN, failed_at__lte=asked_at).order_by("failed_at")
-    form = PaceForm(request.POST or None)
+    tried = _list_retried_tasks(group)
+    form = PaceForm(request.POST or None, initial=_keep_typed_values(request, tried))
     if request.method == "POST" and form.is_valid():
         if "rest" in request.POST and waiting[: AT_ONCE + 1].count() > AT_ONCE:
             return submit_bulk_action(request, "retry", {"fingerprint": fingerprint, "state": "open"}, form, asked_at)
         _publish_waiting(request, waiting, form, all_of_them="rest" in request.POST)
-        return redirect(request.path)
-    tried, count = _list_retried_tasks(group), waiting.order_by()[: MOST_COUNTED + 1].count()
+        return redirect(f"{request.path}?{urlencode({'per_second': form.cleaned_data['per_second']})}")
+    count = waiting.order_by()[: MOST_COUNTED + 1].count()
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/retry_sample.html", _("Retry in steps"), form=form, example=example,
         words=translate_reason(example.reason), detail=redact_text(example.detail), tried=tried, few=FEW,
@@ -88,6 +89,13 @@ def retry_sample_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) 
         all_well=_all_succeeded(tried), back=reverse("admin:scheduling_failedtask_groups"),
         list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",
     )  # fmt: skip
+
+
+def _keep_typed_values(request: HttpRequest, tried: Sequence[RetriedTask]) -> dict[str, Any]:
+    """Return what the user typed in the last step: the pace, and the reason that the tasks of that step have."""
+    typed = {name: request.GET[name] for name in ("per_second",) if name in request.GET}
+    mine = [each.row for each in tried if each.row.actor_id == request.user.pk]
+    return {**typed, "reason": mine[0].action_reason} if mine and "per_second" in typed else typed
 
 
 def _list_retried_tasks(group: QuerySet[FailedTask]) -> list[RetriedTask]:

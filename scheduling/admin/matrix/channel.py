@@ -9,7 +9,9 @@ from django import forms
 from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 from django.utils.html import format_html
+from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
@@ -20,17 +22,24 @@ from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_displ
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.kinds import channel_kinds, list_secret_names, redirects_secret
 from scheduling.configuration.validation import check_channel
-from scheduling.models import ChannelConfig, DisabledTarget, Pause
+from scheduling.models import ChannelConfig, DisabledTarget, HarassmentRule, Pause
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration
 
 MASK = "••••"
-SECRET_LABELS = {"url": _("address (URL)"), "secret": _("signing secret")}
+SECRET_LABELS = {
+    "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),
+    "callback_key": _("callback encryption key"),
+}  # fmt: skip
 KIND_LABELS = {
     "webhook": _("Webhook"), "wecom": _("WeCom robot"), "dingtalk": _("DingTalk robot"), "feishu": _("Feishu robot"),
-    "email": _("E-mail"), "inapp": _("In-app message"), "rpa": _("RPA job"), "log": _("Log only"),
+    "wecom_app": _("WeCom application message"), "wechat_kf": _("WeChat customer service"),
+    "wechat_official": _("WeChat official account"), "wechat_miniprogram": _("WeChat mini-program"),
+    "sms_aliyun": _("SMS by Alibaba Cloud"), "sms_tencent": _("SMS by Tencent Cloud"),
+    "http": _("HTTP API (described here)"), "email": _("E-mail"), "inapp": _("In-app message"), "rpa": _("RPA job"),
+    "log": _("Log only"),
 }  # fmt: skip
 
 
@@ -38,14 +47,16 @@ def kind_choices() -> list[tuple[str, Any]]:
     return [(kind, KIND_LABELS.get(kind, kind)) for kind in channel_kinds()]
 
 
-def secret_names() -> list[str]:
-    return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
-
-
 #: For users who may write new secrets.
 SEALED = _(
     "Stored secrets cannot be decrypted on this server (encryption key missing). Empty: no change. A "
     "new value replaces all of them."
+)
+
+
+LIMITS = _(
+    "Most messages to each receiver in a calendar day and month of the server's time zone, beside the "
+    "limits of the kind. Empty: no limit. Touches beyond a limit wait for the next day or month."
 )
 
 
@@ -61,7 +72,7 @@ class SecretField(forms.CharField):
         known = gettext("stored")  # not inside the f-string: extraction of strings does not look there
         placeholder = f"{MASK} {known}" if stored else gettext("not set")
         super().__init__(
-            label=SECRET_LABELS.get(name, name),
+            label=capfirst(SECRET_LABELS.get(name, name)),
             required=False,
             help_text=_("Not shown after saving. Empty: no change. A single “-” removes the value."),
             widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
@@ -86,7 +97,10 @@ class ChannelForm(CheckedForm):
     kind = forms.ChoiceField(label=_("kind"), choices=kind_choices, widget=UnfoldAdminSelectWidget)
     settings = SettingsField(
         label=_("other settings"),
-        help_text=_("One “name: value” a line. Robots: format: markdown. E-mail: from, reply_to."),
+        help_text=_(
+            "One “name: value” a line. Robots: format, mentions. E-mail: from, reply_to, bounces_to. The how-to pages "
+            "of the documentation list the settings of the other kinds."
+        ),
     )
     retry_delays = DurationsField(
         label=_("retries after"),
@@ -102,16 +116,20 @@ class ChannelForm(CheckedForm):
         super().__init__(*args, **kwargs)
         self.config: Mapping[str, Any] = self.instance.config or {}  #: the value after the form is clean
         self.stored = get_readable_secrets(self.config)
-        self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
-        for name in secret_names():
+        self.fields["settings"].widget.attrs["rows"] = 12  # a described channel has as many
+        self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in list_secret_names()}
+        for name in list_secret_names():
             self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
 
     def values(self) -> dict[str, Any]:
         cleaned = super().values()
         if "settings" in cleaned and "kind" in cleaned:
-            given = {name: cleaned.get(f"secret_{name}", "").strip() for name in secret_names()}
+            given = {name: cleaned.get(f"secret_{name}", "").strip() for name in list_secret_names()}
             same_kind = cleaned["kind"] == self.instance.kind or not self.instance.kind
             config = {**cleaned["settings"], **merge_secrets(self.stored if same_kind else {}, given)}
+            kept = not given.get("secret") and self.stored.get("secret") and config.get("secret")
+            if kept and redirects_secret(cleaned["kind"], self.stored, config):
+                self.add_error("secret_secret", _("Enter the secret again for another host."))
             if config or not same_kind or not isinstance(self.instance.config, Sealed):
                 self.config = cleaned["config"] = config
         return cleaned
@@ -148,16 +166,31 @@ class DisabledInline(TabularInline):  # type: ignore[misc]
 class ChannelAdmin(HistoryAdmin, Retirable):
     form = ChannelForm
     inlines = (DisabledInline,)
-    list_display = ("key", "kind_name", "idempotent", "wait", "node_count", "shown_state", "disabled_count")
+    list_display = (
+        "name_or_key",
+        "key",
+        "kind_name",
+        "idempotent",
+        "wait",
+        "node_count",
+        "shown_state",
+        "disabled_count",
+    )
     list_filter = (RetiredFilter,)
     list_filter_submit = False
-    search_fields = ("key", "kind")
+    search_fields = ("key", "name", "kind")
     readonly_fields = ("version", "secrets_stored")
     write_only = frozenset({"change_reason", "settings"})
     actions_detail = ("pause_or_resume", "retire", "bring_back")
     shown_as: ClassVar[dict[str, str]] = {"timeout": "timeout_text", "retry_delays": "retry_delays_text"}
     timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
     retry_delays_text = make_readonly_display("retry_delays", _("retries after"), DurationsField().write)
+
+    def get_urls(self) -> list[URLPattern]:
+        from scheduling.admin.matrix.receivers import receivers_page  # it names the kinds of this module
+
+        page = self.admin_site.admin_view(lambda request: receivers_page(self, request))
+        return [path("receivers/", page, name="scheduling_channelconfig_receivers"), *super().get_urls()]
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         # The secrets are fields of the form, not of the model; viewers get no form at all.
@@ -168,12 +201,16 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         if obj is not None and not self.has_change_permission(request, obj):
             receiver: tuple[str, ...] = ("secrets_stored",)
         else:
-            receiver = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
-        where = _("For a webhook or a mail relay. Robots need no address here: theirs belong to the communities.")
+            receiver = (*(f"secret_{name}" for name in reversed(list_secret_names())), "settings")
+        where = _(
+            "The address is for a webhook, an HTTP API or a mail relay. Robots need none: theirs belong to the "
+            "communities. Vendors of messages to a person have their own."
+        )
         if obj is not None and isinstance(obj.config, Sealed):
             where = SEALED
         return [
-            (None, {"fields": ("key", "kind", "idempotent", "timeout", "retry_delays")}),
+            (None, {"fields": ("key", "name", "kind", "idempotent", "timeout", "retry_delays")}),
+            (_("Vendor limits"), {"fields": ("daily_limit", "monthly_limit"), "description": LIMITS}),
             (_("Receiver"), {"fields": receiver, "description": where}),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
@@ -187,11 +224,19 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         return super().get_queryset(request).annotate(disabled=disabled, used=Count("nodes", distinct=True))  # type: ignore[no-any-return]
 
     def in_use(self, row: Any) -> bool:
-        return bool(row.nodes.exists())
+        return bool(row.nodes.exists()) or _filter_rules_of(row).exists()
 
     def explain_retirement_block(self, row: ChannelConfig) -> str:
         keys = ", ".join(row.nodes.filter(retired_at=None).values_list("key", flat=True)[:5])
-        return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys} if keys else ""
+        if keys:
+            return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys}
+        if _filter_rules_of(row).filter(retired_at=None).exists():
+            return gettext("A rule still counts the messages of this channel. Edit or retire the rule first.")
+        return ""
+
+    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    def name_or_key(self, row: ChannelConfig) -> str:
+        return str(row)
 
     @display(description=_("kind"), ordering="kind")  # type: ignore[untyped-decorator]
     def kind_name(self, row: ChannelConfig) -> str:
@@ -225,7 +270,7 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     def secrets_stored(self, row: ChannelConfig) -> str:
         if isinstance(row.config, Sealed):
             return gettext("Secrets cannot be decrypted here")
-        names = [str(SECRET_LABELS.get(name, name)) for name in secret_names() if row.config.get(name)]
+        names = [str(SECRET_LABELS.get(name, name)) for name in list_secret_names() if row.config.get(name)]
         return ", ".join(f"{name} {MASK}" for name in names) or "–"
 
     @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
@@ -234,3 +279,9 @@ class ChannelAdmin(HistoryAdmin, Retirable):
 
     def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("scheduling.add_pause")
+
+
+def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:
+    """Return the rules that name the channel. The name of a kind stays valid without it."""
+    rules = HarassmentRule.objects.filter(channel=row.key)
+    return rules.none() if row.key in channel_kinds() else rules

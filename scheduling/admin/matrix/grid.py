@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django import forms
@@ -18,6 +18,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 
+from scheduling.admin.matrix.card_actions import CardForm
+from scheduling.admin.matrix.card_figures import CardFigures, CardPeriod
+from scheduling.admin.optimistic_lock import VERSION_FIELD
+from scheduling.admin.replica_pages import read_for_page
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.models import EventType, Node, Pause, Stage
 from scheduling.monitoring.duration_text import describe_duration
@@ -30,6 +34,8 @@ class NodeCard:
     state: str  #: "on", "off", "paused"
     state_text: str
     link: str
+    row_version: str
+    periods: list[CardPeriod] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,13 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
     nodes = list(
         Node.objects.filter(retired_at=None)
         .select_related("stage", "template", "channel", "canary_template")
+        .prefetch_related("template__texts")
         .order_by("delay", "key")
     )
     names = dict(EventType.objects.values_list("key", "name"))
     triggers = sorted({node.trigger for node in nodes})
-    rows = _build_matrix_rows(nodes, triggers, names, may_add)
+    figures = read_for_page(request, CardFigures) if request.user.has_perm("scheduling.view_touch") else None
+    rows = _build_matrix_rows(_build_cards(nodes, figures), triggers, names, may_add)
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/matrix.html",
@@ -78,21 +86,35 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
         triggers=[(each, names.get(each) or "") for each in triggers],
         rows=rows,
         may_add=may_add,
+        may_change=nodes_admin.has_change_permission(request),
+        stages=Stage.objects.filter(retired_at=None),
         add_link=reverse("admin:scheduling_node_add"),
         list_link=reverse("admin:scheduling_node_changelist"),
         is_fullwidth="1",
     )
 
 
-def _build_matrix_rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add: bool) -> list[MatrixRow]:
+def _build_cards(nodes: list[Node], figures: CardFigures | None) -> list[NodeCard]:
     paused = set(Pause.objects.values_list("scope", flat=True))
-    by_cell: dict[tuple[int, str], list[NodeCard]] = defaultdict(list)
+    found = []
     for node in nodes:
         stopped = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
         state, text = describe_node_state(node, stopped)
         link = reverse("admin:scheduling_node_change", args=[node.pk])
-        by_cell[node.stage_id, node.trigger].append(NodeCard(node, format_node_delay(node), state, text, link))
-    stages = Stage.objects.filter(retired_at=None) | Stage.objects.filter(pk__in={node.stage_id for node in nodes})
+        version = CardForm(instance=node)[VERSION_FIELD].value()
+        periods = figures.list_periods(node.pk) if figures else []
+        found.append(NodeCard(node, format_node_delay(node), state, text, link, version, periods))
+    return found
+
+
+def _build_matrix_rows(
+    cards: list[NodeCard], triggers: list[str], names: dict[str, str], may_add: bool
+) -> list[MatrixRow]:
+    by_cell: dict[tuple[int, str], list[NodeCard]] = defaultdict(list)
+    for card in cards:
+        by_cell[card.node.stage_id, card.node.trigger].append(card)
+    in_use = Stage.objects.filter(pk__in={card.node.stage_id for card in cards})
+    stages = Stage.objects.filter(retired_at=None) | in_use
     return [
         MatrixRow(
             stage,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.db import connection
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
+from scheduling import sql
 from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
 from scheduling.admin.experiments import conversion
 from scheduling.admin.experiments.rollout import (
@@ -26,14 +31,39 @@ from scheduling.admin.experiments.rollout import (
     build_node_context,
     has_running_rollout,
 )
-from scheduling.admin.form_fields import DelayRulesField, DurationField, NamesField, SuggestingInput, list_event_types
-from scheduling.admin.matrix import grid
-from scheduling.admin.matrix.node_impact import impact_view, move_after_commit
+from scheduling.admin.form_fields import (
+    DelayRulesField,
+    DurationField,
+    NamesField,
+    SuggestingInput,
+    WindowsField,
+    list_event_types,
+)
+from scheduling.admin.labels import translate_error
+from scheduling.admin.matrix import card_actions, grid
+from scheduling.admin.matrix.conditions import ConditionField, VariantsField, describe_node_condition, describe_variants
+from scheduling.admin.matrix.impact import ImpactMixin, Lines
+from scheduling.admin.matrix.node_impact import (
+    describe_retirement,
+    explain_retired_parts,
+    list_followers,
+    list_impact_lines,
+    move_after_commit,
+)
+from scheduling.admin.matrix.node_keys import derive_node_key
+from scheduling.admin.matrix.node_sections import build_sections, unfold_edits
+from scheduling.admin.matrix.preview import preview_node_view
+from scheduling.admin.matrix.rules import add_calendar_errors
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
+from scheduling.admin.touches.receipts import build_receipt_figures
+from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.configuration.validation import check_node
-from scheduling.models import WAITING, Node, Pause, Touch
+from scheduling.models import WAITING, Node, Pause, Template, Touch
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.policy.journeys import find_follow_problem
+
+_LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
 
 
 class NodeForm(CheckedForm):
@@ -54,17 +84,99 @@ class NodeForm(CheckedForm):
     canary_communities = NamesField(
         label=_("canary, always these communities"), help_text=_("Chat ids, one a line or separated by commas.")
     )
+    from_nodes = NamesField(
+        label=_("follows these nodes"),
+        help_text=_(
+            "Only for a trigger about touches, like touch.delivered: the keys of the nodes whose touches it follows, "
+            "one per line."
+        ),
+    )
     cancel_on = NamesField(
         label=_("cancelled by these events"),
         help_text=_("Event types that cancel a waiting touch, for example order.paid; one per line."),
     )
 
+    when = ConditionField(
+        label=_("conditions"),
+        help_text=_(
+            "A touch is planned and sent only if they hold. Fields: event.data.…, event.type, event.source, chat_id, "
+            "customer.level, customer.locale, customer.tags, customer.attributes.…, customer.events.….count (earlier "
+            "events in 90 days). Rows with the same letter form a group: among “all rows” one of them is enough, "
+            "among “any row” all of them must hold. Clear a row to remove it; save for more rows."
+        ),
+    )
+    variants = VariantsField(
+        label=_("content variants"),
+        help_text=_("The first variant whose conditions hold replaces the template, at most 10."),
+    )
+    tags = NamesField(label=_("tags"), help_text=_("A cap may count the messages of all nodes with a tag."))
+    send_window = WindowsField(
+        label=_("send windows"),
+        blank_is_default=True,
+        help_text=_(
+            "One a line, like “working 09:00-18:00” or “mon-fri 10:00-20:00 calendar=china timezone=Asia/Shanghai”. "
+            "Empty: those of the default calendar. “always”: at any time."
+        ),
+    )
     move_waiting = forms.BooleanField(
         label=_("move waiting touches"),
         required=False,
         widget=UnfoldBooleanSwitchWidget,
         help_text=_("Moves them to the time of the edited delay. Overdue touches are sent over ten minutes."),
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        catalogue, trigger = FieldCatalogue(), self["trigger"].value() if "trigger" in self.fields else ""
+        for name in {"when", "variants"} & self.fields.keys():
+            self.fields[name].widget.suggest = lambda: catalogue.suggest(str(trigger or ""))
+        if "variants" in self.fields:
+            self.fields["variants"].widget.templates = lambda: Template.objects.filter(retired_at=None).values_list(
+                "key", flat=True
+            )
+        self.catalogue = catalogue
+        if "key" in self.fields:  # of a new node
+            self.fields["key"].required = False
+
+    def clean(self) -> dict[str, Any]:
+        if self.cleaned_data.get("from_nodes") and connection.in_atomic_block:
+            sql.execute(_LOCK_JOURNEYS, {})  # before the row's lock, so that two forms cannot deadlock
+        self._derive_key()
+        cleaned = super().clean()
+        self._check_followed_nodes(cleaned)
+        add_calendar_errors(self, cleaned.get("send_window"), set())
+        if not {"when", "variants"} & self.errors.keys():
+            stored = {"when": self.instance.when, "variants": self.instance.variants}
+            unknown = self.catalogue.find_unknown(
+                conditions_in(cleaned), str(cleaned.get("trigger", "")), conditions_in(stored)
+            )
+            for place, problem in unknown:
+                self.add_error(place.partition(".")[0].partition("[")[0], translate_error(problem))
+        return cleaned
+
+    def _derive_key(self) -> None:
+        """Set the key of a new node if the user typed none."""
+        given = self.cleaned_data
+        if "key" in self.fields and not given.get("key") and not {"key", "stage", "trigger"} & self.errors.keys():
+            given["key"] = derive_node_key(given.get("name", ""), given["stage"].key, given["trigger"])
+
+    def _check_followed_nodes(self, cleaned: dict[str, Any]) -> None:
+        """Add errors for unknown nodes, a cycle and a long chain. Of two concurrent saves the second one waits."""
+        wanted = cleaned.get("from_nodes") or []
+        if not wanted or "from_nodes" in self.errors:
+            return
+        key = str(cleaned.get("key") or self.instance.key)
+        known = {row.key: row for row in Node.objects.only("key", "from_nodes", "retired_at")}
+        lost = [
+            each for each in wanted
+            if each != key and (each not in known or known[each].retired_at) and each not in self.instance.from_nodes
+        ]  # fmt: skip
+        problems = [f"there is no node “{each}”" for each in lost]
+        problem = find_follow_problem(
+            key, wanted, {each.key: each.from_nodes for each in known.values()}, settings.AFTERTOUCH_JOURNEY_DEPTH
+        )
+        for each in [*problems, *([problem] if problem else [])]:
+            self.add_error("from_nodes", translate_error(each))
 
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in super().values().items() if name != "move_waiting"}
@@ -77,9 +189,14 @@ class NodeForm(CheckedForm):
             "goal_event": SuggestingInput(list_event_types),
         }
         help_texts: ClassVar[Any] = {
+            "name": _("Shown in the matrix and in lists. Empty: the key."),
+            "key": _("For the API and the configuration file; fixed once stored. Empty: derived from the name."),
             "dynamic": _("The delay follows the customer's level and activity instead of the span above."),
             "rollout_percent": _("100: all communities. Below 100: this share, always the same communities."),
+            "at": _("Time of day in the customer's zone, after the delay. Empty: the delay alone decides."),
+            "not_before": _("A touch due earlier on its day waits for this time."),
             "holdout_percent": _("Share of customers who never receive the touch, to measure its effect."),
+            "guard_holdout": _("“Ignore” sends to the global hold-out too: for messages that customers need."),
             "canary_percent": _("The share of communities that gets the canary template instead."),
             "expires_after": _("Touches not sent within this time expire. For example 3d."),
             "goal_event": _("Event that the touch aims at, for example order.paid."),
@@ -99,65 +216,44 @@ class StateFilter(admin.SimpleListFilter):
 
 
 @admin.register(Node)
-class NodeAdmin(HistoryAdmin, Retirable):
+class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     form = NodeForm
-    list_display = ("key", "stage", "trigger", "wait", "template", "channel", "priority", "shown_state", "waiting")
+    list_display = (
+        "name_or_key", "key", "stage", "trigger", "wait", "template", "channel", "priority",
+        "shown_state", "waiting",
+    )  # fmt: skip
     list_filter = (
         ("stage", RelatedDropdownFilter), ("channel", RelatedDropdownFilter), StateFilter, RetiredFilter,
     )  # fmt: skip
     list_select_related = ("stage", "template", "channel")
-    search_fields = ("key", "trigger", "template__content_type")
+    search_fields = ("name", "key", "trigger", "template__content_type")
     actions_list = ("open_matrix",)
     actions_detail = ("open_waiting", "pause_or_resume", "retire", "bring_back")
     readonly_fields = ("waiting", "version")
     write_only = frozenset({"change_reason", "move_waiting"})
     change_form_outer_after_template = "ops/node_after.html"
-    fieldsets = (
-        (
-            _("When"),
-            {
-                "fields": (
-                    "stage",
-                    "trigger",
-                    ("delay", "dynamic"),
-                    "delay_rules",
-                    "move_waiting",
-                    "expires_after",
-                    "cancel_on",
-                )
-            },
-        ),
-        (_("What"), {"fields": (("template", "channel"), "priority")}),
-        (_("For whom"), {"fields": ("rollout_percent", "rollout_communities", "holdout_percent")}),
-        (_("Canary"), {"fields": ("canary_template", "canary_percent", "canary_communities")}),
-        (
-            _("Guards"),
-            {
-                "fields": (
-                    ("guard_cap", "over_cap"),
-                    ("guard_dedupe", "guard_conversation"),
-                    "guard_quiet_hours",
-                    "on_repeat",
-                )
-            },
-        ),
-        (_("Goal"), {"fields": (("goal_event", "goal_within"),)}),
-        (_("Life"), {"fields": ("key", "enabled", "waiting", "version", "change_reason")}),
-    )
     shown_as: ClassVar[dict[str, str]] = {
         "delay": "delay_text", "delay_rules": "delay_rules_text", "expires_after": "expires_after_text",
-        "goal_within": "goal_within_text", "cancel_on": "cancel_on_text",
+        "goal_within": "goal_within_text", "cancel_on": "cancel_on_text", "from_nodes": "from_nodes_text",
         "rollout_communities": "rollout_communities_text", "canary_communities": "canary_communities_text",
         "rollout_percent": "rollout_percent_text", "canary_percent": "canary_percent_text",
-        "holdout_percent": "holdout_percent_text",
+        "holdout_percent": "holdout_percent_text", "when": "when_text", "variants": "variants_text",
+        "send_window": "windows_text", "tags": "tags_text",
     }  # fmt: skip
     rollout_percent_text = make_readonly_display("rollout_percent", _("rollout, percent of communities"), "{:g}".format)
     canary_percent_text = make_readonly_display("canary_percent", _("canary, percent of communities"), "{:g}".format)
     holdout_percent_text = make_readonly_display("holdout_percent", _("hold-out, percent of customers"), "{:g}".format)
+    when_text = make_readonly_display("when", _("conditions"), describe_node_condition)
+    variants_text = make_readonly_display("variants", _("content variants"), describe_variants)
+    windows_text = make_readonly_display(
+        "send_window", _("send windows"), WindowsField(blank_is_default=True).write
+    )  # fmt: skip
     delay_text = make_readonly_display("delay", _("delay"), describe_duration)
     delay_rules_text = make_readonly_display("delay_rules", _("own delay rules"), DelayRulesField().write)
     expires_after_text = make_readonly_display("expires_after", _("expires after"), describe_duration)
     goal_within_text = make_readonly_display("goal_within", _("goal within"), describe_duration)
+    tags_text = make_readonly_display("tags", _("tags"), ", ".join)
+    from_nodes_text = make_readonly_display("from_nodes", _("follows these nodes"), ", ".join)
     cancel_on_text = make_readonly_display("cancel_on", _("cancelled by these events"), ", ".join)
     rollout_communities_text = make_readonly_display(
         "rollout_communities", _("rollout, always these communities"), ", ".join
@@ -167,38 +263,61 @@ class NodeAdmin(HistoryAdmin, Retirable):
     )
 
     class Media:
-        css: ClassVar[Any] = {"all": ("scheduling/impact.css",)}
-        js = ("scheduling/impact.js",)
+        css = ImpactMixin.Media.css
+        js = (*ImpactMixin.Media.js, "scheduling/node_preview.js")
+
+    def list_impact_lines(self, form: Any, row: Node) -> Lines:
+        return list_impact_lines(form, row) if row.pk else []
 
     def get_urls(self) -> list[URLPattern]:
         page = self.admin_site.admin_view(lambda request: grid.matrix_page(self, request))
         effects = self.admin_site.admin_view(lambda request: conversion.effect_page(self, request))
-        impact = self.admin_site.admin_view(lambda request, object_id: impact_view(self, request, object_id))
         return [
             path("matrix/", page, name="scheduling_node_matrix"),
             path("conversion/", effects, name="scheduling_node_conversion"),
-            path("<path:object_id>/impact/", require_POST(impact), name="scheduling_node_impact"),
+            path(
+                "<path:object_id>/place/", require_POST(self._wrap(card_actions.place_view)),
+                name="scheduling_node_place",
+            ),
+            path(
+                "<path:object_id>/copy/", require_POST(self._wrap(card_actions.copy_view)), name="scheduling_node_copy"
+            ),
+            path("<path:object_id>/preview/", self._wrap(preview_node_view), name="scheduling_node_preview"),
             *super().get_urls(),
-        ]
+        ]  # fmt: skip
+
+    def _wrap(self, view: Callable[..., HttpResponse]) -> Callable[..., Any]:
+        """Return a view of one row that requires a login."""
+        return self.admin_site.admin_view(  # type: ignore[no-any-return]
+            lambda request, object_id: view(self, request, object_id)
+        )
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))
-        context = (
-            build_node_context(request, node) if node and self.has_view_or_change_permission(request, node) else {}
-        )
+        context: dict[str, Any] = {}
+        if node and self.has_view_or_change_permission(request, node):
+            context = {**build_node_context(request, node), "receipt_figures": build_receipt_figures(node)}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """Omit `move_waiting` for a new node, and make the canary read-only while an automatic roll-out moves it."""
-        layout: list[Any] = list(self.fieldsets)
-        (when, options), *rest = layout
-        fields = tuple(each for each in options["fields"] if obj is not None or each != "move_waiting")
-        if obj is not None and has_running_rollout(obj):
-            rest = [
-                (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ROLLOUT})
-                if "canary_percent" in each["fields"] else (name, each) for name, each in rest
-            ]  # fmt: skip
-        return [(when, {"fields": fields}), *rest]
+        """Make the canary read-only while an automatic roll-out moves it."""
+        sections = build_sections(obj)
+        if obj is None or not has_running_rollout(obj):
+            return sections
+        return [
+            (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ROLLOUT})
+            if "canary_percent" in each["fields"] else (name, each) for name, each in sections
+        ]  # fmt: skip
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        unfold_edits(context["adminform"])
+        return super().render_change_form(request, context, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def response_post_save_add(self, request: HttpRequest, obj: Node) -> HttpResponse:
+        return redirect(card_actions.build_card_link(self, obj))
+
+    def response_post_save_change(self, request: HttpRequest, obj: Node) -> HttpResponse:
+        return redirect(card_actions.build_card_link(self, obj))
 
     def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
@@ -221,7 +340,20 @@ class NodeAdmin(HistoryAdmin, Retirable):
         return field
 
     def in_use(self, row: Node) -> bool:
-        return row.touches.exists()
+        return row.touches.exists() or bool(list_followers(row))
+
+    def explain_retirement_block(self, row: Node) -> str:
+        keys = ", ".join(list_followers(row)[:5])
+        return gettext("Other nodes follow this node: %(nodes)s.") % {"nodes": keys} if keys else ""
+
+    def describe_retirement_effects(self, row: Node) -> list[str]:
+        return describe_retirement(row)
+
+    explain_restoration_block = staticmethod(explain_retired_parts)
+
+    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    def name_or_key(self, row: Node) -> str:
+        return str(row)
 
     @display(description=_("delay"), ordering="delay")  # type: ignore[untyped-decorator]
     def wait(self, row: Node) -> str:

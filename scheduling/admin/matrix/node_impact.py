@@ -7,15 +7,16 @@ from typing import Any
 
 import structlog
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db import Error, transaction
-from django.http import HttpRequest, JsonResponse
-from django.utils.translation import gettext, ngettext
+from django.http import HttpRequest
+from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.matrix.impact import MOST, Lines, format_most
 from scheduling.configuration import snapshot
-from scheduling.models import WAITING, Node, Touch
+from scheduling.models import WAITING, Calendar, Node, Template, Touch
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.planning.impacts import count_failing
 from scheduling.planning.rescheduling import (
     DELAY_COLUMNS,
     MOST_LEFT,
@@ -26,41 +27,49 @@ from scheduling.planning.rescheduling import (
     preview_moves,
 )
 from scheduling.policy.specs import NodeSpec
+from scheduling.policy.window_forms import list_calendars
 
 log = structlog.get_logger(__name__)
 
 
 PREVIEW_TIMEOUT = timedelta(seconds=2)  #: limit of a preview while the user types
-MOST = 20_000  #: waiting touches that a preview reads
-CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel")
+CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel", "variants")
+#: Columns of a node, and what their edit means for waiting touches.
+OTHER_EFFECTS = (
+    (
+        ("guard_cap", "guard_dedupe", "guard_conversation", "guard_quiet_hours", "guard_holdout", "over_cap",
+         "holdout_percent", "rollout_percent", "rollout_communities"),
+        gettext_lazy("They are judged by the new guards when they fall due."),
+    ),
+    (("tags",), gettext_lazy("The rules for a tag count and limit them by the new tags.")),
+    (("trigger", "from_nodes"), gettext_lazy("They stay. Only later events follow the new trigger.")),
+    (("cancel_on",), gettext_lazy("The new events cancel them; earlier events do not.")),
+)  # fmt: skip
 
 
-def impact_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> JsonResponse:
-    """Return the effects of the submitted form as sentences with tones.
-
-    Empty while the form is invalid or unchanged.
-    """
-    row = nodes_admin.get_row_or_404(request, object_id)
-    if not nodes_admin.has_change_permission(request, row):
-        raise PermissionDenied
-    form = nodes_admin.get_form(request, row, change=True)(request.POST, instance=row)
-    lines = _list_impact_lines(form, row) if form.is_valid() else []
-    return JsonResponse({"lines": [{"tone": tone, "text": text} for tone, text in lines]})
-
-
-def _list_impact_lines(form: Any, row: Node) -> list[tuple[str, str]]:
+def list_impact_lines(form: Any, row: Node) -> Lines:
+    """Return the effects of an edit of a node."""
     changed = set(form.changed_data)
     delayed, content, switched = changed & set(DELAY_COLUMNS), changed & set(CONTENT), "enabled" in changed
-    if not (delayed or content or switched):
+    others = [text for columns, text in OTHER_EFFECTS if changed & set(columns)]
+    if not (delayed or content or switched or others or changed & {"when", "stage"}):
         return []
-    count = count_within(lambda: Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count())
+    count = _count_waiting_touches(row)
     lines = [_count_line(count)]
+    if switched and not row.enabled and (keys := list_followers(row)):
+        text = gettext("These nodes follow it and plan no more touches: %(nodes)s.")
+        lines.append(("wait", text % {"nodes": ", ".join(keys)}))
     if count == 0:
         return lines
+    if "stage" in changed:
+        lines.append(("", gettext("They keep their time, content and channel. Only the row of the matrix changes.")))
     if delayed:
         lines += _delay_lines(row, count)
     if content:
         lines.append(("wait", gettext("They are sent with the new content. A touch is rendered when it falls due.")))
+    if "when" in changed:
+        lines += _condition_lines(row)
+    lines += [("wait", str(text)) for text in others]
     if switched and row.enabled:
         lines.append(("", gettext("They are sent at their planned time again.")))
     elif switched:
@@ -70,11 +79,59 @@ def _list_impact_lines(form: Any, row: Node) -> list[tuple[str, str]]:
     return lines
 
 
+def _condition_lines(row: Node) -> Lines:
+    lines = [("wait", gettext("They are judged by the new conditions when they fall due."))]
+    condition = build_node_spec(row).condition
+    found = count_within(lambda: count_failing(row.pk, condition)) if condition else None
+    if found:
+        text = ngettext(
+            "If they fell due now, %(failing)s of %(count)s would not meet them.",
+            "If they fell due now, %(failing)s of %(count)s would not meet them.", found.judged,
+        )  # fmt: skip
+        lines.append(("bad" if found.failing else "", text % {"failing": found.failing, "count": found.judged}))
+    return lines
+
+
+def _count_waiting_touches(row: Node) -> int | None:
+    return count_within(lambda: Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count())
+
+
+def describe_retirement(row: Node) -> list[str]:
+    """Return what the retirement of a node does to its waiting touches."""
+    count = _count_waiting_touches(row)
+    if count == 0:
+        return []
+    return [
+        _count_line(count)[1],
+        gettext("They are suppressed when they fall due, unless the node is restored by then."),
+    ]
+
+
+def explain_retired_parts(row: Node) -> str:
+    """Return which objects that the node uses are retired, or ""."""
+    used = [row.stage, row.channel, row.template, row.canary_template]
+    found = [str(each) for each in used if each and each.retired_at]
+    named: tuple[tuple[type[Template | Node | Calendar], list[str]], ...] = (
+        (Template, [each["template"] for each in row.variants]), (Node, row.from_nodes),
+        (Calendar, [key for _place, key in list_calendars(row.send_window)]),
+    )  # fmt: skip
+    for model, keys in named:
+        found += [str(each) for each in model._default_manager.filter(key__in=keys).exclude(retired_at=None)]
+    text = gettext("It uses objects that are retired: %(names)s. Restore them first.")
+    return text % {"names": ", ".join(dict.fromkeys(found))} if found else ""
+
+
+def list_followers(row: Node) -> list[str]:
+    """Return the keys of the nodes in use that follow this one."""
+    followers = Node.objects.filter(retired_at=None, from_nodes__contains=row.key).exclude(pk=row.pk)
+    return list(followers.values_list("key", flat=True))
+
+
 def _count_line(count: int | None) -> tuple[str, str]:
     if count is None:
         return ("wait", gettext("Too many touches wait at this node to count them now."))
     words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
-    return ("", words % {"count": f"{MOST}+" if count > MOST else count})
+    return ("", words % {"count": format_most(count)})
 
 
 def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
@@ -117,7 +174,7 @@ def _describe_moves(moved: MoveCounts) -> str:
 def build_node_spec(row: Node) -> NodeSpec:
     """Return the node's specification from its row, saved or not."""
     config = snapshot.current()
-    return snapshot.node_spec(row, config.templates, config.channels)
+    return snapshot.node_spec(row, config.templates, config.channels, config.calendars)
 
 
 def move_after_commit(request: HttpRequest, row: Node) -> None:

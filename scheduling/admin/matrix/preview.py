@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django import forms
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextInputWidget
 
+from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import DataField, make_event_type_input
 from scheduling.admin.labels import translate_error
 from scheduling.admin.touches.timeline import format_instant, list_verdict_facts
+from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.models import Node
+from scheduling.models import AtDay, Event, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations.preview import PreviewedTouch, preview_event
+from scheduling.operations.preview import MAX_LEVEL, PreviewedTouch, imagine_customer, preview_event
 from scheduling.planning.ingest import NewEvent
 from scheduling.redaction import redact_text
 
@@ -31,6 +35,40 @@ class EventForm(forms.Form):
         label=gettext_lazy("chat id"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
     )
     event_data = DataField(label=gettext_lazy("event data (JSON)"))
+    level = forms.CharField(
+        label=gettext_lazy("level"), max_length=MAX_LEVEL, required=False, widget=UnfoldAdminTextInputWidget,
+        help_text=gettext_lazy("What if the customer had these values? Empty fields keep the stored ones."),
+    )  # fmt: skip
+    tags = forms.CharField(
+        label=gettext_lazy("tags"), required=False, widget=UnfoldAdminTextInputWidget,
+        help_text=gettext_lazy("Separated by commas."),
+    )  # fmt: skip
+    attributes = DataField(label=gettext_lazy("attributes (JSON)"))
+
+    def clean(self) -> dict[str, Any]:
+        """Add `customer`: the stored one with the given values."""
+        given: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.errors:
+            return given
+        tags = [tag.strip() for tag in re.split("[,，]", given["tags"]) if tag.strip()]
+        try:
+            given["customer"] = imagine_customer(
+                given["user_id"].strip(), level=given["level"].strip(), tags=tags, attributes=given["attributes"]
+            )
+        except InvalidInput as error:
+            for each in error.errors:
+                self.add_error(each.field.partition(".")[0], f"{each.field}: {translate_error(each.message)}")
+        return given
+
+
+#: What makes the time of a touch.
+STEPS = {
+    "delay": gettext_lazy("the delay ends"),
+    "at": gettext_lazy("time of day"),
+    "not_before": gettext_lazy("not before"),
+    "send_window": gettext_lazy("the next send window opens"),
+    "spread": gettext_lazy("this customer's part of the minutes after that"),
+}
 
 
 def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -44,7 +82,7 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
             "admin", str(new_id()), given["type"].strip(), given["user_id"].strip(), given["chat_id"].strip(),
             data=given["event_data"],
         )  # fmt: skip
-        outcomes = [_describe_preview(each) for each in preview_event(event)]
+        outcomes = [_describe_preview(each) for each in preview_event(event, customer=given["customer"])]
     return events_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/event_preview.html",
@@ -55,10 +93,42 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
     )
 
 
+SEARCHED_EVENTS = 10_000  #: latest events among which the preview of a node looks for one with its trigger
+
+
+def preview_node_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Return what a node would send to a customer now, as HTML without a frame.
+
+    The customer is the one of `user_id`, by default that of the latest event with the node's trigger.
+    """
+    row = nodes_admin.get_row_or_404(request, object_id)
+    if not request.user.has_perms(["scheduling.view_event", "scheduling.view_node"]):
+        raise PermissionDenied
+    user_id = request.GET.get("user_id", "").strip()
+    past = count_within(lambda: _find_latest_event(row.trigger, user_id))
+    user_id = user_id or (past.user_id if past else "")
+    event = None
+    if user_id:
+        chat_id, data = (past.chat_id, past.data) if past else ("", {})
+        event = NewEvent("admin", str(new_id()), row.trigger, user_id, chat_id, data=data)
+    found = preview_event(event, node_id=row.pk) if event else []
+    context = {"event": event, "outcomes": [_describe_preview(each) for each in found], "past": past, "node": row}
+    return TemplateResponse(request, "ops/node_preview_result.html", context)
+
+
+def _find_latest_event(trigger: str, user_id: str) -> Event | None:
+    if user_id:
+        return Event.objects.filter(customer__user_id=user_id, type=trigger).order_by("-occurred_at").first()
+    latest = Event.objects.order_by("-pk").values("pk")[:SEARCHED_EVENTS]
+    return Event.objects.filter(pk__in=latest, type=trigger).order_by("-pk").first()
+
+
 def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
     titles = {"send": _("Would be sent"), "hold": _("Would wait"), "suppress": _("Would not be sent")}
     tones = {"send": "good", "hold": "wait", "suppress": "bad"}
     decision = each.verdict.decision
+    if not each.planned:
+        titles = {decision: _("No touch is planned")}
     if each.problem:
         titles, tones = {decision: _("Would fail")}, {decision: "bad"}
     return {
@@ -66,8 +136,10 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         "node_link": reverse("admin:scheduling_node_change", args=[each.node.id]),
         "title": titles[decision],
         "tone": tones[decision],
-        "due": format_instant(each.due_at),
+        "due": format_instant(each.due_at) if each.planned else "",
         "wait": describe_duration(each.due_at - now()) if each.due_at > now() else _("at once"),
+        "steps": [f"{_describe_step(step, each)}: {format_instant(at)}" for step, at in each.steps],
+        "followers": [f"{other.key} ({other.trigger})" for other in each.followers],
         "channel": each.node.channel.key,
         "template": each.template.key,
         "facts": list_verdict_facts(each.verdict),
@@ -75,6 +147,16 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         "body": redact_text(each.body),
         "problem": translate_error(each.problem),
     }
+
+
+def _describe_step(step: str, each: PreviewedTouch) -> str:
+    """Return the label of a step, with the setting of the node that causes it."""
+    timing = each.node.timing
+    settings = {
+        "at": AtDay(timing.day).label if timing else "",
+        "send_window": "; ".join(window.text for window in timing.windows) if timing else "",
+    }
+    return f"{STEPS[step]} ({settings[step]})" if settings.get(step) else str(STEPS[step])
 
 
 def _list_disabled_nodes(event_type: str) -> list[Node]:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.utils.translation import gettext
+from django.utils.formats import date_format
+from django.utils.html import format_html_join
+from django.utils.timezone import localdate
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, make_readonly_display
-from scheduling.admin.form_fields import LevelsField
+from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
+from scheduling.admin.labels import translate_error
+from scheduling.admin.matrix.impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.configuration.validation import check_delay_rule, check_rule
-from scheduling.models import DelayRule, EventType, HarassmentRule
+from scheduling.configuration import snapshot
+from scheduling.configuration.validation import check_calendar, check_delay_rule, check_holdout, check_rule
+from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.planning.impacts import count_limited_touches, list_waiting_users
+from scheduling.policy.window_forms import format_window, list_calendars
+from scheduling.policy.workdays import is_official_working_day
 
 
 class DelayRuleForm(CheckedForm):
@@ -36,10 +48,29 @@ class DelayRuleForm(CheckedForm):
         }
 
 
-@admin.register(DelayRule)
-class DelayRuleAdmin(HistoryAdmin, OpsAdmin):
-    """The single delay rule. Its list redirects to it."""
+class SingleRowAdmin(HistoryAdmin, OpsAdmin):
+    """A page of the single row of a table. Its list redirects to it."""
 
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not self.model.objects.exists()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        obj.pk = 1
+        super().save_model(request, obj, form, change)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        row = self.model.objects.first()
+        if row is not None and self.has_view_or_change_permission(request, row):
+            return redirect(self.url("change", row.pk))
+        page: HttpResponse = super().changelist_view(request, extra_context)
+        return page
+
+
+@admin.register(DelayRule)
+class DelayRuleAdmin(SingleRowAdmin):
     form = DelayRuleForm
     fields = ("by_level", "default", ("active_within", "active_factor"), "version", "change_reason")
     readonly_fields = ("version",)
@@ -51,26 +82,167 @@ class DelayRuleAdmin(HistoryAdmin, OpsAdmin):
     default_text = make_readonly_display("default", _("otherwise"), describe_duration)
     active_within_text = make_readonly_display("active_within", _("active within"), describe_duration)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and not DelayRule.objects.exists()
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+class CalendarForm(CheckedForm):
+    check = staticmethod(check_calendar)
 
-    def save_model(self, request: HttpRequest, obj: DelayRule, form: Any, change: bool) -> None:
-        obj.pk = 1
-        super().save_model(request, obj, form, change)
+    closed = NamesField(
+        label=_("own days off"), help_text=_("Days that the country works, one a line, like 2026-12-25.")
+    )
+    open = NamesField(
+        label=_("own working days"), help_text=_("Days that the country does not work, one a line, like 2026-10-10.")
+    )
+    send_window = WindowsField(
+        label=_("default send windows"),
+        blank_is_default=False,
+        help_text=_(
+            "For nodes without own ones, and only of the first calendar. One a line, like “mon-fri 09:00-18:00” or "
+            "“working 09:00-18:00”. Empty: at any time."
+        ),
+    )
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        row = DelayRule.objects.first()
-        if row is not None and self.has_view_or_change_permission(request, row):
-            return redirect(self.url("change", row.pk))
-        page: HttpResponse = super().changelist_view(request, extra_context)
-        return page
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        own = {cleaned.get("key") or self.instance.key}
+        add_calendar_errors(self, cleaned.get("send_window"), own)
+        return cleaned
+
+    class Meta:
+        model = Calendar
+        exclude = ("version",)
+        help_texts: ClassVar[Any] = {
+            "position": _("The calendar with the lowest number is the default: for windows that name none."),
+            "timezone": _("Used where the customer has none of their own."),
+            "country": _("A code like CN. Its public holidays, and the days worked instead, apply."),
+        }
+
+
+def add_calendar_errors(form: Any, windows: Any, known: set[str]) -> None:
+    """Add an error for each window that names a calendar which is neither in use nor among `known`."""
+    named = {key for _place, key in list_calendars(windows)} - known
+    missing = named - set(Calendar.objects.filter(key__in=named, retired_at=None).values_list("key", flat=True))
+    for key in sorted(missing):
+        form.add_error("send_window", translate_error(f"there is no calendar “{key}”"))
+
+
+@admin.register(Calendar)
+class CalendarAdmin(HistoryAdmin, Retirable):
+    form = CalendarForm
+    list_display = ("key", "country", "timezone", "windows_shown", "is_default", "version")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    fields = (
+        ("key", "position"), ("timezone", "country"), "closed", "open", "send_window", "known_days", "version",
+        "change_reason",
+    )  # fmt: skip
+    readonly_fields = ("known_days", "version")
+    write_only = frozenset({"change_reason"})
+    shown_as: ClassVar[dict[str, str]] = {
+        "send_window": "windows_text", "closed": "closed_text", "open": "open_text",
+    }  # fmt: skip
+    windows_text = make_readonly_display(
+        "send_window", _("default send windows"), WindowsField(blank_is_default=False).write
+    )  # fmt: skip
+    closed_text = make_readonly_display("closed", _("own days off"), ", ".join)
+    open_text = make_readonly_display("open", _("own working days"), ", ".join)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Calendar | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "key"] if obj else fields
+
+    def in_use(self, row: Calendar) -> bool:
+        return bool(_list_users(row))
+
+    def explain_retirement_block(self, row: Calendar) -> str:
+        keys = ", ".join(_list_users(row)[:5])
+        return gettext("Send windows still name this calendar: %(nodes)s.") % {"nodes": keys} if keys else ""
+
+    @display(description=_("default send windows"))  # type: ignore[untyped-decorator]
+    def windows_shown(self, row: Calendar) -> str:
+        return "; ".join(map(format_window, row.send_window)) or "–"
+
+    @display(description=_("default"), boolean=True)  # type: ignore[untyped-decorator]
+    def is_default(self, row: Calendar) -> bool:
+        first = Calendar.objects.filter(retired_at=None).first()
+        return first is not None and first.pk == row.pk
+
+    @display(description=_("holidays and days worked instead, this year and next"))  # type: ignore[untyped-decorator]
+    def known_days(self, row: Calendar) -> str:
+        """List the working days at weekends and the free weekdays."""
+        if not row.country:
+            return "–"
+        first = localdate().replace(month=1, day=1)
+        days = [first + timedelta(days=offset) for offset in range(731)]
+        moved = [each for each in days if is_official_working_day(each, row.country) != (each.weekday() < 5)]
+        words = {True: gettext("working"), False: gettext("free")}
+        return format_html_join(
+            "", "<div>{} {}</div>", ((date_format(each, "Y-m-d D"), words[each.weekday() > 4]) for each in moved)
+        )
+
+
+def _list_users(row: Calendar) -> list[str]:
+    """Return the keys of the nodes and of the other calendars in use whose send windows name this calendar."""
+    naming = {"retired_at": None, "send_window__contains": [{"calendar": row.key}]}
+    nodes, calendars = Node.objects.filter(**naming), Calendar.objects.filter(**naming).exclude(pk=row.pk)
+    return [key for rows in (nodes, calendars) for key in rows.values_list("key", flat=True)]
+
+
+class HoldoutForm(CheckedForm):
+    check = staticmethod(check_holdout)
+
+    class Meta:
+        model = Holdout
+        exclude = ("version",)
+        help_texts: ClassVar[Any] = {
+            "percent": _(
+                "Share of customers that no node sends to. Nodes for messages that customers need leave it out."
+            ),
+            "key": _("Any text. Another text draws other customers, for example each year."),
+        }
+
+
+@admin.register(Holdout)
+class HoldoutAdmin(ImpactMixin, SingleRowAdmin):
+    form = HoldoutForm
+    fields = ("percent", "key", "version", "change_reason")
+    readonly_fields = ("version",)
+    write_only = frozenset({"change_reason"})
+    shown_as: ClassVar[dict[str, str]] = {"percent": "percent_text"}
+    percent_text = make_readonly_display("percent", _("percent of customers"), "{:g}".format)
+
+    def list_impact_lines(self, form: Any, row: Holdout) -> Lines:
+        users = count_within(lambda: list_waiting_users(MOST + 1))
+        if users is None:
+            return describe_uncounted()
+        holdout = snapshot.holdout_spec(row)
+        count = sum(holdout is not None and holdout.includes(each) for each in users[:MOST])
+        text = ngettext(
+            "Of %(total)s customers with waiting touches the new share includes %(count)s.",
+            "Of %(total)s customers with waiting touches the new share includes %(count)s.", count,
+        ) % {"total": format_most(len(users)), "count": count}  # fmt: skip
+        later = gettext("Their touches are suppressed when they fall due.")
+        return [("", text), ("bad", later)] if count else [("", text)]
+
+
+def _list_channels() -> list[tuple[str, str]]:
+    return list(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
+
+
+def _list_tags() -> list[tuple[str, str]]:
+    lists = Node.objects.filter(retired_at=None).exclude(tags=[]).values_list("tags", flat=True)
+    return [(tag, "") for tag in sorted({tag for tags in lists for tag in tags})]
 
 
 class HarassmentRuleForm(CheckedForm):
-    check = staticmethod(check_rule)
+    limits = LimitsField(
+        label=_("limits by level"),
+        required=False,
+        help_text=_("For customers of these levels instead of the limit, like vip=5, normal=2."),
+    )
+
+    @staticmethod
+    def check(values: Mapping[str, Any]) -> None:
+        check_rule(values, dict(_list_channels()))
 
     class Meta:
         model = HarassmentRule
@@ -80,25 +252,61 @@ class HarassmentRuleForm(CheckedForm):
             "window": _("A rolling window, like 24h or 72h. For a cap and for the same content."),
             "quiet_from": _("Only for quiet hours; they may pass midnight."),
             "timezone": _("Used where the customer has none of their own."),
+            "channel": _("Key or kind of a channel. Only its messages are counted and limited."),
+            "tag": _("Only messages of nodes with this tag are counted and limited."),
         }
+        widgets: ClassVar[Any] = {"channel": SuggestingInput(_list_channels), "tag": SuggestingInput(_list_tags)}
 
 
 @admin.register(HarassmentRule)
-class HarassmentRuleAdmin(HistoryAdmin, Retirable):
+class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
     form = HarassmentRuleForm
     list_display = ("summary", "kind", "scope", "enabled", "version")
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     fieldsets = (
         (None, {"fields": (("kind", "scope"), "enabled")}),
-        (_("How often"), {"fields": (("limit", "window"),)}),
-        (_("Quiet hours"), {"fields": (("quiet_from", "quiet_to"), "timezone")}),
+        (_("How often"), {"fields": ("window",), "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe")}),
+        (None, {"fields": (("limit", "limits"),), "classes": ("at-kind", "at-kind-cap")}),
+        (
+            _("Of which messages"),
+            {
+                "fields": (("channel", "category"), "tag"),
+                "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe"),
+            },
+        ),
+        (
+            _("Quiet hours"),
+            {
+                "fields": (("quiet_from", "quiet_to"), "timezone"),
+                "classes": ("at-kind", "at-kind-quiet_hours"),
+            },
+        ),
         (_("Life"), {"fields": ("version", "change_reason")}),
     )
     readonly_fields = ("version",)
     write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {"window": "window_text"}
+    shown_as: ClassVar[dict[str, str]] = {"window": "window_text", "limits": "limits_text"}
+    limits_text = make_readonly_display("limits", _("limits by level"), LimitsField().write)
     window_text = make_readonly_display("window", _("window"), describe_duration)
+
+    def list_impact_lines(self, form: Any, row: HarassmentRule) -> Lines:
+        config = snapshot.current()
+        stored = HarassmentRule.objects.filter(pk=row.pk)
+        rules = [snapshot.rule_spec(each, config.nodes, config.templates) for each in (row, *stored) if each.enabled]
+        count = count_within(lambda: count_limited_touches(rules, config, MOST + 1))
+        if count is None:
+            return describe_uncounted()
+        text = ngettext("The rule covers %(count)s waiting touch.", "The rule covers %(count)s waiting touches.", count)
+        later = gettext("They are judged by the new rule when they fall due.")
+        return [("", text % {"count": format_most(count)}), *([("wait", later)] if count else [])]
+
+    def layout(self, request: HttpRequest, obj: HarassmentRule | None) -> list[Any] | None:
+        """Show viewers the fields of the rule's kind. An editor's form follows the chosen kind, by `ops.css`."""
+        if obj is None or self.has_change_permission(request, obj):
+            return None
+        kind = f"at-kind-{obj.kind}"
+        return [each for each in self.fieldsets if kind in (shown := each[1].get("classes", ())) or not shown]
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""
@@ -109,14 +317,16 @@ class HarassmentRuleAdmin(HistoryAdmin, Retirable):
         span, whom = describe_duration(row.window), row.get_scope_display()
         texts = {
             "cap": gettext("At most %(limit)s in %(span)s (%(whom)s)"),
-            "dedupe": gettext("The same content not again within %(span)s"),
+            "dedupe": gettext("The same content not again within %(span)s (%(whom)s)"),
             "conversation": gettext("Not into a new conversation"),
             "quiet_hours": gettext("Quiet from %(begin)s to %(end)s"),
         }
-        figures = {"limit": row.limit, "span": span, "whom": whom, "begin": "–", "end": "–"}
+        limits = f" ({LimitsField().write(row.limits)})" if row.limits else ""
+        figures = {"limit": f"{row.limit}{limits}", "span": span, "whom": whom, "begin": "–", "end": "–"}
         if row.quiet_from and row.quiet_to:
             figures |= {"begin": f"{row.quiet_from:%H:%M}", "end": f"{row.quiet_to:%H:%M}"}
-        return texts.get(row.kind, row.kind) % figures
+        parts = [row.channel, row.category and row.get_category_display(), row.tag]
+        return " · ".join([texts.get(row.kind, row.kind) % figures, *filter(None, parts)])
 
 
 @admin.register(EventType)

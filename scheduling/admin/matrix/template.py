@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path
 from django.utils.timezone import now
-from django.utils.translation import gettext, gettext_lazy
+from django.utils.translation import get_language, gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
@@ -152,12 +152,13 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
         return f"{gettext('Secrets cannot be decrypted here')}: {error}", ""
     except CannotRender as error:
         return gettext("The text cannot be rendered: %(problem)s") % {"problem": translate_error(str(error))}, ""
-    mark = gettext("[Test]")
+    # A list of values for a vendor's template has no room for a mark.
+    mark = "" if getattr(channel, "fills_template", False) else gettext("[Test]")
     task_id = new_id()
     message = Message(
         task_id=task_id, delivery_key=task_id, user_id=who.user_id, chat_id=chat_id, node="test",
         content_type=template.content_type, category=template.category, subject=f"{mark} {subject}".strip(),
-        body=f"{mark} {body}", locale=locale, target=target,
+        body=f"{mark} {body}".strip(), locale=locale, repeatable=spec.idempotent, target=target,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
     )  # fmt: skip
     return send_once(channel, message, spec.timeout), message.body
@@ -169,6 +170,12 @@ class TemplateForm(CheckedForm):
     class Meta:
         model = Template
         exclude = ("version",)
+        help_texts: ClassVar[Any] = {
+            "tracks_links": _(
+                "Links become short redirects, so that clicks are counted. Needs AFTERTOUCH_LINK_BASE_URL. Messages of "
+                "robots to a group keep their links."
+            ),
+        }
 
 
 class TextForm(OptimisticLockForm):
@@ -181,7 +188,7 @@ class TextForm(OptimisticLockForm):
         fields = ("locale", "subject", "body")
         help_texts: ClassVar[Any] = {
             "locale": _("Like zh-hans or en. Customers get their own language, else the first text."),
-            "subject": _("For mail only."),
+            "subject": _("For mail, and the title of a card."),
             "body": _(
                 "Variables: {{ user.name }}, {{ user.level }}, {{ chat.id }}, {{ event.type }}, {{ event.data.x }}"
             ),
@@ -217,7 +224,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     list_display = ("key", "content_type", "category", "locales", "beginning", "version")
     list_filter = (("category", ChoicesDropdownFilter), RetiredFilter)
     search_fields = ("key", "content_type", "texts__body")
-    fields = (("key", "content_type"), ("category", "version"), "change_reason")
+    fields = (("key", "content_type"), ("category", "version"), "tracks_links", "change_reason")
     readonly_fields = ("version",)
     write_only = frozenset({"change_reason"})
     actions_detail = ("send_test", "retire", "bring_back")
@@ -238,10 +245,10 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         return [*fields, "key"] if obj else fields
 
     def in_use(self, row: Template) -> bool:
-        return row.touches.exists() or Node.objects.filter(Q(template=row) | Q(canary_template=row)).exists()
+        return row.touches.exists() or _filter_nodes_with(row).exists()
 
     def explain_retirement_block(self, row: Template) -> str:
-        alive = Node.objects.filter(Q(template=row) | Q(canary_template=row), retired_at=None)
+        alive = _filter_nodes_with(row).filter(retired_at=None)
         keys = ", ".join(alive.values_list("key", flat=True)[:5])
         return gettext("Nodes still use this template: %(nodes)s.") % {"nodes": keys} if keys else ""
 
@@ -251,8 +258,11 @@ class TemplateAdmin(HistoryAdmin, Retirable):
 
     @display(description=_("text"))  # type: ignore[untyped-decorator]
     def beginning(self, row: Template) -> str:
-        first = next(iter(row.texts.all()), None)
-        body = first.body if first else ""
+        """Show the text in the reader's language, else in the default language."""
+        bodies = {text.locale.lower(): text.body for text in row.texts.all()}
+        wanted = (get_language() or "").lower()
+        near = [each for each in bodies if each.partition("-")[0] == wanted.partition("-")[0]]
+        body = bodies.get(wanted) or bodies.get(near[0] if near else "") or next(iter(bodies.values()), "")
         return body[:40] + ("…" if len(body) > 40 else "")
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
@@ -269,6 +279,12 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return send_test_page(self, request, self.get_row_or_404(request, object_id))
+
+
+def _filter_nodes_with(row: Template) -> QuerySet[Node]:
+    """Return the nodes whose touches may get this template."""
+    of_variant = Q(variants__contains=[{"template": row.key}])
+    return Node.objects.filter(Q(template=row) | Q(canary_template=row) | of_variant)
 
 
 def _parse_row_id(text: str) -> int:

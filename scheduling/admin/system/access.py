@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
+from django.core.validators import MinValueValidator
 from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -34,6 +35,11 @@ class ApiKeyForm(OptimisticLockForm):
             "expires_at": _("Empty: never."),
         }
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "rate_per_minute" in self.fields:  # viewers have no fields
+            self.fields["rate_per_minute"].validators.append(MinValueValidator(1))
+
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(OpsAdmin):
@@ -58,7 +64,11 @@ class ApiKeyAdmin(OpsAdmin):
             return
         given = form.cleaned_data
         obj.shown_once = commands.create_api_key(
-            given["name"], given["scopes"], rate_per_minute=given["rate_per_minute"], expires_at=given["expires_at"]
+            given["name"],
+            given["scopes"],
+            rate_per_minute=given["rate_per_minute"],
+            expires_at=given["expires_at"],
+            actor=request.user.get_username(),
         )
         obj.pk = ApiKey.objects.get(name=given["name"]).pk
 

@@ -146,7 +146,7 @@ class AlertInline(TabularInline):  # type: ignore[misc]
     model = Alert
     extra = 0
     hide_title = True
-    fields = readonly_fields = ("wrong", "since", "told_at", "gone_at")
+    fields = readonly_fields = ("wrong", "since", "notified_at", "absent_since")
     verbose_name_plural = _("Active alerts")
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -168,9 +168,9 @@ class AlertInline(TabularInline):  # type: ignore[misc]
 class AlertReceiverAdmin(OpsAdmin):
     form = AlertReceiverForm
     inlines = (AlertInline,)
-    list_display = ("name", "channel", "shown_state", "told_at", "enabled")
+    list_display = ("name", "channel", "shown_state", "notified_at", "enabled")
     list_select_related = ("channel", "community")
-    readonly_fields = ("limits_text", "told_at", "shown_problem")
+    readonly_fields = ("limits_text", "notified_at", "shown_problem")
     actions_detail = ("send_test",)
     shown_as: ClassVar[Mapping[str, str]] = {"holds_for": "holds_for_text", "remind_every": "remind_every_text"}
     holds_for_text = make_readonly_display("holds_for", _("notify after"), describe_duration)
@@ -184,7 +184,7 @@ class AlertReceiverAdmin(OpsAdmin):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         viewer = obj is not None and not self.has_change_permission(request, obj)
         limits = ["limits_text"] if viewer else [f"limit_{key}" for key in load_conditions()]
-        recent = [(_("Recent alerts"), {"fields": ("told_at", "shown_problem")})] if obj else []
+        recent = [(_("Recent alerts"), {"fields": ("notified_at", "shown_problem")})] if obj else []
         return [
             (None, {"fields": ("name", "enabled", "channel", "community", "address")}),
             (pgettext_lazy("alert", "When"), {"fields": (("holds_for", "remind_every"),)}),
@@ -201,11 +201,11 @@ class AlertReceiverAdmin(OpsAdmin):
             super().save_model(request, obj, form, change)
             return
         obj.tries, obj.retry_at, obj.problem = 0, None, ""
-        kept = {"id", "lease_no", "watched_until", "told_at"}
+        kept = {"id", "lease_no", "watched_until", "notified_at"}
         obj.save(update_fields=[field.name for field in obj._meta.fields if field.name not in kept])
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[AlertReceiver]:
-        standing = Count("alerts", filter=Q(alerts__told_at__isnull=False))
+        standing = Count("alerts", filter=Q(alerts__notified_at__isnull=False))
         return super().get_queryset(request).annotate(standing=standing)  # type: ignore[no-any-return]
 
     @display(description=_("state"), label={"well": "success", "alerts": "danger", "lost": "warning"})  # type: ignore[untyped-decorator]

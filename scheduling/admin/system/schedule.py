@@ -81,6 +81,58 @@ def _translate_day_names(text: str) -> str:
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
     admin.site.unregister(model)
 
+#: The entries of `CELERY_BEAT_SCHEDULE` by their name there. Beat stores them at each start.
+SYSTEM_NAMES = {
+    "dispatch due touches": _("Dispatch due touches"),
+    "rescue lost touches": _("Recover touches of lost workers"),
+    "dispatch due jobs": _("Dispatch due RPA jobs"),
+    "rescue lost runs and wake idle nodes": _("Recover lost RPA runs"),
+    "record ends of followed touches": _("Record ends of followed touches"),
+    "delete expired data": _("Delete expired data"),
+    "count effects of guide messages": _("Count effects of guide messages"),
+    "find inactive customers": _("Detect inactive customers"),
+    "erase customers": _("Erase customers"),
+    "send webhooks": _("Send outgoing webhooks"),
+    "advance roll-outs": _("Advance canary roll-outs"),
+    "run replays": _("Run replays"),
+    "continue bulk actions": _("Continue bulk actions"),
+}
+
+
+def is_system_schedule(row: PeriodicTask | None) -> bool:
+    return row is not None and row.name in settings.CELERY_BEAT_SCHEDULE
+
+
+class SystemFilter(admin.SimpleListFilter):
+    """Hide the schedules of the system unless the user selects them."""
+
+    title = _("schedules")
+    parameter_name = "system"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("yes", _("Of the system"))]
+
+    def choices(self, changelist: Any) -> Any:
+        default, *others = super().choices(changelist)
+        return [{**default, "display": _("Own")}, *others]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> QuerySet[PeriodicTask]:
+        system = {"name__in": settings.CELERY_BEAT_SCHEDULE}
+        return queryset.filter(**system) if self.value() == "yes" else queryset.exclude(**system)
+
+
+class KeepsSystemSchedules:
+    """Make the timing of a system schedule read-only. Its change or deletion would stop a pass."""
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and not self._is_used_by_system(obj)  # type: ignore[misc]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and not self._is_used_by_system(obj)  # type: ignore[misc]
+
+    def _is_used_by_system(self, row: Any) -> bool:
+        return row is not None and row.periodictask_set.filter(name__in=settings.CELERY_BEAT_SCHEDULE).exists()
+
 
 class TaskSelect(UnfoldAdminSelectWidget, beat.TaskSelectWidget):  # type: ignore[misc]
     """The registered tasks as a select in Unfold's style."""
@@ -128,12 +180,26 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
     form = PeriodicTaskForm
     #: Beat's template contains an inline script, which the CSP blocks. `crontab_translation` shows the same text.
     change_form_template = None
-    list_filter = ("enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
-    list_display = ("name", "enabled", "plan", "start_time", "last_run_at", "one_off")
+    list_filter = (SystemFilter, "enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
+    list_display = ("title", "enabled", "plan", "start_time", "last_run_at", "one_off")
 
     def get_actions(self, request: HttpRequest) -> Any:
-        """Offer no actions without the right to change: beat's own actions check no right."""
-        return super().get_actions(request) if self.has_change_permission(request) else {}
+        """Offer no actions without the right to change: beat's own actions check no right.
+
+        `SystemFilter` keeps schedules of the system out of all actions.
+        """
+        is_allowed = self.has_change_permission(request) and SystemFilter.parameter_name not in request.GET
+        return super().get_actions(request) if is_allowed else {}
+
+    def has_change_permission(self, request: HttpRequest, obj: PeriodicTask | None = None) -> bool:
+        return bool(super().has_change_permission(request, obj)) and not is_system_schedule(obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: PeriodicTask | None = None) -> bool:
+        return bool(super().has_delete_permission(request, obj)) and not is_system_schedule(obj)
+
+    @display(description=_("name"), ordering="name")  # type: ignore[untyped-decorator]
+    def title(self, row: PeriodicTask) -> str:
+        return str(SYSTEM_NAMES.get(row.name, row.name))
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
@@ -152,7 +218,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
             except Exception as error:  # any exception of the broker's client; a later pass finds the row
                 log.warning("schedule_wakeup_lost", error=str(error))
         if stored:
-            words = ngettext("%(count)d round was stored.", "%(count)d rounds were stored.", len(stored))
+            words = ngettext("%(count)d publication was stored.", "%(count)d publications were stored.", len(stored))
             self.message_user(request, words % {"count": len(stored)}, messages.SUCCESS)
         if others := queryset.exclude(task__in=settings.SCHEDULED_ROUNDS):
             super().run_tasks(request, others)
@@ -178,12 +244,12 @@ class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
 
 
 @admin.register(IntervalSchedule)
-class IntervalScheduleAdmin(DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class IntervalScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
 
 
 @admin.register(CrontabSchedule)
-class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class CrontabScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
     list_display = ("__str__", "in_words")
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
@@ -195,10 +261,10 @@ class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmi
 
 
 @admin.register(ClockedSchedule)
-class ClockedScheduleAdmin(DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class ClockedScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
 
 
 @admin.register(SolarSchedule)
-class SolarScheduleAdmin(DeclaredLookups, beat.SolarScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class SolarScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.SolarScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)

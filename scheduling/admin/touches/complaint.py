@@ -20,6 +20,7 @@ from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
 from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.replica_pages import read_for_page
 from scheduling.models import Complaint
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import queries
@@ -66,8 +67,10 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
-        found = count_within(
-            lambda: queries.complaint_rates(now() - timedelta(days=days)), settings.TIMEOUTS.complaint_rates
+        since = now() - timedelta(days=days)
+        found = read_for_page(
+            request,
+            lambda: count_within(lambda: queries.complaint_rates(since), settings.TIMEOUTS.complaint_rates),
         )
         return self.page(
             request,

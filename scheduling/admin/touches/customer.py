@@ -7,27 +7,43 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
-from django.db.models import F, Prefetch, Q, QuerySet
-from django.http import HttpRequest
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils.crypto import salted_hmac
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import display
+from unfold.contrib.filters.admin import DropdownFilter
+from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
-from scheduling.admin.form_fields import SettingsField
+from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.touches.timeline import format_instant, format_verdict_figure
-from scheduling.configuration.validation import is_time_zone
-from scheduling.models import WAITING, Complaint, Customer, Event, Touch, Verdict
+from scheduling.admin.touches.receipts import list_disabled_addresses
+from scheduling.admin.touches.timeline import describe_counted_kinds, format_instant, format_verdict_figure
+from scheduling.customers.search import match_term
+from scheduling.models import (
+    WAITING,
+    Complaint,
+    Customer,
+    CustomerChange,
+    CustomerProfile,
+    DisabledTarget,
+    Event,
+    Touch,
+    Verdict,
+)
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, preview
 from scheduling.operations.preview import Eligibility, NodeVerdict
+from scheduling.policy.profile import InvalidValue, check_attribute_name, merge_attributes, normalize_tags, store_value
+from scheduling.policy.window_forms import is_time_zone
 from scheduling.redaction import redact
 
 SHOWN = 30  #: rows of each kind
+SEARCHED_TAGS = 1_000  #: latest profiles whose tags the filter offers
 
 
 def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
@@ -43,10 +59,37 @@ def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str
         context["eligibility"] = _describe_eligibility(preview.check_eligibility(customer.spec(), now()), customer)
     if context["may_see_events"]:
         context |= _build_events_context(customer)
+    changes = CustomerChange.objects.filter(customer=customer).order_by("-pk")[:SHOWN]
+    context["changes"] = [
+        {"at": row.at, "actor": row.actor, "created": row.created, "fields": _describe_change(row)} for row in changes
+    ]
+    context["disabled_addresses"] = list_disabled_addresses(customer)
     if may("scheduling.view_complaint"):
         found = Complaint.objects.filter(customer=customer).select_related("touch__node").order_by("-pk")
         context["complaints"] = list(found[:SHOWN])
     return context
+
+
+def _describe_change(row: CustomerChange) -> list[tuple[str, str, str]]:
+    """Return field, old and new value of each changed field and attribute."""
+    found = []
+    for name in sorted(row.after):
+        old, new = row.before.get(name), row.after[name]
+        pairs = [(name, old, new)]
+        if name == "attributes":
+            pairs = [(key, old.get(key), new[key]) for key in sorted(new)]
+        found += [(key, _format_changed(before), _format_changed(after)) for key, before, after in pairs]
+    return found
+
+
+def _format_changed(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return SettingsField().write(redact(value))
+    return "" if value is None else str(value)
 
 
 # --- eligibility ------------------------------------------------------------------------------------------------------
@@ -59,7 +102,8 @@ def _describe_eligibility(found: Eligibility, customer: Customer) -> dict[str, A
         "wait": describe_duration(found.opens_at - now()) if found.opens_at and found.opens_at > now() else "",
         "rooms": [
             gettext("%(taken)s of %(limit)s in %(span)s")
-            % {"taken": room.taken, "limit": room.rule.limit, "span": describe_duration(room.rule.window)}
+            % {"taken": room.taken, "limit": room.limit, "span": describe_duration(room.rule.window)}
+            + describe_counted_kinds(room.rule.kinds)
             for room in found.rooms
         ],
         "nodes": [_describe_node_verdict(each) for each in found.answers],
@@ -80,20 +124,15 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
         "why": translate_reason(verdict.rule) if verdict.rule else "",
         "figures": _format_verdict_figures(verdict),
         "again": format_instant(verdict.next_eligible_at) if verdict.next_eligible_at else "",
+        "reads_event": each.reads_event,
     }
 
 
 # --- touches and events -----------------------------------------------------------------------------------------------
 
 
-#: The verdict that explains why a touch waits or was not sent. A touch may have hundreds of others.
-EXPLAINING = Prefetch(
-    "verdicts", Verdict.objects.exclude(rule="").filter(rule=F("touch__reason")).order_by("-pk")[:1], "explaining"
-)
-
-
 def _build_touches_context(customer: Customer) -> dict[str, Any]:
-    touches = Touch.objects.select_related("node", "event").prefetch_related(EXPLAINING)
+    touches = Touch.objects.select_related("node", "event")
     link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
     upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
     past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
@@ -106,13 +145,18 @@ def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
     return [
         {
             "row": row,
-            "why": translate_reason("paused") if row.parked else translate_reason(row.reason),
+            "why": translate_reason("paused") if row.paused_by else translate_reason(row.reason),
             "tone": STATE_TONES[row.state],
-            "figures": _format_verdict_figures(last) if (last := next(iter(row.explaining), None)) else "",  # type: ignore[attr-defined]
+            "figures": _format_verdict_figures(last) if (last := _find_explaining_verdict(row)) else "",
             "again": format_instant(last.next_eligible_at) if last and last.next_eligible_at else "",
         }
         for row in rows[:SHOWN]
     ]
+
+
+def _find_explaining_verdict(row: Touch) -> Verdict | None:
+    """Return the verdict that explains why a touch waits or was not sent."""
+    return next((each for each in reversed(row.verdicts) if each.rule and each.rule == row.reason), None)
 
 
 def _format_verdict_figures(verdict: Any) -> str:
@@ -126,10 +170,33 @@ def _build_events_context(customer: Customer) -> dict[str, Any]:
     return {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": link}
 
 
+class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]
+    """Offer the tags of the latest customers, and the one selected by a link."""
+
+    title = _("tag")
+    parameter_name = "tag"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        latest = CustomerProfile.objects.exclude(tags=[]).order_by("-pk").values_list("tags", flat=True)[:SEARCHED_TAGS]
+        found = {tag for tags in latest for tag in tags} | {request.GET.get("tag", "")}
+        return [(tag, tag) for tag in sorted(found) if tag]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Customer]) -> QuerySet[Customer]:
+        return queryset.filter(profile__tags__contains=[self.value()]) if self.value() else queryset
+
+
 class CustomerForm(CheckedForm):
     check = staticmethod(lambda values: None)
 
-    addresses = SettingsField(label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “inapp: u1”."))
+    addresses = SettingsField(
+        label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “phone: 13800138000”.")
+    )
+
+    attributes = SettingsField(
+        label=_("attributes"),
+        help_text=_("One a line: “city: Shanghai”, “paid: 520.5”, “member: true”, “since: 2026-03-03T12:00:00Z”."),
+    )
+    tags = NamesField(label=_("tags"), help_text=_("One a line, or separated by commas."))
 
     class Meta:
         model = Customer
@@ -138,6 +205,38 @@ class CustomerForm(CheckedForm):
             "level": _("For example vip or normal. The delay rule uses the level."),
             "opted_out": _("Suppresses marketing content. Service content is still sent."),
         }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, value in self._stored_profile().items():
+            self.initial.setdefault(name, value)
+
+    def _stored_profile(self) -> dict[str, Any]:
+        row = CustomerProfile.objects.filter(pk=self.instance.pk).first() if self.instance.pk else None
+        return {"attributes": row.attributes, "tags": row.tags} if row else {"attributes": {}, "tags": []}
+
+    def _compute_version(self) -> str:
+        """Include the profile, which is stored in a row of its own."""
+        version = super()._compute_version()
+        return version and salted_hmac(version, repr(self._stored_profile())).hexdigest()
+
+    def clean_attributes(self) -> dict[str, Any]:
+        """Return the edited attributes. A removed one has the value None."""
+        given: dict[str, Any] = self.cleaned_data["attributes"]
+        try:
+            for name in given:
+                check_attribute_name(name)
+            stored = {name: store_value(value) for name, value in given.items()}
+            merge_attributes({}, stored)
+        except InvalidValue as error:
+            raise forms.ValidationError(translate_error(str(error))) from None
+        return {**dict.fromkeys(self._stored_profile()["attributes"]), **stored}
+
+    def clean_tags(self) -> list[str]:
+        try:
+            return normalize_tags(self.cleaned_data["tags"])
+        except InvalidValue as error:
+            raise forms.ValidationError(translate_error(str(error))) from None
 
     def clean_timezone(self) -> str:
         zone = self.cleaned_data["timezone"]
@@ -149,25 +248,30 @@ class CustomerForm(CheckedForm):
 @admin.register(Customer)
 class CustomerAdmin(BigTable, OpsAdmin):
     form = CustomerForm
-    list_display = ("user_id", "name", "level", "locale", "opted_out", "last_active_at")
+    list_display = ("user_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
+    list_select_related = ("profile",)
     list_filter = ("level", "opted_out")
     ordering = ("-pk",)
     search_fields = ("user_id",)
-    search_help_text = _("User id, start of a user id, or full name")
+    search_help_text = _("Part of the name, or start of the user id")
     readonly_fields = ("opted_out_at", "last_active_at", "conversation_at", "created_at")
-    shown_as: ClassVar[dict[str, str]] = {"addresses": "addresses_text"}
+    shown_as: ClassVar[dict[str, str]] = {
+        "addresses": "addresses_text", "attributes": "attributes_text", "tags": "tags_text",
+    }  # fmt: skip
     fieldsets = (
         (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), "addresses")}),
+        (_("Profile"), {"fields": ("attributes", "tags")}),
         (_("Consent"), {"fields": (("opted_out", "opted_out_at"),)}),
         (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
     )
     change_form_outer_before_template = "ops/customer_now.html"
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False
+    actions_detail = ("enable_addresses",)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
         """Omit the level: its choices would be read from the whole table."""
-        return ("opted_out",)
+        return ("opted_out", CustomerTagFilter)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
@@ -176,8 +280,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
     ) -> tuple[QuerySet[Customer], bool]:
-        term = search_term.strip()
-        return (queryset.filter(Q(user_id__startswith=term) | Q(name=term)) if term else queryset), False
+        return match_term(queryset, search_term), False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Refuse deletion, so that touches of a customer stay readable."""
@@ -185,14 +288,52 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
-        changes = {name: form.cleaned_data[name] for name in names if name in CustomerForm.Meta.fields}
-        obj.pk = commands.update_customer(obj.user_id, changes).pk
+        editable = {*CustomerForm.Meta.fields, "attributes", "tags"}
+        changes = {name: form.cleaned_data[name] for name in names if name in editable}
+        obj.pk = commands.update_customer(obj.user_id, changes, actor=request.user.get_username()).pk
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         row = self.get_object(request, unquote(object_id))
         context = build_customer_context(request, row) if row else {}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        row = self.get_object(request, unquote(str(object_id)))
+        return super().get_actions_detail(request, object_id) if row and list_disabled_addresses(row) else []
+
+    @action(
+        description=_("Enable addresses again"), icon="mark_email_read", url_path="enable-addresses",
+        permissions=["change"],
+    )  # type: ignore[untyped-decorator]  # fmt: skip
+    def enable_addresses(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        found = list_disabled_addresses(row)
+        facts = [f"{each.address_name} · {each.channel}" for each in found]  # type: ignore[attr-defined]
+
+        def act() -> None:
+            DisabledTarget.objects.filter(pk__in=[each.pk for each in found]).delete()
+            self.log_change(request, row, gettext("Enabled again: %(addresses)s.") % {"addresses": "; ".join(facts)})
+
+        text = gettext("Touches are sent to these addresses again. The next permanent bounce disables them again.")
+        title = gettext("Enable disabled addresses of “%(who)s”?") % {"who": row}
+        return self.confirm(
+            request, title, act, text=text, facts=facts, button=gettext("Enable"), back=self.url("change", row.pk)
+        )
+
+    @display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})  # type: ignore[untyped-decorator]
+    def consent(self, row: Customer) -> tuple[str, Any]:
+        return ("opted_out", _("Opted out")) if row.opted_out else ("allowed", _("Allowed"))
+
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:
         return SettingsField().write(redact(row.addresses))
+
+    @display(description=_("attributes"))  # type: ignore[untyped-decorator]
+    def attributes_text(self, row: Customer) -> str:
+        profile = getattr(row, "profile", None)
+        return SettingsField().write(profile.attributes) if profile else ""
+
+    @display(description=_("tags"))  # type: ignore[untyped-decorator]
+    def tags_text(self, row: Customer) -> str:
+        profile = getattr(row, "profile", None)
+        return ", ".join(profile.tags) if profile else ""

@@ -103,6 +103,6 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
         return format_html_join("", html, lines) or mark_safe("–")
 
-    @action(description=_("Send preview"), icon="psychology_alt", url_path="what-if")  # type: ignore[untyped-decorator]
+    @action(description=_("Send preview"), icon="psychology_alt", url_path="send-preview")  # type: ignore[untyped-decorator]
     def open_preview(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:scheduling_event_preview")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
@@ -17,9 +19,13 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
+from scheduling import sql
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
-from scheduling.models import ChannelConfig, Node, Pause
+from scheduling.models import ChannelConfig, Node, Pause, Touch
+from scheduling.monitoring.statistics import MOST
 from scheduling.operations import commands
 
 
@@ -43,6 +49,28 @@ def list_active_pauses() -> list[dict[str, Any]]:
     return [{"row": row, "name": describe_scope(row.scope)} for row in rows]
 
 
+def describe_held_touches(scope: str) -> str:
+    """Return the number of touches that a pause holds, up to `MOST`; "–" if the count takes too long."""
+    count = count_within(lambda: Touch.objects.filter(paused_by=scope)[: MOST + 1].count())
+    if count is None:
+        return "–"
+    return f"{MOST}+" if count > MOST else str(count)
+
+
+def count_held() -> Counter[str]:
+    """Count the touches that each pause holds, by scope; at most `MOST` + 1 of each."""
+    return Counter(dict(sql.rows(_HELD, {"most": MOST + 1})))
+
+
+_HELD = """
+SELECT pause.scope, (
+    SELECT count(*) FROM (
+        SELECT FROM scheduling_touch_live WHERE paused_by <> '' AND paused_by = pause.scope LIMIT %(most)s
+    ) AS held
+) FROM scheduling_pause AS pause
+"""
+
+
 class PauseForm(forms.Form):
     scope = forms.ChoiceField(label=pgettext_lazy("pause", "What"), widget=UnfoldAdminSelectWidget)
     reason = forms.CharField(
@@ -60,9 +88,17 @@ class PauseForm(forms.Form):
         ]
 
 
+def _resume(request: HttpRequest, scope: str) -> None:
+    try:
+        commands.resume_scope(scope, actor=request.user.get_username())
+        messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
+    except AftertouchError:
+        messages.info(request, _("The pause had already ended."))
+
+
 @admin.register(Pause)
 class PauseAdmin(OpsAdmin):
-    list_display = ("what", "reason", "paused_by", "paused_at", "end_link")
+    list_display = ("what", "held", "reason", "paused_by", "paused_at", "end_link")
     list_display_links = None
     list_select_related = ("paused_by",)
     actions = None
@@ -83,6 +119,11 @@ class PauseAdmin(OpsAdmin):
     def what(self, row: Pause) -> str:
         return describe_scope(row.scope)
 
+    @display(description=gettext_lazy("held touches"))  # type: ignore[untyped-decorator]
+    def held(self, row: Pause) -> str:
+        url = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': row.scope})}"
+        return format_html('<a class="at-link" href="{}">{}</a>', url, describe_held_touches(row.scope))
+
     @display(description="")  # type: ignore[untyped-decorator]
     def end_link(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
@@ -99,9 +140,15 @@ class PauseAdmin(OpsAdmin):
 
         def act() -> None:
             scope = form.cleaned_data["scope"]
-            row = commands.pause_scope(scope, reason=form.cleaned_data["reason"], user=request.user)  # type: ignore[arg-type]
-            self.log_addition(request, row, [{"added": {}}])
-            messages.warning(request, _("Paused: %(what)s.") % {"what": describe_scope(scope)})
+            name = request.user.get_username()
+            what = _("Paused: %(what)s.") % {"what": describe_scope(scope)}
+            with transaction.atomic():  # a second caller of the pause then sees its offer, and ends it
+                was_paused = Pause.objects.filter(scope=scope).exists()
+                row = commands.pause_scope(scope, reason=form.cleaned_data["reason"], user=request.user, actor=name)  # type: ignore[arg-type]
+                is_own = not was_paused and row.paused_by_id == request.user.pk
+                label = what.rstrip(".。")
+                link = create_undo_link(request, "pause", [scope], label=label, pause=row.pk) if is_own else ""
+            messages.warning(request, what, extra_tags=link)
 
         text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
         return self.confirm(
@@ -109,17 +156,16 @@ class PauseAdmin(OpsAdmin):
             back=reverse("admin:scheduling_pause_changelist"),
         )  # fmt: skip
 
+    def may_resume(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("scheduling.delete_pause")
+
     def end_view(self, request: HttpRequest) -> HttpResponse:
-        if not request.user.has_perm("scheduling.delete_pause"):
+        if not self.may_resume(request):
             raise PermissionDenied
         scope = request.GET.get("scope", "")
 
         def act() -> None:
-            try:
-                commands.resume_scope(scope)
-                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
-            except AftertouchError:
-                messages.info(request, _("The pause had already ended."))
+            _resume(request, scope)
 
         title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
         text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")

@@ -1,8 +1,9 @@
-"""Build the timeline of a touch: event → plan → dispatch → verdicts → attempts → end → complaints."""
+"""Build the timeline of a touch: event → plan → dispatch → verdicts → attempts → end → receipts, complaints."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,9 +16,21 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.labels import translate_reason
 from scheduling.durations import parse_duration
-from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
+from scheduling.models import (
+    Attempt,
+    AttemptOutcome,
+    Category,
+    Complaint,
+    DeliveryReceipt,
+    FailedTask,
+    GuardDecision,
+    ReceiptKind,
+    Touch,
+    Verdict,
+)
+from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations.queries import LATEST_VERDICTS
+from scheduling.policy.guards import ALL_NODES
 from scheduling.redaction import redact_text
 
 
@@ -39,7 +52,7 @@ def build_timeline(touch: Touch) -> list[TimelineEntry]:
     """Return the steps of a touch in order of time."""
     between = _build_dispatch_entries(touch)
     between += _build_verdict_entries(touch)
-    between += [_build_attempt_entry(each) for each in touch.attempts.all()]
+    between += [_build_attempt_entry(each) for each in touch.attempts]
     # A verdict and its attempt may share an instant. Verdicts are added first, and the sort is stable.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
     return [
@@ -62,12 +75,26 @@ def format_verdict_figure(text: str) -> str:
         return format_instant(datetime.fromisoformat(text))
     except ValueError:
         pass
-    if found := re.fullmatch(r"(\d+) in (\S+)", text):
+    if text == ALL_NODES:
+        return _("global hold-out, of all nodes")
+    if found := re.fullmatch(r"(\d+) in (\S+)(?: of (.+))?", text):
         with suppress(ValueError):
-            return _("%(count)s in %(span)s") % {"count": found[1], "span": describe_duration(parse_duration(found[2]))}
+            words = _("%(count)s in %(span)s") % {
+                "count": found[1],
+                "span": describe_duration(parse_duration(found[2])),
+            }
+            return words + describe_counted_kinds((found[3] or "").split(", "))
     if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
         return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
     return str(Category(text).label) if text in Category.values else text
+
+
+def describe_counted_kinds(kinds: Iterable[str]) -> str:
+    """Return in brackets what a rule counts, such as `channel sms` or `tag sale`; "" for all messages."""
+    names = {"channel": _("channel"), "category": _("category"), "tag": _("tag")}
+    pairs = [each.partition(" ") for each in kinds if each]
+    shown = [f"{names.get(name, name)} {format_verdict_figure(value)}" for name, _blank, value in pairs]
+    return f" ({', '.join(shown)})" if shown else ""
 
 
 def _build_event_entry(touch: Touch) -> TimelineEntry:
@@ -98,25 +125,24 @@ def _build_dispatch_entries(touch: Touch) -> list[TimelineEntry]:
     """Return the latest dispatch to the workers."""
     if touch.queued_at is None:
         return []
-    facts = [(_("wake-ups"), str(touch.hints))] if touch.hints > 1 else []
+    facts = [(_("wake-ups"), str(touch.wakeups))] if touch.wakeups > 1 else []
     return [TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
 
 
 def _build_verdict_entries(touch: Touch) -> list[TimelineEntry]:
-    latest = list(touch.verdicts.order_by("-pk")[: LATEST_VERDICTS + 1])
-    entries = [_build_verdict_entry(each) for each in reversed(latest[:LATEST_VERDICTS])]
-    if len(latest) > LATEST_VERDICTS:
-        entries.insert(0, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    entries = [_build_verdict_entry(each) for each in touch.verdicts]
+    if len(entries) >= MOST_VERDICTS:
+        entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
     return entries
 
 
 def _build_verdict_entry(verdict: Verdict) -> TimelineEntry:
     titles = {
-        Verdict.Decision.SEND: (_("Guards passed"), "verified", "good"),
-        Verdict.Decision.HOLD: (_("Deferred"), "hourglass_top", "wait"),
-        Verdict.Decision.SUPPRESS: (_("Suppressed"), "block", "bad"),
+        GuardDecision.SEND: (_("Guards passed"), "verified", "good"),
+        GuardDecision.HOLD: (_("Deferred"), "hourglass_top", "wait"),
+        GuardDecision.SUPPRESS: (_("Suppressed"), "block", "bad"),
     }
-    title, icon, tone = titles[Verdict.Decision(verdict.decision)]
+    title, icon, tone = titles[GuardDecision(verdict.decision)]
     return TimelineEntry(verdict.at, icon, tone, title, list_verdict_facts(verdict))
 
 
@@ -136,7 +162,7 @@ def _build_attempt_entry(attempt: Attempt) -> TimelineEntry:
     tone = {"delivered": "good", "transient": "wait"}.get(attempt.outcome, "bad")
     took = format_attempt_duration(attempt)
     facts = [
-        (_("outcome"), attempt.get_outcome_display()),
+        (_("outcome"), str(AttemptOutcome(attempt.outcome).label)),
         (_("reason"), translate_reason(attempt.reason) if attempt.reason else ""),
         (_("status"), str(attempt.status) if attempt.status is not None else ""),
         (_("took"), took),
@@ -176,8 +202,10 @@ def _build_end_entry(touch: Touch) -> TimelineEntry:
 
 
 def _build_follow_up_entries(touch: Touch) -> list[TimelineEntry]:
-    """Return what followed the end: complaints, the failed task, and new touches that repeat this one."""
-    moments = [_build_complaint_entry(each) for each in touch.complaints.order_by("complained_at")]
+    """Return what followed the end: receipts, complaints, the failed task, and new touches that repeat this one."""
+    moments = [_build_receipt_entry(each) for each in DeliveryReceipt.objects.filter(delivery_key=touch.root_id)]
+    moments.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
+    moments += [_build_complaint_entry(each) for each in touch.complaints.order_by("complained_at")]
     failed = FailedTask.objects.filter(task_id=touch.pk).first()
     if failed:
         facts = [(_("state"), failed.get_state_display())]
@@ -204,6 +232,15 @@ def _build_follow_up_entries(touch: Touch) -> list[TimelineEntry]:
             )
         )
     return moments
+
+
+def _build_receipt_entry(receipt: DeliveryReceipt) -> TimelineEntry:
+    bad = receipt.kind in (ReceiptKind.BOUNCED, ReceiptKind.COMPLAINED)
+    facts = [(_("received at"), format_instant(receipt.received_at))]
+    if receipt.detail:
+        facts.append((_("answer"), redact_text(receipt.detail)))
+    title = _("Receipt: %(kind)s") % {"kind": receipt.get_kind_display()}
+    return TimelineEntry(receipt.at, "mark_chat_read", "bad" if bad else "good", title, facts)
 
 
 def _build_complaint_entry(complaint: Complaint) -> TimelineEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,6 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -27,25 +27,29 @@ from unfold.contrib.filters.admin import (
 from unfold.decorators import action, display
 from unfold.utils import parse_datetime_str
 
+from scheduling import sql
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
-from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, submit_bulk_action
-from scheduling.admin.failed_tasks.failed_bulk import read_page_time
+from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
+from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.saved_filters import SavedFiltersMixin
+from scheduling.admin.touches.receipts import format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.touches.timeline import build_timeline, format_instant
+from scheduling.admin.touches.workers import workers_page
+from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
-from scheduling.models import WAITING, Attempt, Customer, FailedTask, Touch
+from scheduling.models import WAITING, Customer, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, queries
-from scheduling.operations.filters import filter_effective_state, matching_rows, read_filter
+from scheduling.operations.filters import filter_effective_state
 from scheduling.operations.row_actions import ROW_ACTIONS
+from scheduling.redaction import split_by_shown_term
 
 FOUND = 500  #: matches of an id that is not unique, or of words
-LOOKED_AT = 50_000  #: latest attempts and touches that a search reads
+LOOKED_AT = 50_000  #: latest touches that a search reads
 
 
 class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
@@ -111,11 +115,19 @@ def _find_touches_of_chat(term: str) -> list[UUID]:
     return [*sent.values_list("pk", flat=True)[:FOUND], *_list_latest_ids(others)]
 
 
-def _find_touches_by_text(term: str) -> QuerySet[Any]:
-    """Search words among the latest `SEARCHED_TOUCHES` attempts."""
-    last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-    attempts = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
-    return attempts.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
+def _find_touches_by_text(term: str) -> list[UUID]:
+    """Search words among the texts of the latest `LOOKED_AT` touches, as they are shown."""
+    parameters = {"term": term, "searched": LOOKED_AT, "found": FOUND}
+    return split_by_shown_term(term, sql.rows(_TOUCHES_WITH_TEXT, parameters))[0]
+
+
+_TOUCHES_WITH_TEXT = """
+SELECT task_id, a.body
+FROM (SELECT task_id, attempts FROM scheduling_touch ORDER BY task_id DESC LIMIT %(searched)s) AS latest
+CROSS JOIN LATERAL touch_attempts(attempts) AS a
+WHERE attempts IS NOT NULL AND position(lower(%(term)s) IN lower(a.body)) > 0
+ORDER BY task_id DESC LIMIT %(found)s
+"""
 
 
 def _list_latest_ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
@@ -156,26 +168,11 @@ def cancel_matching_page(touches_admin: Any, request: HttpRequest) -> HttpRespon
     """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
     if not touches_admin.has_change_permission(request):
         raise PermissionDenied
-    back = f"{touches_admin.url('changelist')}?{request.GET.urlencode()}"
-    asked_at = read_page_time(request)
-    if refused := list_refusal_reasons(CANCEL_ACTION, request.GET, asked_at):
-        for line in refused:
-            messages.error(request, line)
-        return redirect(back)
-    form = PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        return submit_bulk_action(request, CANCEL_ACTION, request.GET, form, asked_at)
-    rows = matching_rows(ROW_ACTIONS[CANCEL_ACTION], read_filter(request.GET), asked_at)
-    count = count_within(rows.order_by().count)
-    return touches_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", gettext("Cancel all matching waiting touches"),
-        form=form, button=gettext("Cancel the touch"), back=back,
-        text=gettext("They will not be sent. This cannot be undone."), danger=True,
-        facts=[
-            _describe_touch_count(count),
-            gettext("Workers run the bulk action. A page shows its progress and can stop it."),
-        ],
-        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else gettext("No waiting touch matches."),
+    return matching_rows_page(
+        touches_admin, request, CANCEL_ACTION, PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None),
+        address=request.GET, describe_count=_describe_touch_count,
+        title=gettext("Cancel all matching waiting touches"), button=gettext("Cancel the touch"),
+        text=gettext("They will not be sent."), danger=True,
     )  # fmt: skip
 
 
@@ -200,6 +197,7 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
         ("node__channel", RelatedDropdownFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
         ("settled_at", SpanFilter),
     )  # fmt: skip
+    linked_lookups = ("paused_by",)
     list_select_related = ("node", "customer", "event")
     ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
     search_fields = ("task_id",)
@@ -219,7 +217,11 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
         (_("event id"), lambda row: row.event.event_id), (_("attempts"), lambda row: row.attempt),
         (_("template"), lambda row: row.template.key if row.template else ""),
         (_("template version"), lambda row: row.template_version), (_("delivery key"), lambda row: row.root_id),
+        (_("receipts"), format_receipt_kinds),
     )  # fmt: skip
+
+    def annotate_export(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        return rows.annotate(receipt_kinds=receipt_kinds_subquery())  # type: ignore[no-any-return]
 
     def has_export_permission(self, request: HttpRequest) -> bool:
         return self.has_change_permission(request)
@@ -232,8 +234,15 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
         return self.has_change_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.cancel_matching_view)
-        return [path("cancel/", view, name="scheduling_touch_cancel_matching"), *super().get_urls()]
+        views = (("cancel", "cancel_matching", self.cancel_matching_view), ("workers", "workers", self.workers_view))
+        own = [
+            path(f"{route}/", self.admin_site.admin_view(view), name=f"scheduling_touch_{name}")
+            for route, name, view in views
+        ]
+        return [*own, *super().get_urls()]
+
+    def workers_view(self, request: HttpRequest) -> HttpResponse:
+        return workers_page(self, request)
 
     def cancel_matching_view(self, request: HttpRequest) -> HttpResponse:
         return cancel_matching_page(self, request)
@@ -260,7 +269,7 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
 
     @display(description=_("reason"))  # type: ignore[untyped-decorator]
     def why(self, row: Touch) -> str:
-        if row.parked:
+        if row.paused_by:
             return translate_reason("paused")
         if row.state == "scheduled" and not row.reason:
             wait = row.due_at - now()
@@ -286,17 +295,16 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
 
     @admin.action(description=_("Cancel waiting touches"), permissions=["change"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
-        done = 0
+        cancelled = []
         waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
         for task_id in waiting:
-            try:
+            with suppress(AftertouchError):
                 commands.cancel_one_touch(task_id, actor=request.user.get_username())
-                done += 1
-            except AftertouchError:
-                continue
-        words = ngettext("%(count)s touch was cancelled.", "%(count)s touches were cancelled.", done)
-        messages.success(request, words % {"count": done})
-        if left := queryset.count() - done if len(waiting) < 1000 else 0:
+                cancelled.append(task_id)
+        words = ngettext("%(count)s touch was cancelled.", "%(count)s touches were cancelled.", len(cancelled))
+        link = create_undo_link(request, "touch.cancel", cancelled)
+        messages.success(request, words % {"count": len(cancelled)}, extra_tags=link)
+        if left := queryset.count() - len(cancelled) if len(waiting) < 1000 else 0:
             messages.info(
                 request,
                 gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
@@ -309,13 +317,15 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
         def act() -> None:
             try:
                 commands.cancel_one_touch(row.pk, actor=request.user.get_username())
-                messages.success(request, gettext("The touch was cancelled."))
+                link = create_undo_link(request, "touch.cancel", [row.pk], label=gettext("touch %(id)s") % {"id": row})
+                messages.success(request, gettext("The touch was cancelled."), extra_tags=link)
             except AftertouchError:
                 messages.error(request, gettext("The touch is already running or has ended."))
 
         return self.confirm(
             request, gettext("Cancel this touch?"), act, button=gettext("Cancel the touch"), danger=True,
-            text=gettext("The touch will not be sent. This cannot be undone."), back=self.url("change", row.pk),
+            text=gettext("The touch will not be sent. You can undo this for ten seconds."),
+            back=self.url("change", row.pk),
         )  # fmt: skip
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
@@ -326,17 +336,20 @@ class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
+        failed = FailedTask.objects.filter(task_id=row.pk).first()
+        edited_from = FailedTask.objects.filter(task_id=row.retry_of).first() if row.retry_of else None
         return self.page(
             request,
             "ops/touch.html",
-            gettext("Touch"),
+            f"{row.node} → {row.customer}",
             original=row,
             touch=row,
             subtitle=None,
             moments=build_timeline(row),
             tone=STATE_TONES[row.state],
             channel=row.node.channel,
-            failed=FailedTask.objects.filter(task_id=row.pk).first(),
+            failed=failed,
+            difference=render_difference(edited_from) + render_difference(failed),
             may_cancel=_is_cancellable(row) and self.has_change_permission(request, row),
             cancel_link=reverse("admin:scheduling_touch_cancel", args=[row.pk]),
         )

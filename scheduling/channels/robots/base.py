@@ -10,43 +10,25 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, Failure, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.http_client import (
-    Response,
-    Transport,
-    excerpt,
-    judge_status,
-    parse_retry_after,
-    shared_transport,
-)
+from scheduling.channels.answers import CodedAnswers
+from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
+from scheduling.channels.http_client import Transport, shared_transport
+from scheduling.channels.markup import BadContent, Mentions, split_mentions
 from scheduling.channels.ssrf import PrivateHosts, check_url
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
-TEXT, MARKDOWN = "text", "markdown"
+TEXT, MARKDOWN, CARD = "text", "markdown", "card"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A vendor's code: its meaning in Chinese for operators, and whether a later attempt can help."""
+class Robot(CodedAnswers):
+    """Base of the robots. Target: `url`, and `secret` if the robot signs.
 
-    meaning: str
-    retry_after: timedelta | None = None  #: None: a retry cannot help
-    gone: bool = False  #: the robot or its group no longer exists
-
-    def outcome(self, code: int, said: str, response: Response) -> Outcome:
-        reason, detail = f"vendor_{code}", f"{self.meaning}（{code}：{said}）" if said else f"{self.meaning}（{code}）"
-        if self.retry_after is None:
-            return Permanent(reason, detail, response.status, disable_target=self.gone)
-        return Transient(reason, detail, parse_retry_after(response) or self.retry_after, response.status)
-
-
-class Robot:
-    """Base of the robots. Config: `format` (text or markdown). Target: `url`, and `secret` if the robot signs."""
+    Config: `format` (text, markdown or card). With `mentions` a last line such as “@all @zhangsan” notifies members.
+    """
 
     kind: ClassVar[str]
     needs_target: ClassVar[bool] = True
@@ -57,13 +39,11 @@ class Robot:
 
     hosts: ClassVar[frozenset[str]]  #: the vendor's hosts; others only if allowed as private hosts
     path: ClassVar[str]  #: prefix of a robot's URL path at the vendor
-    code_fields: ClassVar[tuple[str, ...]]  #: fields with the result code; the first present one counts
-    text_fields: ClassVar[tuple[str, ...]]
-    refusals: ClassVar[Mapping[int, Refusal]]
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.check_known_keys(config, {"format"})
-        self.format = options.read_choice(config, "format", (TEXT, MARKDOWN))
+        options.check_known_keys(config, {"format", "mentions"})
+        self.format = options.read_choice(config, "format", (TEXT, MARKDOWN, CARD))
+        self._mentions = options.read_flag(config, "mentions")
         self._timeout = options.check_positive(timeout)
         self._transport = transport
 
@@ -95,9 +75,11 @@ class Robot:
             return Transient("no_time", "the deadline had passed before the request started")
         try:
             self.validate_target(message.target)
+            url, document = self.request(message, datetime.now(UTC))
+        except BadContent as error:
+            return Permanent("bad_content", str(error))
         except ValueError as error:
             return Permanent("bad_target", str(error))
-        url, document = self.request(message, datetime.now(UTC))
         transport = self._transport or shared_transport()
         try:
             response = await transport.post(url, encode_json(document), HEADERS, timeout=left, repeatable=False)
@@ -106,48 +88,20 @@ class Robot:
         return self.judge(response)
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        """Return URL and JSON document of this message, signed if the target has a secret, clipped to the limits."""
+        """Return URL and JSON document of this message, signed if the target has a secret, clipped to the limits.
+
+        Raises:
+            BadContent: a card without the button that the vendor requires.
+        """
         raise NotImplementedError
 
-    def judge(self, response: Response) -> Outcome:
-        """Return the outcome of the vendor's response."""
-        answer = _parse_document(response)
-        code = _first_number(answer, self.code_fields)
-        if code is None:
-            by_status = judge_status(response, repeatable=False)
-            return Unknown("garbled", response.excerpt) if isinstance(by_status, Delivered) else by_status
-        if code == 0:
-            return Delivered(response.excerpt, response.status)
-        said = excerpt(next((str(answer[name]) for name in self.text_fields if answer.get(name)), ""))
-        refusal = self.refusal(code, said)
-        if refusal is not None:
-            return refusal.outcome(code, said, response)
-        # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.
-        detail = excerpt(f"未知的返回码（{code}：{said}）")
-        return Transient("vendor_other", detail, parse_retry_after(response), response.status)
-
-    def refusal(self, code: int, said: str) -> Refusal | None:
-        return self.refusals.get(code)
+    def split_body(self, message: Message) -> tuple[str, Mentions]:
+        """Return the text and the members that it mentions."""
+        return split_mentions(message.body) if self._mentions else (message.body, Mentions())
 
 
-def encode_json(document: Mapping[str, Any]) -> bytes:
+def encode_json(document: Any) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _parse_document(response: Response) -> Mapping[str, Any]:
-    try:
-        answer = json.loads(response.body)
-    except (ValueError, RecursionError):
-        return {}
-    return answer if response.complete and isinstance(answer, dict) else {}
-
-
-def _first_number(answer: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = answer.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return None
 
 
 ELLIPSIS = "…"

@@ -9,11 +9,14 @@ import base64
 import hmac
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from scheduling.channels.answers import Refusal
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text, encode_json
+from scheduling.channels.markup import Card, Mentions, read_card
+from scheduling.channels.robots.base import CARD, MARKDOWN, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request
 TITLE_LENGTH = 32  # characters; shown in the notification of a markdown message
@@ -54,20 +57,37 @@ class DingTalk(Robot):
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
         url, secret = str(message.target["url"]), str(message.target.get("secret") or "")
-        title = " ".join((message.subject or message.body).split())[:TITLE_LENGTH] or "…"
-        body = clip_text(message.body, LIMIT, lambda text: len(encode_json(self._document(title, text))))
-        return (sign_url(url, secret, now) if secret else url), self._document(title, body)
+        body, mentions = self.split_body(message)
+        if self.format == CARD:
+            card = read_card(message.subject, body)
+            body = card.text
+            build = partial(_build_action_card, card)
+        else:
+            title = " ".join((message.subject or body).split())[:TITLE_LENGTH] or "…"
+            build = partial(self._build_text, title, mentions)
+        clipped = clip_text(body, LIMIT, lambda text: len(encode_json(build(text))))
+        return (sign_url(url, secret, now) if secret else url), build(clipped)
 
-    def _document(self, title: str, body: str) -> dict[str, Any]:
-        if self.format == MARKDOWN:
-            return {"msgtype": "markdown", "markdown": {"title": title, "text": body}}
-        return {"msgtype": "text", "text": {"content": body}}
+    def _build_text(self, title: str, mentions: Mentions, text: str) -> dict[str, Any]:
+        # The vendor notifies only those that the text names too.
+        text += "".join(f" @{name}" for name in (*mentions.phones, *mentions.users))
+        at = {"atMobiles": list(mentions.phones), "atUserIds": list(mentions.users), "isAtAll": mentions.everyone}
+        markdown = self.format == MARKDOWN
+        content = {"title": title, "text": text} if markdown else {"content": text}
+        document: dict[str, Any] = {"msgtype": self.format, self.format: content}
+        return document | ({"at": at} if any(at.values()) else {})
 
     def refusal(self, code: int, said: str) -> Refusal | None:
         # One code covers four causes; only a wrong clock can resolve without an operator.
         if code == 310000 and "timestamp" in said.lower():
             return WRONG_CLOCK
         return super().refusal(code, said)
+
+
+def _build_action_card(card: Card, text: str) -> dict[str, Any]:
+    """Return an actionCard, which notifies no member."""
+    buttons = [{"title": label, "actionURL": url} for label, url in card.buttons]
+    return {"msgtype": "actionCard", "actionCard": {"title": card.title, "text": text, "btns": buttons}}
 
 
 def sign_url(url: str, secret: str, now: datetime) -> str:

@@ -10,10 +10,13 @@ import base64
 import hmac
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 
+from scheduling.channels.answers import Refusal
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text, encode_json
+from scheduling.channels.markup import Card, Mentions, read_card
+from scheduling.channels.robots.base import CARD, TEXT, Robot, clip_text, encode_json
 
 LIMIT = 20_000  # bytes of the whole request; the vendor documents 20 KB
 MINUTE = timedelta(minutes=1)
@@ -49,20 +52,40 @@ class Feishu(Robot):
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
         secret = str(message.target.get("secret") or "")
         signature = signature_fields(secret, now) if secret else {}
-        body = clip_text(message.body, LIMIT, lambda text: len(encode_json(signature | self._document(text))))
-        return str(message.target["url"]), signature | self._document(body)
+        body, mentions = self.split_body(message)
+        card = read_card(message.subject, body, fewest_buttons=0) if self.format == CARD else None
+        build = partial(self._document, card, self._write_mentions(mentions))
+        clipped = clip_text(card.text if card else body, LIMIT, lambda text: len(encode_json(signature | build(text))))
+        return str(message.target["url"]), signature | build(clipped)
 
-    def _document(self, body: str) -> dict[str, Any]:
-        if self.format == MARKDOWN:
-            card = {"config": {"wide_screen_mode": True}, "elements": [{"tag": "markdown", "content": body}]}
-            return {"msg_type": "interactive", "card": card}
-        return {"msg_type": "text", "content": {"text": body}}
+    def _write_mentions(self, mentions: Mentions) -> str:
+        """Return the marks of members. The vendor knows user ids (`ou_…`) and “all”, no phone numbers."""
+        mark = '<at user_id="{}"></at>' if self.format == TEXT else "<at id={}></at>"
+        names = [*(["all"] if mentions.everyone else []), *mentions.users]
+        return "".join(f" {mark.format(name)}" for name in names)
+
+    def _document(self, card: Card | None, mentions: str, text: str) -> dict[str, Any]:
+        if self.format == TEXT:
+            return {"msg_type": "text", "content": {"text": text + mentions}}
+        found: dict[str, Any] = {"config": {"wide_screen_mode": True}}
+        found["elements"] = [{"tag": "markdown", "content": text + mentions}]
+        if card:
+            found["header"] = {"title": {"tag": "plain_text", "content": card.title}, "template": "blue"}
+            found["elements"] += [{"tag": "action", "actions": _build_buttons(card)}] if card.buttons else []
+        return {"msg_type": "interactive", "card": found}
 
     def refusal(self, code: int, said: str) -> Refusal | None:
         # 9499 means a bad request, unless its text contains "too many request".
         if code == 9499 and "too many" in said.lower():
             return RATE_LIMITED
         return super().refusal(code, said)
+
+
+def _build_buttons(card: Card) -> list[dict[str, Any]]:
+    return [
+        {"tag": "button", "text": {"tag": "plain_text", "content": label}, "url": url, "type": "primary"}
+        for label, url in card.buttons
+    ]
 
 
 def signature_fields(secret: str, now: datetime) -> dict[str, Any]:

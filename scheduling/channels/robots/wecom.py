@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+from scheduling.channels.answers import Refusal
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.robots.base import MARKDOWN, Refusal, Robot, clip_text
+from scheduling.channels.markup import Card, read_card
+from scheduling.channels.robots.base import CARD, MARKDOWN, Robot, clip_text, utf8_size
 
 LIMITS = {"text": 2_048, "markdown": 4_096}  # bytes of `content` in UTF-8
+CARD_TITLE, CARD_TEXT, CARD_LABEL = 26, 112, 13  # characters that the vendor recommends at most
+CARD_BUTTONS = 3
 MINUTE = timedelta(minutes=1)
 
 
@@ -36,6 +40,34 @@ class WeCom(Robot):
     }
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        content = {"content": clip_text(message.body, LIMITS[self.format])}
-        name = "markdown" if self.format == MARKDOWN else "text"
-        return str(message.target["url"]), {"msgtype": name, name: content}
+        body, mentions = self.split_body(message)
+        url = str(message.target["url"])
+        if self.format == CARD:
+            return url, {
+                "msgtype": "template_card",
+                "template_card": _build_notice_card(read_card(message.subject, body)),
+            }
+        if self.format == MARKDOWN:  # it mentions user ids only
+            suffix = "".join(f"<@{user}>" for user in mentions.users)
+            content = clip_text(body, LIMITS[MARKDOWN] - utf8_size(suffix)) + suffix
+            return url, {"msgtype": "markdown", "markdown": {"content": content}}
+        text: dict[str, Any] = {"content": clip_text(body, LIMITS[self.format])}
+        if users := [*mentions.users, *(["@all"] if mentions.everyone else [])]:
+            text["mentioned_list"] = users
+        if mentions.phones:
+            text["mentioned_mobile_list"] = list(mentions.phones)
+        return url, {"msgtype": "text", "text": text}
+
+
+def _build_notice_card(card: Card) -> dict[str, Any]:
+    """Return a card of the type text_notice. The first button is also the address of the whole card."""
+    return {
+        "card_type": "text_notice",
+        "main_title": {"title": clip_text(card.title, CARD_TITLE, len)},
+        "sub_title_text": clip_text(card.text, CARD_TEXT, len),
+        "jump_list": [
+            {"type": 1, "title": clip_text(label, CARD_LABEL, len), "url": url}
+            for label, url in card.buttons[:CARD_BUTTONS]
+        ],
+        "card_action": {"type": 1, "url": card.buttons[0][1]},
+    }

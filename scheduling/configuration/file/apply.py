@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import OperationalError, connection, transaction
 
-from scheduling.configuration.file.base import Change, Section, Stamp
+from scheduling.audit.audit_log import record_action
+from scheduling.configuration.file.base import Change, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.schema import FileProblem
 from scheduling.configuration.file.sections import RESERVED, sections
 from scheduling.errors import AftertouchError, Conflict
+from scheduling.models import Configuration
 
 VERSION = 1
 
@@ -39,6 +41,9 @@ class ChangePlan:
     def only_additions(self) -> ChangePlan:
         """Return the plan without changes and retirements of existing rows."""
         return ChangePlan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
+
+    def without_change(self, position: int) -> ChangePlan:
+        return ChangePlan([*self.changes[:position], *self.changes[position + 1 :]], self.notes, self.given)
 
 
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
@@ -79,14 +84,10 @@ def _find_used_retirements(draft: Draft, changes: Sequence[Change]) -> Iterator[
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     absent = [section for name, section in draft.sections.items() if name not in draft.document]
     for section in absent if retired else ():
-        for field in section.fields:
-            for row in draft.rows(section.name) if field.refers in draft.document else ():
-                key = field.of(row)
-                if row.retired_at is None and (field.refers, key) in retired:
-                    noun = draft.sections[field.refers].noun
-                    yield FileProblem(
-                        field.refers, f"{noun} “{key}” is not listed, but {section.noun} “{row}” still uses it"
-                    )
+        for user, name, key in dict.fromkeys(section.list_references(draft)):
+            if (name, key) in retired:
+                noun = draft.sections[name].noun
+                yield FileProblem(name, f"{noun} “{key}” is not listed, but {section.noun} “{user}” still uses it")
 
 
 def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
@@ -97,7 +98,7 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
     """
     try:
         with transaction.atomic():
-            _lock_tables([section for name, section in sections().items() if name in planned.given])
+            lock_sections(planned.given)
             fresh = plan_changes(document)
             if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
                 raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
@@ -108,20 +109,32 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
     """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
+    return store_chosen(document, ChangePlan.only_additions, stamp)
+
+
+def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], ChangePlan], stamp: Stamp) -> ChangePlan:
+    """Store the part of the plan that `choose` returns, and return it."""
     with transaction.atomic():
-        _lock_tables([section for name, section in sections().items() if name in document])
-        added = plan_changes(document).only_additions()
-        _write_changes(added.changes, stamp)
-    return added
+        lock_sections(document)
+        part = choose(plan_changes(document))
+        _write_changes(part.changes, stamp)
+    return part
 
 
 def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:
     for change in changes:
         change.section.store(change, stamp)
+    if changes:
+        record_action(
+            "published", (Configuration._meta.label_lower, 1), reason=stamp.reason, label=stamp.reason,
+            actor=stamp.author,
+            changes=[(f"{each.section.name} {each.label}", None, each.verb) for each in changes],
+        )  # fmt: skip
 
 
-def _lock_tables(locked: Sequence[Section]) -> None:
-    """Block writes to these tables until the transaction ends. Reads continue. Waits at most 10 s."""
+def lock_sections(given: Collection[str]) -> None:
+    """Block writes to the tables of these sections until the transaction ends. Reads continue. Waits at most 10 s."""
+    locked = (section for name, section in sections().items() if name in given)
     names = [connection.ops.quote_name(model._meta.db_table) for section in locked for model in section.tables]
     if names:
         with connection.cursor() as cursor:

@@ -5,7 +5,7 @@ Other apps add sections with `settings.CONFIG_SECTIONS`. Most sections derive fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -50,13 +50,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The author and the reason of changes, for the history of rows."""
+    """The author and the reason of changes, for the history of rows and the audit log."""
 
     reason: str
-    actor: Any = None  #: a user, or None for the command line
+    actor: Any = None  #: a user, or None for the command line and an API client
+    client: str = ""  #: `api:<name of the key>`
+
+    @property
+    def author(self) -> str:
+        return self.actor.get_username() if self.actor else self.client
 
     def on(self, row: Any) -> None:
-        row._change_reason = self.reason[:100]
+        row._change_reason = (f"{self.client}: {self.reason}" if self.client else self.reason)[:100]
         if self.actor is not None:
             row._history_user = self.actor
 
@@ -68,6 +73,7 @@ class Section:
     noun: ClassVar[str]  #: one of its rows, in messages: "template"
     tables: ClassVar[tuple[type[Model], ...]]  #: locked while changes are stored
     fields: ClassVar[tuple[Field, ...]] = ()
+    scope: ClassVar[str] = ""  #: that an API key needs beside `config.write` to change it
 
     def claimed(self, given: Any) -> set[str]:
         """Return the keys that the file lists, valid or not, for references from other sections."""
@@ -76,6 +82,13 @@ class Section:
     def stored(self) -> list[Any]:
         """Return all stored rows, retired ones included."""
         raise NotImplementedError
+
+    def list_references(self, draft: Draft) -> Iterator[tuple[str, str, str]]:
+        """Yield the name of each active stored row, with the section and the key of each row that it needs."""
+        naming = [field for field in self.fields if field.refers in draft.document]
+        for row in draft.rows(self.name) if naming else ():
+            if row.retired_at is None:
+                yield from ((str(row), field.refers, field.of(row)) for field in naming)
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         """Read the section, add problems to the draft, and compare with the stored rows."""

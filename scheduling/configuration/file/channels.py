@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
+from django.db.models import Model
+
+from scheduling.channels.kinds import redirects_secret
 from scheduling.configuration import validation
-from scheduling.configuration.file.base import Difference
+from scheduling.configuration.file.base import KEPT, Difference
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import DURATION, FLAG, KEY, Field, ListOf, Seconds, Text
+from scheduling.configuration.file.schema import DURATION, FLAG, KEY, Field, ListOf, Seconds, Text, Whole
 from scheduling.configuration.file.secrets import (
     explain_missing_secret,
     find_channel_kind,
@@ -27,15 +30,18 @@ from scheduling.models.encrypted import Sealed
 class Channels(RowSection):
     name = "channels"
     noun = "channel"
-    tables = (ChannelConfig,)
-    model = ChannelConfig
+    tables: ClassVar[tuple[type[Model], ...]] = (ChannelConfig,)
+    model: ClassVar[type[Model]] = ChannelConfig
     free = True
-    fields = (
+    fields: ClassVar[tuple[Field, ...]] = (
         Field("key", KEY),
+        Field("name", Text(100, empty=True), default=""),
         Field("kind", Text(40)),
         Field("idempotent", FLAG, default=False),
         Field("timeout", DURATION, default=timedelta(seconds=10)),
         Field("retry", ListOf(Seconds()), column="retry_delays", default=[]),
+        Field("daily_limit", Whole(), default=None),
+        Field("monthly_limit", Whole(), default=None),
     )
 
     def defaults(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
@@ -52,6 +58,9 @@ class Channels(RowSection):
         )
         for name in missing:
             draft.problem(f"{path}.{name}", explain_missing_secret(stored))
+        kept = config.get("secret") == KEPT and "secret" not in missing
+        if kept and redirects_secret(values.get("kind", ""), stored, values["config"]):
+            draft.problem(f"{path}.secret", "must be entered again for another host")
         if not missing:
             self.judge({name: values[name] for name in ("kind", "config") if name in values}, path, draft)
         return values
@@ -88,5 +97,5 @@ class Channels(RowSection):
     def entries_of(self, values: Mapping[str, Any], position: int, with_secrets: bool) -> list[dict[str, Any]]:
         (entry,) = super().entries_of(values, position, with_secrets)
         config = values["config"]
-        secret = () if with_secrets else secret_fields(find_channel_kind(values["kind"]), config)
+        secret = () if with_secrets else secret_fields(find_channel_kind(values.get("kind", "")), config)
         return [entry | mask_secrets(config, secret)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from django.db.models.functions import Length
+
+from scheduling.channels.kinds import list_secret_names
 from scheduling.configuration import validation
 from scheduling.configuration.file.base import Difference
 from scheduling.configuration.file.draft import Draft
@@ -14,12 +17,17 @@ from scheduling.configuration.file.secrets import (
     explain_missing_secret,
     mask_secrets,
     restore_secrets,
-    secret_fields,
     setting_differences,
     unreadable_difference,
 )
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed
+
+
+def find_secret_names(name: str, kinds: Mapping[str, str], target: Mapping[str, Any]) -> Collection[str]:
+    """Return the secret names of a target: of all kinds, because a later channel may give its name another kind."""
+    known = validation.channel_kind_for_target(name, kinds) is not None
+    return list_secret_names() if known else target.keys()
 
 
 class Communities(RowSection):
@@ -37,6 +45,20 @@ class Communities(RowSection):
     def claimed(self, given: Any) -> set[str]:
         return set()
 
+    def stored(self) -> list[Any]:
+        """Return the rows with a name or targets. Others are as many as conversations are counted."""
+        return list(Community.objects.alias(size=Length("targets")).exclude(name="", size=0))
+
+    def row_of(self, key: tuple[Any, ...], draft: Draft) -> Any:
+        return super().row_of(key, draft) or draft.once("listed communities", lambda: self._listed(draft)).get(key)
+
+    def _listed(self, draft: Draft) -> dict[tuple[Any, ...], Any]:
+        given = draft.document.get(self.name)
+        entries = given if isinstance(given, list) else []
+        chats = {str(entry.get("chat_id")) for entry in entries if isinstance(entry, dict)}
+        rows = Community.objects.filter(chat_id__in=chats)
+        return {self.key_of(row): row for row in rows}
+
     def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
         return super().read_entry(self._unmask(entry, path, draft), position, path, draft)
 
@@ -52,7 +74,7 @@ class Communities(RowSection):
             if not isinstance(target, dict):
                 whole[name] = target
                 continue
-            secret = secret_fields(validation.channel_kind_for_target(name, kinds), target)
+            secret = find_secret_names(name, kinds, target)
             known = stored if isinstance(stored, Sealed) else stored.get(name, {})
             whole[name], missing = restore_secrets(target, known, secret)
             for field in missing:
@@ -95,7 +117,7 @@ class Communities(RowSection):
             kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
             for name in sorted(was.keys() | will.keys()):
                 old, new = was.get(name, {}), will.get(name, {})
-                secret = secret_fields(validation.channel_kind_for_target(name, kinds), old | new)
+                secret = find_secret_names(name, kinds, old | new)
                 found += setting_differences(f"targets.{name}.", old, new, secret)
                 if (name in was) != (name in will) and not (old or new):
                     found.append(Difference(f"targets.{name}", was.get(name), will.get(name)))
@@ -106,7 +128,5 @@ class Communities(RowSection):
         kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
         for entry in entries if not with_secrets else ():
             for name, target in entry.get("targets", {}).items():
-                entry["targets"][name] = mask_secrets(
-                    target, secret_fields(validation.channel_kind_for_target(name, kinds), target)
-                )
+                entry["targets"][name] = mask_secrets(target, find_secret_names(name, kinds, target))
         return entries

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration import validation
 from scheduling.configuration.file.base import Change
 from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.rows import RowSection, Wanted
+from scheduling.configuration.file.rows import RowSection, SingleRowSection, Wanted
 from scheduling.configuration.file.schema import (
     DURATION,
     FLAG,
@@ -26,14 +27,14 @@ from scheduling.configuration.file.schema import (
 )
 from scheduling.durations import to_seconds
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.models import DelayRule, HarassmentRule
+from scheduling.models import Category, DelayRule, HarassmentRule, Holdout
+from scheduling.policy.profile import MAX_TAG
 
 DAY = timedelta(hours=24)
+PARTS = ("channel", "category", "tag")  #: of the messages; a rule counts all without them
 
 
-class DelayRulesSection(RowSection):
-    """A mapping that is stored as one row."""
-
+class DelayRulesSection(SingleRowSection):
     name = "delay_rules"
     noun = "delay rule"
     tables = (DelayRule,)
@@ -45,35 +46,22 @@ class DelayRulesSection(RowSection):
         Field("active_factor", NUMBER, default=0.6),
     )
 
-    def changes(self, given: Any, draft: Draft) -> list[Change]:
-        if not isinstance(given, dict):
-            draft.problem(self.name, "must be a mapping")
-            return []
-        values = read_fields(given, self.fields, self.name, draft.problems)
-        self.fill(values, 0, self.name, draft)
-        self.judge(values, self.name, draft)
-        row = next(iter(draft.rows(self.name)), None)
-        if row is None:
-            return [Change(self, "added", self.label(values), values=values)]
-        before = self.values_of(row)
-        differences = self.differences(before, values)
-        return [Change(self, "changed", self.label(values), differences, values, before, row)] if differences else []
-
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
         validation.check_delay_rule(values)
 
     def label(self, values: Mapping[str, Any]) -> str:
         return "dynamic delay"
 
-    def store(self, change: Change, stamp: Any) -> None:
-        row = change.row or DelayRule(pk=1)
-        self.put(row, change.values)
-        stamp.on(row)
-        row.save()
 
-    def export(self, *, with_secrets: bool) -> Any:
-        row = DelayRule.objects.first()
-        return self.written(self.fields, self.values_of(row), {}) if row else None
+class HoldoutSection(SingleRowSection):
+    name = "holdout"
+    noun = "global hold-out"
+    tables = (Holdout,)
+    model = Holdout
+    fields = (Field("percent", NUMBER, default=0.0), Field("key", Text(64, empty=True), default=""))
+
+    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+        validation.check_holdout(values)
 
 
 class Group:
@@ -121,7 +109,11 @@ class HarassmentRules(RowSection):
         Field("kind", Choice(HarassmentRule.Kind.values)),
         Field("scope", Choice(HarassmentRule.Subject.values), default=HarassmentRule.Subject.USER.value),
         Field("limit", Whole()),
+        Field("limits", MapOf(Whole()), default={}),
         Field("window", DURATION),
+        Field("channel", Text(64, empty=True), default=""),
+        Field("category", Choice(Category.values), default=""),
+        Field("tag", Text(MAX_TAG, empty=True), default=""),
         Field("from", Clock(), column="quiet_from"),
         Field("to", Clock(), column="quiet_to"),
         Field("timezone", Text(60), default="Asia/Shanghai"),
@@ -130,8 +122,8 @@ class HarassmentRules(RowSection):
     by = Field("by", Choice(("content_type",)), default="content_type")
     common = ("kind", "scope", "enabled")
     of_kind = {
-        "cap": ("limit", "window"),
-        "dedupe": ("by", "window"),
+        "cap": ("limit", "limits", "window", *PARTS),
+        "dedupe": ("by", "window", *PARTS),
         "conversation": (),
         "quiet_hours": ("from", "to", "timezone"),
     }
@@ -152,8 +144,17 @@ class HarassmentRules(RowSection):
             if "kind" in values:
                 self.fill(values, position, path, draft)
                 self.judge(values, path, draft)
+                self._note_unknown_tag(values.get("tag"), path, draft)
                 wanted.append(Wanted(path, (values["kind"], values.get("scope")), values))
         return wanted
+
+    def _note_unknown_tag(self, tag: Any, path: str, draft: Draft) -> None:
+        nodes = draft.document.get("nodes") if "nodes" in draft.document else [
+            {"tags": row.tags} for row in draft.rows("nodes") if row.retired_at is None
+        ]  # fmt: skip
+        tags = [each.get("tags") for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
+        if tag and not any(isinstance(each, list) and tag in each for each in tags):
+            draft.note(f"{path}.tag: no node has the tag “{tag}” yet")
 
     def fill(self, values: dict[str, Any], position: int, path: str, draft: Draft) -> None:
         super().fill(values, position, path, draft)
@@ -162,7 +163,7 @@ class HarassmentRules(RowSection):
             del values[name]
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
-        validation.check_rule(values)
+        validation.check_rule(values, draft.keys("channels"))
 
     def label(self, values: Mapping[str, Any]) -> str:
         return f"{values['kind']} ({values['scope']})"
@@ -173,6 +174,11 @@ class HarassmentRules(RowSection):
 
     def stored(self) -> list[Any]:
         return list(HarassmentRule.objects.order_by("id"))
+
+    def list_references(self, draft: Draft) -> Iterator[tuple[str, str, str]]:
+        for row in draft.rows(self.name) if "channels" in draft.document else ():
+            if row.retired_at is None and row.channel not in channel_kinds():
+                yield self.label(self.values_of(row)), "channels", row.channel
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         wanted = self.read(given, draft)

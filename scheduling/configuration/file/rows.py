@@ -18,6 +18,7 @@ from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.schema import REQUIRED, Field, nest_paths, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import Unreadable
+from scheduling.models.versioned import differs_by_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class RowSection(Section):
         return [
             Difference(field.path, field.written(before[field.name]), field.written(after[field.name]))
             for field in self.fields
-            if field.name in after and before[field.name] != after[field.name]
+            if field.name in after and differs_by_type(before[field.name], after[field.name])
         ]
 
     # --- stored ---
@@ -209,3 +210,34 @@ class RowSection(Section):
             for field in fields
             if field.name in values and (field.name not in defaults or values[field.name] != defaults[field.name])
         }
+
+
+class SingleRowSection(RowSection):
+    """Base class for a section that is a mapping, stored as one row."""
+
+    def changes(self, given: Any, draft: Draft) -> list[Change]:
+        if not isinstance(given, dict):
+            draft.problem(self.name, "must be a mapping")
+            return []
+        values = read_fields(given, self.fields, self.name, draft.problems)
+        self.fill(values, 0, self.name, draft)
+        self.judge(values, self.name, draft)
+        row = next(iter(draft.rows(self.name)), None)
+        if row is None:
+            return [Change(self, "added", self.label(values), values=values)]
+        before = self.values_of(row)
+        differences = self.differences(before, values)
+        return [Change(self, "changed", self.label(values), differences, values, before, row)] if differences else []
+
+    def label(self, values: Mapping[str, Any]) -> str:
+        return self.noun
+
+    def store(self, change: Change, stamp: Stamp) -> None:
+        row: Any = change.row or self.model(pk=1)
+        self.put(row, change.values)
+        stamp.on(row)
+        row.save()
+
+    def export(self, *, with_secrets: bool) -> Any:
+        row = self.model._default_manager.first()
+        return self.written(self.fields, self.values_of(row), {}) if row else None

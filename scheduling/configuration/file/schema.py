@@ -241,10 +241,16 @@ def read_fields(
         try:
             values[field.name] = field.value.read(given[field.path])
         except InvalidInput as error:
-            problems.extend(FileProblem(f"{path}.{field.path}.{each.field}", each.message) for each in error.errors)
+            problems.extend(
+                FileProblem(_join_path(f"{path}.{field.path}", each.field), each.message) for each in error.errors
+            )
         except ValueError as error:
             problems.append(FileProblem(f"{path}.{field.path}", str(error)))
     return values
+
+
+def _join_path(path: str, inner: str) -> str:
+    return f"{path}.{inner}" if inner and not inner.startswith("[") else f"{path}{inner}"
 
 
 def _flatten(

@@ -8,13 +8,18 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from scheduling.configuration.file.base import Section
+from scheduling.configuration.file.calendars import Calendars
 from scheduling.configuration.file.channels import Channels
 from scheduling.configuration.file.communities import Communities
-from scheduling.configuration.file.guard_rules import DelayRulesSection, HarassmentRules
+from scheduling.configuration.file.guard_rules import DelayRulesSection, HarassmentRules, HoldoutSection
 from scheduling.configuration.file.nodes import Nodes, Stages
 from scheduling.configuration.file.templates import Templates
+from scheduling.configuration.file.webhooks import Webhooks
 
-OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRulesSection, HarassmentRules)
+OWN: tuple[type[Section], ...] = (
+    Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRulesSection, HarassmentRules,
+    HoldoutSection, Webhooks,
+)  # fmt: skip
 #: Sections of the public format whose app may not be installed.
 RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
 

@@ -11,7 +11,7 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.base import Change, Difference, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
-from scheduling.configuration.file.schema import KEY, Choice, Field, Text, read_fields
+from scheduling.configuration.file.schema import FLAG, KEY, Choice, Field, Text, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
 from scheduling.templating.compiler import MAX_SOURCE
@@ -28,6 +28,7 @@ class Templates(RowSection):
         Field("key", KEY),
         Field("content_type", Text(64)),
         Field("category", Choice(Category.values), default=Category.MARKETING.value),
+        Field("tracks_links", FLAG, default=True),
     )
     text_fields = (
         Field("locale", Text(20), default=LOCALE),
@@ -44,7 +45,7 @@ class Templates(RowSection):
                 continue
             own = {field.name: values[field.name] for field in self.fields if field.name in values}
             template = wanted.setdefault(values["key"], Wanted(path, (values["key"],), own | {"texts": {}}))
-            for column in ("content_type", "category"):
+            for column in ("content_type", "category", "tracks_links"):
                 if (
                     column in entry
                     and column in values

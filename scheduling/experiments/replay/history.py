@@ -1,7 +1,7 @@
 """Read the events to replay, and the state at the start of the replay, from PostgreSQL.
 
-Levels, names, time zones and addresses are the current ones, because earlier values are not stored. Activity is read
-from events. Frames of a chat count only for customers without later activity.
+Levels, names, time zones, addresses, attributes and tags are the current ones, because earlier values are not stored.
+Activity is read from events. Frames of a chat count only for customers without later activity.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from uuid import UUID
 from scheduling import sql
 from scheduling.experiments.replay.simulation import SimulatedCustomer
 from scheduling.ids import first_id_at
+from scheduling.ledger import locks
 from scheduling.models import Customer, Event, EventType
+from scheduling.policy.event_counts import MOST_EARLIER
 from scheduling.policy.guards import CapSlot
+from scheduling.policy.journeys import END_TYPES, SOURCE
+from scheduling.policy.profile import NO_PROFILE, Profile
 from scheduling.policy.specs import EventSpec
 
 MOST_EVENTS = 50_000  #: per replay; with more, the replay starts later
@@ -50,8 +54,9 @@ def choose_window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> 
 
 
 def _filter_events(since: datetime, until: datetime) -> Any:
-    """Filter by id too: it grows with time and has an index."""
-    return Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
+    """Filter by id too: it grows with time and has an index. The simulation makes the ends inside the window itself."""
+    found = Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
+    return found.exclude(source=SOURCE, type__in=END_TYPES.values(), occurred_at__gte=since)
 
 
 def iterate_batches(within: Window) -> Iterator[list[Batch]]:
@@ -80,21 +85,28 @@ def _load_batches(instants: Sequence[Instant]) -> list[Batch]:
     return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
 
 
-def load_customers(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, SimulatedCustomer]:
-    """Load customers as of `since`, with their cap slots of the `memory` before it."""
-    found = {row.pk: _build_customer(row, since) for row in Customer.objects.filter(user_id__in=user_ids)}
+def load_customers(
+    user_ids: Collection[str], since: datetime, memory: timedelta, counted: Collection[str]
+) -> dict[str, SimulatedCustomer]:
+    """Load customers as of `since`: their cap slots of the `memory` before it, and the times of `counted` events."""
+    rows = Customer.objects.filter(user_id__in=user_ids)
+    profiles = locks.load_profiles(row.pk for row in rows)
+    found = {row.pk: _build_customer(row, profiles.get(row.pk, NO_PROFILE), since) for row in rows}
     passive = set(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
-    for customer_id, kind, latest in sql.rows(_HAPPENED, {"customers": sorted(found), "since": since}):
+    asked = {"customers": sorted(found), "since": since, "counted": sorted(counted), "most": MOST_EARLIER}
+    for customer_id, kind, latest, times in sql.rows(_HAPPENED, asked):
+        if times:
+            found[customer_id].times[kind] = times[::-1]
         _apply_past_event(found[customer_id], kind, latest, active=kind not in passive)
     for customer_id, *slot in sql.rows(_SLOTS, {"customers": sorted(found), "since": since, "memory": memory}):
         found[customer_id].slots.append(_build_slot(*slot))
     return {person.spec.user_id: person for person in found.values()}
 
 
-def _build_customer(row: Customer, since: datetime) -> SimulatedCustomer:
+def _build_customer(row: Customer, profile: Profile, since: datetime) -> SimulatedCustomer:
     opted_out_at = (row.opted_out_at or since) if row.opted_out else None
     active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
-    known = row.spec()._replace(last_active_at=active_at, conversation_at=None)
+    known = row.spec(profile)._replace(last_active_at=active_at, conversation_at=None)
     return SimulatedCustomer(known, opted_out_at)
 
 
@@ -107,8 +119,10 @@ def _apply_past_event(person: SimulatedCustomer, kind: str, latest: datetime, *,
         person.spec = spec._replace(conversation_at=latest)
 
 
-def _build_slot(task_id: UUID, at: datetime, content_type: str, counts: bool) -> CapSlot:
-    return CapSlot(task_id, at, content_type, counts, settled=True)
+def _build_slot(
+    task_id: UUID, at: datetime, content_type: str, counts: bool, node_id: int, template_id: int
+) -> CapSlot:
+    return CapSlot(task_id, at, content_type, counts, settled=True, node_id=node_id, template_id=template_id)
 
 
 def load_community_slots(chat_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, list[CapSlot]]:
@@ -147,19 +161,23 @@ WHERE id = ANY(%(ids)b::uuid[])
 """
 
 _HAPPENED = """
-SELECT customer_id, type, max(occurred_at) FROM scheduling_event
+SELECT customer_id, type, max(occurred_at),
+       (array_agg(occurred_at ORDER BY occurred_at DESC) FILTER (WHERE type = ANY(%(counted)b::text[])))[:%(most)s]
+FROM scheduling_event
 WHERE customer_id = ANY(%(customers)b) AND received_at < %(since)s GROUP BY 1, 2
 """
 
 _SLOTS = """
-SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap FROM scheduling_touch
+SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap, node_id, COALESCE(template_id, 0)
+FROM scheduling_touch
 WHERE customer_id = ANY(%(customers)b) AND reserved_at IS NOT NULL
   AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
 ORDER BY reserved_at, task_id
 """
 
 _CHAT_SLOTS = """
-SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap FROM scheduling_touch
+SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap, node_id, COALESCE(template_id, 0)
+FROM scheduling_touch
 WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
   AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
 ORDER BY reserved_at, task_id
@@ -171,8 +189,8 @@ SELECT t.node_id, GREATEST(COALESCE(held.until, t.planned_at), %(since)s), t.exp
        e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
 LEFT JOIN LATERAL (
-    SELECT v.next_eligible_at AS until FROM scheduling_verdict AS v
-    WHERE v.touch_id = t.task_id AND v.decision = 'hold' AND v.at < %(since)s ORDER BY v.id DESC LIMIT 1
+    SELECT v.next_eligible_at AS until FROM touch_verdicts(t.verdicts) AS v
+    WHERE v.decision = 'hold' AND v.at < %(since)s ORDER BY v.number DESC LIMIT 1
 ) AS held ON true
 WHERE t.created_at < %(since)s AND t.retry_of IS NULL AND (t.reserved_at IS NULL OR t.reserved_at >= %(since)s)
   AND (t.state IN ('scheduled', 'queued', 'running') OR t.settled_at >= %(since)s)

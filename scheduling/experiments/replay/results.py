@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from scheduling.experiments.replay.history import TouchAtStart, Window
 from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation, SimulationObserver
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning.disabled_targets import TargetLookup
+from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
 from scheduling.templating.rendering import render_message
@@ -69,9 +70,7 @@ def run_simulations(
     )
     alive()
     loader.load_for_events([each.event for each in waiting])
-    for simulation in simulations.values():
-        for each in waiting:
-            simulation.add_waiting_touch(each.node_id, each.event, each.due_at, each.expires_at)
+    _add_waiting(simulations.values(), [config for config, _ in configs.values()], waiting)
     for batches in history.iterate_batches(within):
         loader.load_for_events([event for _, events in batches for event in events])
         for simulation in simulations.values():
@@ -83,6 +82,25 @@ def run_simulations(
         simulation.advance(within.until)
         alive()
     return simulations
+
+
+def _add_waiting(
+    simulations: Collection[Simulation], configs: Collection[Snapshot], waiting: Sequence[TouchAtStart]
+) -> None:
+    """Add the touches that wait at the start, with the number of events before theirs where a condition counts them."""
+    counted = _list_counted(configs)
+    events = {each.event.id for each in waiting} if counted else set()
+    earlier = count_before(CountedEvent(key, key, counted) for key in events)
+    for simulation in simulations:
+        for each in waiting:
+            simulation.add_waiting_touch(
+                each.node_id, each.event, each.due_at, each.expires_at, earlier.get(each.event.id, {})
+            )
+
+
+def _list_counted(configs: Collection[Snapshot]) -> set[str]:
+    """Return the event types whose earlier events a condition counts."""
+    return {kind for config in configs for types in config.counting_earlier.values() for kind in types}
 
 
 def _build_simulation(
@@ -123,11 +141,13 @@ class _CustomerLoader:
         self.chats |= chats
 
     def _load_customers(self, user_ids: list[str]) -> None:
-        for user_id, person in history.load_customers(user_ids, self.within.since, self._memory).items():
+        people = history.load_customers(user_ids, self.within.since, self._memory, _list_counted(self.configs))
+        for user_id, person in people.items():
             for simulation in self.simulations:
                 copy = SimulatedCustomer(
-                    person.spec, person.opted_out_at, dict(person.latest_events), deque(person.slots)
-                )
+                    person.spec, person.opted_out_at, {kind: list(times) for kind, times in person.times.items()},
+                    dict(person.latest_events), deque(person.slots),
+                )  # fmt: skip
                 simulation.customers[user_id] = copy
 
     def _load_communities(self, chat_ids: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Simulate one configuration in memory: events arrive; touches are planned, cancelled, judged, deferred and sent.
 
 It applies the pure parts of ingest and delivery in their order. A send always succeeds at once. Pauses are ignored, and
-Presence is not asked: only conversations from events count.
+Presence is not asked: only conversations from events count. Ends of followed touches are events at the same instant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Protocol
 from uuid import UUID
 
 from scheduling.policy import guards, matrix
-from scheduling.policy.guards import Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
+from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.journeys import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
 from scheduling.policy.specs import (
     CustomerSpec,
     DelayRulesSpec,
@@ -42,6 +44,8 @@ class SimulationConfig(Protocol):
     def rules(self) -> tuple[RuleSpec, ...]: ...
     @property
     def activity_types(self) -> Mapping[str, bool]: ...
+    @property
+    def followed_ends(self) -> Mapping[str, frozenset[int]]: ...
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class SimulatedCustomer:
 
     spec: CustomerSpec
     opted_out_at: datetime | None = None
+    times: EventTimes = field(default_factory=dict)  #: of counted types
     latest_events: dict[str, datetime] = field(default_factory=dict)  #: by event type: latest time of occurrence
     slots: deque[CapSlot] = field(default_factory=deque)
     waiting: dict[int, SimulatedTouch] = field(default_factory=dict)
@@ -67,6 +72,7 @@ class SimulatedTouch:
     waiting_at_start: bool = False  #: it waited already at the start of the replay
     judged_at: datetime | None = None
     deferred_by: set[str] = field(default_factory=set)
+    earlier: Mapping[str, int] = field(default_factory=dict)  #: by event type: events of the customer before its own
 
     @property
     def task_id(self) -> UUID:
@@ -101,12 +107,14 @@ class Simulation:
     customers: dict[str, SimulatedCustomer] = field(default_factory=dict)
     communities: dict[str, deque[CapSlot]] = field(default_factory=lambda: defaultdict(deque))
     _agenda: list[tuple[datetime, int, datetime, int, SimulatedTouch]] = field(default_factory=list)
+    _ends: deque[EventSpec] = field(default_factory=deque)
     _count: int = 0
 
     def __post_init__(self) -> None:
         rules = self.config.rules
         self._window = max((rule.window for rule in rules), default=timedelta(0))
-        self._counts_communities = any(rule.kind == "cap" and rule.scope == "community" for rule in rules)
+        self._counts_communities = any(rule.scope == "community" for rule in rules)
+        self._counted = frozenset[str]().union(*(node.counted for node in self.config.nodes.values()))
         self._capped = any(rule.kind == "cap" for rule in rules)
 
     # --- in the order of ingest ---
@@ -114,6 +122,14 @@ class Simulation:
     def receive(self, events: Sequence[EventSpec], at: datetime) -> None:
         """Process events that arrived at one instant, in order. Their customers must be loaded."""
         self.advance(at)
+        self._process_events(events)
+        self._process_ends()
+
+    def _process_ends(self) -> None:
+        while self._ends:
+            self._process_events([self._ends.popleft()])
+
+    def _process_events(self, events: Sequence[EventSpec]) -> None:
         self._cancel_revoked(events)
         for event in events:
             person = self.customers[event.user_id]
@@ -126,9 +142,11 @@ class Simulation:
             self._add_planned_touch(touch, obsolete.get(touch.number, ""))
         self._remember_activity(events, before)
 
-    def add_waiting_touch(self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime) -> None:
+    def add_waiting_touch(
+        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, earlier: Mapping[str, int]
+    ) -> None:
         """Add a touch that waited already at the start of the replay."""
-        touch = self._build_touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority)
+        touch = self._build_touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority, earlier)
         touch.waiting_at_start = True
         self.observer.planned(touch, self.config.nodes[node_id])
         self._schedule(touch)
@@ -144,11 +162,17 @@ class Simulation:
         """Plan the touches of an event. It sees the activity of earlier events, not its own."""
         person = self.customers[event.user_id]
         nodes = self.config.triggered.get(event.type, ())
-        planned = matrix.plan_touches(event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale)
+        earlier = count_recent(person.times, event.occurred_at) if any(node.counted for node in nodes) else {}
+        planned = matrix.plan_touches(
+            event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale, earlier=earlier
+        )
+        if event.type in self._counted:
+            add_event_time(person.times, event.type, event.occurred_at)
         for each in planned:
-            yield self._build_touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority)
+            yield self._build_touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority, earlier)
         active_at, talking_at = person.spec.last_active_at, person.spec.conversation_at
-        if self.config.activity_types.get(event.type, True) and (active_at is None or event.occurred_at > active_at):
+        is_activity = self.config.activity_types.get(event.type, event.type not in PASSIVE_TYPES)
+        if is_activity and (active_at is None or event.occurred_at > active_at):
             active_at = event.occurred_at
         if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
             talking_at = event.occurred_at
@@ -176,15 +200,20 @@ class Simulation:
     def _add_planned_touch(self, touch: SimulatedTouch, cancel_reason: str) -> None:
         """Add a touch with `on_repeat` applied.
 
-        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
+        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one, or cancels the new
+        one if its event occurred earlier.
         """
         node = self.config.nodes[touch.node_id]
         if not cancel_reason and node.on_repeat != "each":
             earlier = self._list_waiting(touch.event.user_id, node.id)
             if node.on_repeat == "keep" and earlier:
                 return
-            for each in earlier:
-                self._end_touch(each, "cancelled", f"restarted:{touch.event.type}")
+            restarted = f"restarted:{touch.event.type}"
+            if any(each.event.occurred_at > touch.event.occurred_at for each in earlier):
+                cancel_reason = restarted
+            else:
+                for each in earlier:
+                    self._end_touch(each, "cancelled", restarted)
         self.observer.planned(touch, node)
         self._schedule(touch)
         if cancel_reason:
@@ -203,12 +232,13 @@ class Simulation:
                 person.opted_out_at = self.now
 
     def _build_touch(
-        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int
-    ) -> SimulatedTouch:
+        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int,
+        earlier: Mapping[str, int],
+    ) -> SimulatedTouch:  # fmt: skip
         self._count += 1
         return SimulatedTouch(
-            self._count, node_id, event, self.customers[event.user_id], due_at, expires_at, priority
-        )  # fmt: skip
+            self._count, node_id, event, self.customers[event.user_id], due_at, expires_at, priority, earlier=earlier
+        )
 
     def _schedule(self, touch: SimulatedTouch) -> None:
         touch.customer.waiting[touch.number] = touch
@@ -227,16 +257,19 @@ class Simulation:
             if touch.customer.waiting.get(number) is touch and touch.due_at == due_at:
                 self.now = max(self.now, at)
                 self._judge_touch(touch)
+                self._process_ends()
         self.now = max(self.now, until)
 
     def _judge_touch(self, touch: SimulatedTouch) -> None:
         node, event, person = self.config.nodes[touch.node_id], touch.event, touch.customer
         out_at = person.opted_out_at
         customer = person.spec._replace(opted_out=out_at is not None and out_at <= self.now)
-        template = template_for(node, event.chat_id, event.user_id)
+        judged = node.conditions or node.from_nodes
+        facts = matrix.collect_facts(event, customer, touch.earlier) if judged else None
+        template = template_for(node, event.chat_id, event.user_id, facts)
         candidate = Candidate(
-            touch.task_id, node, customer, template, event.chat_id, event.occurred_at, touch.expires_at
-        )  # fmt: skip
+            touch.task_id, node, customer, template, event.chat_id, event.occurred_at, touch.expires_at, facts=facts
+        )
         verdict = guards.judge_touch(candidate, self._build_context(touch), self.now)
         touch.judged_at = self.now
         self.observer.judged(touch, node, verdict, self.now)
@@ -263,15 +296,18 @@ class Simulation:
             rules=self.config.rules, slots=touch.customer.slots, community_slots=chat, important=important
         )  # fmt: skip
 
-    def _list_important(self, touch: SimulatedTouch) -> Iterator[datetime]:
+    def _list_important(self, touch: SimulatedTouch) -> Iterator[AwaitedTouch]:
         for each in touch.customer.waiting.values():
             node = self.config.nodes[each.node_id]
             soon = each.due_at <= self.now + self.slot_hold and each.judged_at != self.now
             if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
-                yield each.due_at
+                yield AwaitedTouch(each.due_at, each.node_id)
 
     def _send_touch(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
-        slot = CapSlot(touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True)
+        slot = CapSlot(
+            touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True,
+            node_id=node.id, template_id=template.id,
+        )  # fmt: skip
         touch.customer.slots.append(slot)
         if self._counts_communities and touch.event.chat_id:
             self.communities[touch.event.chat_id].append(slot)
@@ -279,7 +315,19 @@ class Simulation:
 
     def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
         del touch.customer.waiting[touch.number]
-        self.observer.ended(touch, self.config.nodes[touch.node_id], state, reason, self.now)
+        node, event = self.config.nodes[touch.node_id], touch.event
+        self.observer.ended(touch, node, state, reason, self.now)
+        if node.id in self.config.followed_ends.get(state, ()) and reason != "depth":
+            data = compose_end_data(node, touch.task_id, touch.task_id, reason, event)
+            self._ends.append(
+                event._replace(
+                    id=UUID(int=touch.number | 1 << 64),
+                    source=SOURCE,
+                    type=END_TYPES[state],
+                    occurred_at=self.now,
+                    data=data,
+                )
+            )
 
     def still_waiting(self) -> Iterator[SimulatedTouch]:
         for person in self.customers.values():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
+from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError
-from scheduling.management import config_report
 from scheduling.planning import rescheduling
+from scheduling.planning.impacts import RuleImpact, list_rule_impacts
+from scheduling.planning.rescheduling import SPREAD, Impact, MoveCounts
+
+SIGNS = {"added": "+", "restored": "+", "changed": "~", "retired": "-"}
+WIDEST = 80  #: characters of one value
 
 
 class Command(BaseCommand):
@@ -31,7 +38,7 @@ class Command(BaseCommand):
         given = self._load(file)
         try:
             planned = apply.plan_changes(given)
-            for line in config_report.format_plan(planned, rescheduling.list_impacts(planned)):
+            for line in format_plan(planned, rescheduling.list_impacts(planned), list_rule_impacts(planned)):
                 self.stdout.write(line)
             if dry_run:
                 self.stdout.write("dry run: nothing was stored")
@@ -44,7 +51,7 @@ class Command(BaseCommand):
         except AftertouchError as error:
             raise CommandError(str(error)) from error
         if move_waiting:
-            self.stdout.write(config_report.format_moved_touches(rescheduling.move_after_plan(planned)))
+            self.stdout.write(format_moved_touches(rescheduling.move_after_plan(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
         enough = document.MAX_SIZE + 1  # one byte more than allowed shows that it is too large
@@ -57,3 +64,49 @@ class Command(BaseCommand):
             raise CommandError(f"{file}: {error.strerror}") from error
         except document.InvalidDocument as error:
             raise CommandError(f"{file}: {error}\nnothing was stored") from error
+
+
+def format_plan(planned: apply.ChangePlan, impact: Iterable[Impact], of_rules: Iterable[RuleImpact]) -> Iterator[str]:
+    """Yield the lines of a plan: changes by section, impact on waiting touches, and remarks."""
+    if not planned.changes:
+        yield "no changes"
+    section = ""
+    for change in planned.changes:
+        if change.section.name != section:
+            section = change.section.name
+            yield section
+        remark = {"retired": " (retired)", "restored": " (was retired)"}.get(change.verb, "")
+        yield f"  {SIGNS[change.verb]} {change.label}{remark}"
+        for each in change.differences:
+            yield f"      {each.path}: {format_config_value(each.before)} → {format_config_value(each.after)}"
+    yield from _format_impact(impact)
+    for rule in of_rules:
+        yield f"{rule.rule} ({rule.verb}): {rule.waiting} {rule.noun[rule.waiting != 1]}"
+    for note in planned.notes:
+        yield f"note: {note}"
+
+
+def _format_impact(impact: Iterable[Impact]) -> Iterator[str]:
+    for each in impact:
+        text = f"node {each.node} ({each.verb}): {format_count(each.waiting, 'waiting touch')}"
+        if each.moved is not None:
+            text += f"; with --move-waiting {each.moved.touches} would move, {each.moved.overdue} of them overdue then"
+        if each.failing is not None:
+            text += f"; {each.failing.failing} of {each.failing.judged} would not meet the condition now"
+        yield text
+
+
+def format_moved_touches(result: MoveCounts) -> str:
+    text = f"{format_count(result.touches, 'waiting touch')} moved"
+    return f"{text}, {result.overdue} overdue ones spread over {format_duration(SPREAD)}" if result.overdue else text
+
+
+def format_count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 'es'}"
+
+
+def format_config_value(value: Any) -> str:
+    if value is None or value == "":
+        return "(none)"
+    text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

@@ -10,8 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
-from django.core.management.base import BaseCommand
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection, transaction
+from django.utils.module_loading import import_string
 
 from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
@@ -32,27 +34,50 @@ EVENT_TYPES = (
     ("complaint.received", "收到投诉", True),
     ("customer.inactive", "客户沉寂", False),
     ("session.silent", "会话沉默", False),
+    ("session.unanswered", "客服未回复", False),
+    ("touch.delivered", "触达已送达", False),
+    ("touch.failed", "触达失败", False),
+    ("touch.suppressed", "触达被拦截", False),
+    ("touch.cancelled", "触达已取消", False),
+    ("touch.unknown", "触达结果不明", False),
+    ("touch.read", "触达已读", True),
+    ("touch.clicked", "触达链接已点击", True),
+    ("touch.replied", "触达已回复", True),
+    ("touch.bounced", "触达被退回", False),
 )
 
 APPS = ("scheduling", "rpa_tasks", "chat_sessions")
 OPERATOR = (
-    "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch", "run_job", "cancel_job"
+    "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch", "run_job", "cancel_job",
+    "take_over_shop",
 )  # fmt: skip
 EDITED = (
     "stage", "template", "templatetext", "node", "channelconfig", "community", "delayrule", "harassmentrule",
-    "eventtype", "customer", "platform", "flow", "shop", "silencepolicy", "campaign", "alertreceiver",
+    "calendar", "holdout", "eventtype", "customer", "platform", "flow", "shop", "silencepolicy", "campaign",
+    "alertreceiver", "webhooksubscription",
 )  # fmt: skip
 
 
 class Command(BaseCommand):
     help = "Create event types, the default matrix and groups, and for a demo a login. Idempotent."
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--migrate", action="store_true", help="apply migrations first")
+
+    def handle(self, migrate: bool = False, **options: Any) -> None:
+        if migrate:
+            call_command("migrate", verbosity=0)
+        self.create_defaults()
+
     @transaction.atomic
-    def handle(self, **options: Any) -> None:
+    def create_defaults(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
         self.describe_event_types()
         self.ship_matrix()
+        for path in settings.BOOTSTRAP:
+            if line := import_string(path)():
+                self.stdout.write(line)
         self.grant_permissions()
         if getattr(settings, "AFTERTOUCH_DEMO", False):
             self.stdout.write(f"Demo login: {DEMO_USER} / {create_demo_login()}")
@@ -74,13 +99,13 @@ class Command(BaseCommand):
     def grant_permissions(self) -> None:
         """Add permissions to the shipped groups. Removes none: fewer permissions need a group of their own."""
         ours = Permission.objects.filter(content_type__app_label__in=APPS)
-        viewer = list(ours.filter(codename__startswith="view_"))
+        viewer = list(ours.filter(codename__startswith="view_").exclude(codename="view_auditentry"))
         operator = viewer + find_permissions(OPERATOR)
         editor = operator + find_permissions(
             [f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED]
         )
         editor += find_permissions(["change_job"])  # a job with another payload than the stored one
-        editor += find_permissions(["add_whatifrun", "publish_whatifrun"])
+        editor += find_permissions(["add_replay", "publish_replay", "add_customerimport"])
         # Members can run programs on execution nodes.
         commander = viewer + find_permissions(
             [*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"]

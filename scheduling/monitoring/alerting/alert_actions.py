@@ -28,14 +28,14 @@ def decide_alert_action(
     """Record the current value (None: the condition is absent) and return the message that is due."""
     if value is None:
         return _decide_when_absent(alert, now, holds_for)
-    if not _receiver_may_know(alert) and alert.gone_at is not None and now - alert.gone_at >= holds_for:
+    if not _receiver_may_know(alert) and alert.absent_since is not None and now - alert.absent_since >= holds_for:
         alert.since, alert.first_value = now, value  # evaluations are further apart than `holds_for`, so one is enough
-    alert.gone_at, alert.value = None, value
-    if alert.told_at is None:
+    alert.absent_since, alert.value = None, value
+    if alert.notified_at is None:
         if rising and not alert.tried and value < alert.first_value:
             alert.since, alert.first_value = now, value
         return AlertAction.FIRE if now - alert.since >= holds_for else AlertAction.NONE
-    due = remind_every is not None and alert.spoke_at is not None and now - alert.spoke_at >= remind_every
+    due = remind_every is not None and alert.last_message_at is not None and now - alert.last_message_at >= remind_every
     return AlertAction.REMIND if due else AlertAction.NONE
 
 
@@ -44,15 +44,15 @@ def _decide_when_absent(alert: Alert, now: datetime, holds_for: timedelta) -> Al
 
     Otherwise drop the alert after two consecutive evaluations without it: a single evaluation may miss it.
     """
-    missed, alert.gone_at = alert.gone_at is not None, alert.gone_at or now
+    missed, alert.absent_since = alert.absent_since is not None, alert.absent_since or now
     if not _receiver_may_know(alert):
         return AlertAction.DROP if missed else AlertAction.NONE
-    return AlertAction.RESOLVE if now - alert.gone_at >= holds_for else AlertAction.NONE
+    return AlertAction.RESOLVE if now - alert.absent_since >= holds_for else AlertAction.NONE
 
 
 def _receiver_may_know(alert: Alert) -> bool:
     """Return True also after an attempt whose response was lost: the message may have arrived."""
-    return alert.told_at is not None or alert.tried
+    return alert.notified_at is not None or alert.tried
 
 
 def create_alert(receiver_id: int, condition: str, subject: str, value: float, now: datetime) -> Alert:
@@ -65,5 +65,5 @@ def create_alert(receiver_id: int, condition: str, subject: str, value: float, n
 def mark_notified(alert: Alert, action: AlertAction, now: datetime) -> None:
     """Record that the receiver accepted the message."""
     if action == AlertAction.FIRE:
-        alert.told_at = now
-    alert.spoke_at = now
+        alert.notified_at = now
+    alert.last_message_at = now

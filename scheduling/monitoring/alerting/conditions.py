@@ -128,10 +128,26 @@ OWN = [
         page="admin:scheduling_node_changelist",
     ),
     Condition(
+        "webhook", "aftertouch_webhook_resting", _("Webhook %(what)s gets no answer"),
+        _("Its messages wait, each for a day at most. Repair the receiver; enable the webhook to send at once."),
+        label="webhook", page="admin:scheduling_webhooksubscription_changelist",
+    ),
+    Condition(
+        "ends_unread", "aftertouch_ends_unread_seconds", _("Ends of touches are not read (%(what)s)"),
+        _("Check the ticks worker, and end the transaction that has been open for so long in PostgreSQL. Old rows stay "
+            "until then."), Unit.SPAN, 300, label="reader",
+        names={"webhooks": _("outgoing webhooks"), "follow-ups": _("follow-ups")},
+    ),
+    Condition(
         "paused", "aftertouch_pauses_oldest_age_seconds", _("Long pause (%(what)s)"),
         _("Check that the pause is still needed. Paused touches expire."), Unit.SPAN, 86400, label="scope",
         names={"all": _("everything"), "channel": _("a channel"), "node": _("a node"), "shop": _("a shop")},
         page="admin:scheduling_pause_changelist",
+    ),
+    Condition(
+        "erasure_late", "aftertouch_erasures_oldest_age_seconds", _("The erasure of a customer is not done"),
+        _("It waits for touches and RPA jobs of the customer. Cancel them or end the pauses that hold them."),
+        Unit.SPAN, 86400,
     ),
 ]  # fmt: skip
 
@@ -214,8 +230,8 @@ SELECT origin, count(*) FROM (
 _UNANSWERED = """
 SELECT channel.key, count(*) FROM (
     SELECT touch.node_id, touch.reason FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
-        SELECT node_id, reason FROM scheduling_touch
-        WHERE state = 'scheduled' AND parked = '' AND priority = level
+        SELECT node_id, reason FROM scheduling_touch_live
+        WHERE state = 'scheduled' AND paused_by = '' AND priority = level
           AND due_at <= statement_timestamp() + %(soon)s
         ORDER BY due_at LIMIT %(most)s
     ) AS touch
@@ -226,7 +242,7 @@ WHERE soon.reason = ANY(%(dead)b) GROUP BY 1
 """
 
 _ROLLOUTS = """
-SELECT node.key, count(*) FROM scheduling_guardedrollout AS rollout
+SELECT node.key, count(*) FROM scheduling_automaticrollout AS rollout
 JOIN scheduling_node AS node ON node.id = rollout.node_id
 WHERE rollout.state = 'paused' AND (starts_with(rollout.reason, 'limit:') OR rollout.reason = 'unseen') GROUP BY 1
 """

@@ -84,18 +84,19 @@ def send_alert_message(route: AlertRoute, subject: str, body: str, now: datetime
         slot = receiver_key(route.channel, message)
     except Exception as error:  # a defect of the channel; handled as in delivery
         return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
-    grant = _get_quota_gate().acquire(route.channel.quotas, {slot: 1})[slot]
+    grant = get_alert_quota().acquire(route.channel.quotas, {slot: 1})[slot]
     # Without Redis no quota is known. The alert may be about Redis itself, and one message a pass is within any quota.
     if not grant.granted and grant.next_in != UNAVAILABLE_DELAY:
         return Transient("quota", retry_after=grant.next_in)
     outcome = send_once(route.channel, message, route.spec.timeout)
     if route.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
-        _get_quota_gate().throttle(slot, outcome.retry_after)
+        get_alert_quota().throttle(slot, outcome.retry_after)
     return outcome
 
 
 @cache
-def _get_quota_gate() -> QuotaGate:
+def get_alert_quota() -> QuotaGate:
+    """Return the quota gate of this process for alerts."""
     return QuotaGate.connect(settings.REDIS_URL)
 
 
@@ -105,7 +106,7 @@ def derive_delivery_key(due_alerts: Sequence[DueAlert]) -> UUID:
     A retry has the same key, so that the receiver can drop the duplicate.
     """
     parts = [
-        f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.spoke_at}"
+        f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.last_message_at}"
         for word, each in due_alerts
     ]
     return uuid5(NAMESPACE, "\n".join(sorted(parts)))
@@ -137,7 +138,7 @@ def compose_message(due_alerts: Sequence[DueAlert], now: datetime) -> tuple[str,
 def _compose_paragraph(action: AlertAction, condition: Condition, alerts: Sequence[Alert], now: datetime) -> str:
     since = min(alert.since for alert in alerts)
     if action == AlertAction.RESOLVE:
-        until = max(alert.gone_at or now for alert in alerts)
+        until = max(alert.absent_since or now for alert in alerts)
         lines = [_("[Over] %(title)s"), _("From %(since)s to %(until)s (%(span)s).")]
     else:
         until = now

@@ -44,8 +44,8 @@ class KnownReceiver:
 
     def continue_outage(self, now: datetime) -> Alert:
         """Return the database alert. Start a new one after an absence of `holds_for`: its end has been sent by then."""
-        gone_at = self.outage.gone_at if self.outage else None
-        if self.outage is None or (gone_at is not None and now - gone_at >= self.receiver.holds_for):
+        absent_since = self.outage.absent_since if self.outage else None
+        if self.outage is None or (absent_since is not None and now - absent_since >= self.receiver.holds_for):
             self.outage = create_alert(self.receiver.pk, DATABASE, "", 1.0, now)
         return self.outage
 
@@ -55,12 +55,12 @@ class KnownReceiver:
         One successful evaluation may be an accident. If the next one fails, the same outage continues, whether or not
         its receiver knows of it.
         """
-        if self.outage is None or self.outage.gone_at is not None:
+        if self.outage is None or self.outage.absent_since is not None:
             self.outage = None
             return
         if self.outage.tried:
             _store_database_alert(self.outage)
-        self.outage.gone_at = now
+        self.outage.absent_since = now
 
     def store_outages(self) -> None:
         """Store the database alert if a message was tried: the next process to evaluate sends its end."""
@@ -103,13 +103,14 @@ class AlertEvaluator:
 
     def evaluate(self, now: datetime) -> None:
         try:
-            self._evaluate(now)
+            self.evaluate_receivers(now)
         except (OperationalError, InterfaceError) as error:
             log.warning("alerts_without_database", error=str(error))
             connection.close()
             self._evaluate_without_database(now)
 
-    def _evaluate(self, now: datetime) -> None:
+    def evaluate_receivers(self, now: datetime) -> None:
+        """Evaluate the conditions of all enabled receivers and send what is due."""
         for each in self._known.values():
             each.record_recovery(now)
         enabled = dict(AlertReceiver.objects.filter(enabled=True).values_list("pk", "limits"))
@@ -142,7 +143,7 @@ class AlertEvaluator:
             raise
         if due_alerts and _is_attempt_allowed(receiver, now):
             # If a later statement fails, the message may have been sent. The lease then delays the next attempt.
-            _store_result(receiver, due_alerts, _send_due_alerts(route, due_alerts, now), now)
+            store_notification_result(receiver, due_alerts, _send_due_alerts(route, due_alerts, now), now)
         _release_receiver_lease(receiver, **({"problem": ""} if receiver.problem.startswith(INTERNAL_ERROR) else {}))
 
     def _resolve_route(self, receiver: AlertReceiver) -> AlertRoute | routing.NoTarget:
@@ -239,11 +240,14 @@ def _decide_action(
 
 
 @transaction.atomic
-def _store_result(receiver: AlertReceiver, due_alerts: Sequence[DueAlert], outcome: Outcome, now: datetime) -> None:
+def store_notification_result(
+    receiver: AlertReceiver, due_alerts: Sequence[DueAlert], outcome: Outcome, now: datetime
+) -> None:
+    """Store what a message came to, unless another process took the receiver over."""
     if not _lock_leased_receiver(receiver):
         return
     _record_outcome(receiver, due_alerts, outcome, now)
-    receiver.save(update_fields=["tries", "retry_at", "problem", "told_at"])
+    receiver.save(update_fields=["tries", "retry_at", "problem", "notified_at"])
     for action, alert in due_alerts:
         if action == AlertAction.RESOLVE and isinstance(outcome, Delivered):
             alert.delete()
@@ -270,7 +274,7 @@ def _record_outcome(receiver: AlertReceiver, due_alerts: Sequence[DueAlert], out
     Only a delivered message counts as sent: a robot may answer 200 with an error code in the body.
     """
     if isinstance(outcome, Delivered):
-        receiver.tries, receiver.retry_at, receiver.problem, receiver.told_at = 0, None, "", now
+        receiver.tries, receiver.retry_at, receiver.problem, receiver.notified_at = 0, None, "", now
         for action, alert in due_alerts:
             mark_notified(alert, action, now)
         log.info("alerts_sent", receiver=receiver.name, count=len(due_alerts))

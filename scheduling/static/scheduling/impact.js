@@ -1,10 +1,10 @@
-// Under a node's form: what the edit means for the touches that wait, a moment after the last key.
+// Under a form: what the edit means for the touches that wait, a moment after the last key.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
-    const panel = document.getElementById("node-impact");
-    const form = document.querySelector("#node_form");
-    if (!panel || !form) return;
+    const panel = document.getElementById("edit-impact");
+    const form = panel && document.getElementById(panel.dataset.form);
+    if (!form) return;
     const output = panel.querySelector("[data-output]");
     let timer = null;
     let asking = new AbortController();
@@ -23,11 +23,11 @@ document.addEventListener("DOMContentLoaded", () => {
         let lines;
         try {
             const answer = await fetch(panel.dataset.url, { method: "POST", body: new FormData(form), credentials: "same-origin", signal });
-            if (!answer.ok) return; // refused
+            if (!answer.ok || answer.redirected) throw new Error(String(answer.status)); // refused or logged out
             ({ lines } = await answer.json());
-        } catch (error) {
+        } catch {
             if (signal.aborted) return;
-            throw error;
+            lines = [{ tone: "bad", text: panel.dataset.failed }]; // not the impact of an earlier edit
         }
         panel.hidden = !lines.length;
         output.replaceChildren(...lines.map(line));

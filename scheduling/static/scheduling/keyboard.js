@@ -1,4 +1,4 @@
-// The back office by keyboard: `/` searches, `j` and `k` go through rows, `o` opens, `x` selects, `r` looks again, `?` helps.
+// The back office by keyboard: `/` searches everything, `f` this list, `j` and `k` go through rows, `o` opens, `x` selects, `r` looks again, `?` helps.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -49,7 +49,8 @@ document.addEventListener("DOMContentLoaded", () => {
     };
 
     const KEYS = {
-        "/": search,
+        "/": () => document.dispatchEvent(new CustomEvent("at:search")),
+        f: search,
         j: () => move(1),
         k: () => move(-1),
         o: open,
@@ -68,7 +69,14 @@ document.addEventListener("DOMContentLoaded", () => {
         }
         if (document.querySelector("dialog[open]")) return; // it has keys of its own
         const act = KEYS[event.key];
-        if (act && act() !== false) event.preventDefault();
+        if (!act || act() === false) return;
+        event.preventDefault();
+        event.stopPropagation(); // Unfold's list search listens for `/` too
+    });
+
+    // Django's boxes for choosing several name their hints without a role.
+    window.addEventListener("load", () => {
+        for (const hint of document.querySelectorAll(".help-tooltip[aria-label]")) hint.setAttribute("role", "img");
     });
 
     help?.querySelector("[data-close]").addEventListener("click", () => help.close());

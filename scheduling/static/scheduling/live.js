@@ -7,22 +7,37 @@
 document.addEventListener("DOMContentLoaded", () => {
     const EVERY = 3000;
     const SLOWEST = 60000;
+    const REQUEST_TIMEOUT = 20000;
+    const failed = document.getElementById("live-failed");
     let wait = EVERY;
     let timer = null;
+    let asking = false; // an older answer must not replace a newer one
 
     const live = () => [...document.querySelectorAll("[data-live][data-live-again]")];
 
     // A form's token looks different in each answer and is the same: a button that is just being pressed stays.
     const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
 
+    // Return a selector of the focused element, for the same one in the fresh content, or "".
+    const findFocus = (part) => {
+        const focused = document.activeElement;
+        const name = part.contains(focused) && ["id", "href", "formaction", "name"].find((each) => focused.hasAttribute(each));
+        return name ? `[${name}="${CSS.escape(focused.getAttribute(name))}"]` : "";
+    };
+
     const replace = (old, fresh) => {
         if (contentOf(old) === contentOf(fresh)) return;
+        const focus = findFocus(old);
+        const isChosen = focus && document.activeElement.closest("tr.at-here"); // by `j` and `k`
         const open = new Set([...old.querySelectorAll("details[open][id]")].map((each) => each.id));
         const before = new Map([...old.querySelectorAll("[data-keep]")].map((each) => [each.dataset.keep, each]));
         old.replaceChildren(...fresh.childNodes);
         old.querySelectorAll("details[id]").forEach((each) => { if (open.has(each.id)) each.open = true; });
         // An image that is shown already need not be fetched and painted again.
         old.querySelectorAll("[data-keep]").forEach((each) => before.has(each.dataset.keep) && each.replaceWith(before.get(each.dataset.keep)));
+        const same = focus ? old.querySelector(focus) : null;
+        same?.focus({ preventScroll: true });
+        if (isChosen) same?.closest("tr")?.classList.add("at-here");
     };
 
     const refresh = async () => {
@@ -33,7 +48,7 @@ document.addEventListener("DOMContentLoaded", () => {
         for (const [address, parts] of addresses) {
             const rows = [...new Set(parts.map((part) => part.dataset.row).filter(Boolean))];
             const answer = await fetch(rows.length ? `${address}?ids=${rows.join(",")}` : address, {
-                credentials: "same-origin", headers: { "X-Live": "1" },
+                credentials: "same-origin", headers: { "X-Live": "1" }, signal: AbortSignal.timeout(REQUEST_TIMEOUT),
             });
             if (!answer.ok || answer.redirected) throw new Error(answer.status); // logged out, or a server that restarts
             const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -48,13 +63,16 @@ document.addEventListener("DOMContentLoaded", () => {
 
     const turn = async () => {
         timer = null;
-        if (document.hidden) return; // `visibilitychange` goes on
+        if (document.hidden || asking) return; // `visibilitychange` or the answer goes on
+        asking = true;
         try {
             await refresh();
             wait = EVERY;
         } catch {
             wait = Math.min(wait * 2, SLOWEST);
         }
+        asking = false;
+        if (failed) failed.hidden = wait === EVERY;
         plan();
     };
 

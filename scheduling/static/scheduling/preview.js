@@ -35,6 +35,7 @@ document.addEventListener("DOMContentLoaded", () => {
         }
         sample.forEach((input) => data.set(input.name, input.value));
         const answer = await fetch(panel.dataset.url, { method: "POST", body: data, credentials: "same-origin" });
+        if (answer.redirected) throw new Error("logged out");
         return answer.ok ? { locale: text.locale, ...(await answer.json()) } : null; // refused: nothing to show
     };
 
@@ -52,7 +53,13 @@ document.addEventListener("DOMContentLoaded", () => {
 
     const show = async () => {
         const mine = ++latest;
-        const rendered = await Promise.all(texts().map(ask));
+        let rendered;
+        try {
+            rendered = await Promise.all(texts().map(ask));
+        } catch {
+            if (mine === latest) output.textContent = panel.dataset.failed; // not the text of before the edit
+            return;
+        }
         if (mine === latest) output.replaceChildren(...rendered.filter(Boolean).map(bubble));
     };
 

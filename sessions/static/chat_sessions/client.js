@@ -12,13 +12,13 @@
 // is sent again after a reconnect, under the same id, so the server stores it once. `token` is called before each
 // connection, as tokens are short-lived. `cursor: "0"` requests all kept messages; "" requests only new ones.
 
-const FINAL = new Set([1000, 1009, 4400]); // a new connection would end in the same way
+const FINAL = new Set([1000, 1009, 4400, 4406]); // a new connection would end in the same way
 const FINAL_ERRORS = new Set(["invalid", "replayed"]); // a repeated message would be rejected again
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
 const AT_ONCE = 30; // messages repeated at once after a reconnect: the server permits 60, and 20 a second
 const PACE = 100; // ms between further ones
-const FRAME_TIMEOUT = 10000; // ms until a frame must arrive after a ping
+const FRAME_TIMEOUT = 10000; // ms until a frame must arrive after a ping. A hidden page has its timers once a minute
 
 export class SessionClient extends EventTarget {
     constructor({ sessionId, token, server = location.origin, cursor = "", pingEvery = 15000 }) {
@@ -70,7 +70,10 @@ export class SessionClient extends EventTarget {
     /** The conversation is over: nothing more is sent for its silence. */
     closeSession() { this.#send({ type: "close" }); }
 
-    ping() { this.#send({ type: "ping", ...(this.spoken && { spoken: true }) }); }
+    ping() {
+        this.pingedAt ??= Date.now(); // of the first ping without a frame after it
+        this.#send({ type: "ping", ...(this.spoken && { spoken: true }) });
+    }
 
     async #open() {
         const mine = ++this.attempt;
@@ -91,7 +94,7 @@ export class SessionClient extends EventTarget {
     }
 
     #take(frame) {
-        this.heardAt = Date.now();
+        this.pingedAt = null;
         if (frame.type === "welcome") {
             this.cursor ||= frame.cursor;
             this.failures = 0;
@@ -126,10 +129,11 @@ export class SessionClient extends EventTarget {
 
     #keepAlive() {
         clearInterval(this.pinging);
+        this.pingedAt = null;
         if (this.present) this.ping();
         this.pinging = setInterval(() => {
             if (!this.present) return;
-            if (Date.now() - this.heardAt > this.pingEvery + FRAME_TIMEOUT) this.socket.close();
+            if (this.pingedAt !== null && Date.now() - this.pingedAt > FRAME_TIMEOUT) this.socket.close();
             else this.ping();
         }, this.pingEvery);
     }

@@ -25,10 +25,10 @@ PNG = (
 
 @pytest.fixture(autouse=True)
 def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the bell was rung for; nothing is published."""
-    hints: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
-    return hints
+    """Collect the wake-ups; nothing is published."""
+    published: list[Any] = []
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
+    return published
 
 
 class Market:
@@ -56,7 +56,7 @@ class Market:
     def running(
         self, shop_id: str = "s1", progress: float | None = 0.4, message: str = "page 4", **changes: Any
     ) -> Job:
-        """Claimed by node n1, and it has told how far it is."""
+        """Return a job claimed by node n1 that reported progress."""
         self.publish(shop_id, **changes)
         Lane.objects.exclude(shop__shop_id=shop_id).update(last_served_at=now())
         pick = jobs.pick(("high", "normal", "low"), node="n1", lease=timedelta(minutes=5), ageing=timedelta(hours=1))
@@ -72,8 +72,9 @@ class Market:
         Job.objects.filter(pk=job.pk).update(
             state="failed", reason=reason, settled_at=now(), lease_until=None, fresh=False, node="n1"
         )
+        ended_at = now()
         run = Run.objects.create(
-            job=job, number=1, lease_no=7, node="n1", started_at=now() - timedelta(seconds=42), ended_at=now(),
+            job=job, number=1, lease_no=7, node="n1", started_at=ended_at - timedelta(seconds=42), ended_at=ended_at,
             pool_wait=timedelta(milliseconds=12), outcome="business", reason=reason, exit_code=65, detail=detail,
         )  # fmt: skip
         for kind, content in (("screenshot", PNG), ("html", zlib.compress(b"<script>alert(1)</script>")),

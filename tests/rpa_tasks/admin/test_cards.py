@@ -17,6 +17,7 @@ from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
 from scheduling.admin.dashboard.cards import DashboardCard
 from scheduling.monitoring.statistics import HourlyCache, hours_between
+from tests.rpa_tasks.admin.conftest import Market
 
 pytestmark = pytest.mark.django_db
 
@@ -36,7 +37,7 @@ def card_for(client: Client) -> DashboardCard | None:
     return next((card for card in cards if str(card.title) == "RPA"), None)
 
 
-def test_card_shows_shops_jobs_and_browsers(market: Any, viewer: Client) -> None:
+def test_card_shows_shops_jobs_and_browsers(market: Market, viewer: Client) -> None:
     due = {market.waiting("s1", priority=0).pk, market.waiting("s2", priority=0).pk}
     market.waiting("s2", priority=2, dedupe_key="b", delay=timedelta(hours=1))
     Shop.objects.filter(shop_id="s2").update(login_state=LoginState.NEEDED)
@@ -62,7 +63,22 @@ def test_card_shows_shops_jobs_and_browsers(market: Any, viewer: Client) -> None
     assert {row.shop_id for row in login.context["cl"].result_list} == {"s2"}
 
 
-def test_card_without_permission_is_hidden(market: Any, as_member: Callable[[str], Client]) -> None:
+def test_shops_that_need_a_login_are_named_with_their_take_over(
+    market: Market, viewer: Client, operator: Client
+) -> None:
+    for number in range(4):
+        lost = now() - timedelta(hours=number)
+        market.shop(f"x{number}", login_state=LoginState.NEEDED, login_lost_at=lost)
+    links = {}
+    for client in (operator, viewer):
+        actions = client.get(reverse("admin:index")).context["actions"]
+        links[client] = [each.link for each in actions if "needs a login" in str(each.words)]
+    shops = [Shop.objects.get(shop_id=f"x{number}").pk for number in (3, 2, 1, 0)]
+    assert links[operator] == [reverse("admin:rpa_tasks_shop_take_over", args=[pk]) for pk in shops]
+    assert links[viewer] == [reverse("admin:rpa_tasks_shop_change", args=[pk]) for pk in shops]
+
+
+def test_card_without_permission_is_hidden(market: Market, as_member: Callable[[str], Client]) -> None:
     from django.contrib.auth.models import User
 
     client = as_member("viewer")
@@ -71,7 +87,7 @@ def test_card_without_permission_is_hidden(market: Any, as_member: Callable[[str
 
 
 @pytest.fixture
-def make_ended_run(market: Any) -> Callable[..., Run]:
+def make_ended_run(market: Market) -> Callable[..., Run]:
     """A run that ended in the hour before this one, or later."""
     here = now().replace(minute=0, second=0, microsecond=0)
 
@@ -85,7 +101,7 @@ def make_ended_run(market: Any) -> Callable[..., Run]:
 
 @pytest.mark.usefixtures("fixed_hour")
 def test_card_charts_ended_runs_by_hour_and_outcome(
-    market: Any, make_ended_run: Callable[..., Run], viewer: Client
+    market: Market, make_ended_run: Callable[..., Run], viewer: Client
 ) -> None:
     failed, done, cancelled = market.failed("s1"), market.waiting("s2"), market.waiting("s2", dedupe_key="b")
     Run.objects.all().delete()
@@ -111,7 +127,7 @@ def test_card_charts_ended_runs_by_hour_and_outcome(
     assert 'href=""' not in text
 
 
-def test_count_ended_runs_uses_index(make_ended_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows
 
@@ -120,8 +136,13 @@ def test_count_ended_runs_uses_index(make_ended_run: Callable[..., Run], monkeyp
         return rows(statement, parameters)
 
     monkeypatch.setattr(sql, "rows", explained)
+    job = market.waiting("s1")
+    Run.objects.bulk_create(
+        Run(job=job, number=n, lease_no=n, started_at=now() - n * HOUR, ended_at=now() - n * HOUR, outcome="succeeded")
+        for n in range(3_000)
+    )
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute("ANALYZE rpa_tasks_run")
     since = now() - HOUR
     assert list(count_ended_runs(since, now())) == hours_between(since, now())
     assert "rpa_run_ended" in "\n".join(plans)

@@ -1,4 +1,4 @@
-"""Who may say what is executed on a node: a right apart from editing the rest of a flow."""
+"""The right to define commands is separate from editing the rest of a flow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def form(flow: Flow, **changes: Any) -> dict[str, Any]:
     return {
         "platform": flow.platform_id, "task_type": flow.task_type, "command": "/bin/sh\n{param}", "timeout": "77s",
         "exit_codes": "business=3", "retry_delays": "30s", "payload_schema": "{}", "environment": "DATABASE_URL",
-        "path": "/opt/tools", "dedupe_by": "payload",
+        "path": "/opt/tools", "dedupe_by": "payload", "param_style": "flat", "idempotent": "True",
+        "dedupe_window": "", "dedupe_rerun": "after_failure",
         "needs_browser": "on", "version": flow.version, "change_reason": "",
     } | changes  # fmt: skip
 

@@ -9,7 +9,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
+from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 
@@ -94,7 +96,7 @@ def test_job_page_shows_why_job_waits(viewer: Client, market: Market) -> None:
         return str(viewer.get(url("job_change", job.pk)).context["why"][0])
 
     assert why() == "Waits for a free node"
-    Job.objects.filter(pk=job.pk).update(due_at=now() + timedelta(days=5, hours=3, minutes=1))
+    Job.objects.filter(pk=job.pk).update(due_at=now() + timedelta(days=5, hours=3, minutes=30))
     assert why() == "starts in 5 days 3 hours"
     market.pdd.breaker.open_until = now() + timedelta(minutes=1)
     market.pdd.breaker.save()
@@ -165,6 +167,17 @@ def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, 
     assert url("job_cancel", running.pk) not in page
 
 
+def test_cancel_of_a_waiting_job_is_undone_by_its_message(operator: Client, market: Market) -> None:
+    waiting, running = market.waiting("s2"), market.running("s1")
+    chosen = [str(waiting.pk), str(running.pk)]
+    page = operator.post(
+        url("job_changelist"), {"action": "cancel_selected", "_selected_action": chosen}, follow=True
+    )  # fmt: skip
+    (link,) = [message.extra_tags for message in page.context["messages"] if message.extra_tags]
+    assert "Undone for 1 row." in text(operator.post(link, follow=True))
+    assert Job.objects.get(retry_of=waiting.pk).state == "scheduled"
+
+
 def test_bulk_cancel_reports_cancelled_and_running_jobs(operator: Client, market: Market) -> None:
     rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
     chosen = [str(row.pk) for row in rows]
@@ -174,8 +187,9 @@ def test_bulk_cancel_reports_cancelled_and_running_jobs(operator: Client, market
 
 def test_run_again_publishes_same_payload_and_merges(operator: Client, market: Market) -> None:
     job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
+    FailedTask.objects.update(state="ignored")
     page = text(operator.get(url("job_again", job.pk)))
-    assert "stays open" in page
+    assert "settles" not in page
     assert 'name="payload"' not in page
     answer = operator.post(url("job_again", job.pk), {"priority": "0", "payload": '{"day": "other"}'})
     again = Job.objects.get(state="queued")
@@ -185,6 +199,17 @@ def test_run_again_publishes_same_payload_and_merges(operator: Client, market: M
     )  # fmt: skip
     assert "merged into a waiting job" in messages_of(operator.post(url("job_again", job.pk), {"priority": "1"}))
     assert Job.objects.get(pk=again.pk).requests == 2
+
+
+def test_run_again_publishes_beside_a_waiting_job_with_another_payload(operator: Client, market: Market) -> None:
+    job = market.failed("s1", payload={"to": "ann"})
+    FailedTask.objects.update(state="ignored")
+    Flow.objects.update(dedupe_by="payload")
+    bob = market.waiting("s1", payload={"to": "bob"})
+    operator.post(url("job_again", job.pk), {"priority": "1"})
+
+    again = Job.objects.get(state="queued", payload={"to": "ann"})
+    assert (again.source, Job.objects.get(pk=bob.pk).requests) == ("admin: operator", 1)
 
 
 def test_run_again_by_editor_validates_new_payload(editor: Client, market: Market) -> None:
@@ -197,7 +222,75 @@ def test_run_again_by_editor_validates_new_payload(editor: Client, market: Marke
         editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{"}).context["form"].errors
     )
     editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"day": "other"}'})
-    assert Job.objects.get(state="queued").payload == {"day": "other"}
+    assert Job.objects.get(retry_of=job.pk).payload == {"day": "other"}
+
+
+def test_run_again_settles_the_open_failed_task(operator: Client, market: Market) -> None:
+    job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
+    page = text(operator.get(url("job_again", job.pk)))
+    assert "settles the failed task" in page
+    assert "stays open" not in page
+    answer = operator.post(url("job_again", job.pk), {"priority": "0", "payload": '{"day": "other"}'})
+    again = Job.objects.get(retry_of=job.pk)
+    failed = FailedTask.objects.get(task_id=job.pk)
+    assert answer["location"] == url("job_change", again.pk)
+    assert (again.payload, again.priority, again.root_id) == ({"day": "today"}, 0, job.root_id)
+    assert (failed.state, failed.retried_as, failed.actor_name) == ("retried", again.pk, "operator")
+
+
+def test_run_again_behind_a_waiting_job_reports_the_conflict(operator: Client, market: Market) -> None:
+    job = market.failed("s1", dedupe_key="k")
+    market.waiting("s1", dedupe_key="k")
+    shown = operator.post(url("job_again", job.pk), {"priority": "1"})
+    assert "waits already" in str(shown.context["form"].errors)
+    assert FailedTask.objects.get(task_id=job.pk).state == "open"
+
+
+def test_run_again_of_an_erased_job_reports_the_conflict(editor: Client, market: Market) -> None:
+    job = market.failed("s1", payload={"user_id": "ann-7731"})
+    erase_jobs_of_customer(Identity("ann-7731"))
+    shown = editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{}"})
+    assert "was erased" in str(shown.context["form"].errors)
+    assert Job.objects.count() == 1
+
+
+def test_run_again_without_the_right_leaves_the_failed_task_open(market: Market, operator: Client) -> None:
+    from django.contrib.auth.models import Permission, User
+
+    job = market.failed("s1")
+    clerk = User.objects.create_user("clerk", is_staff=True)
+    clerk.user_permissions.add(*Permission.objects.filter(codename__in=["view_job", "run_job"]))
+    operator.force_login(clerk)
+    assert "stays open" in text(operator.get(url("job_again", job.pk)))
+    operator.post(url("job_again", job.pk), {"priority": "1"})
+    assert FailedTask.objects.get(task_id=job.pk).state == "open"
+    assert Job.objects.filter(state="queued").exists()
+
+
+def test_run_again_with_edited_payload_shows_the_difference_on_both_pages(
+    editor: Client, viewer: Client, market: Market
+) -> None:
+    job = market.failed("s1", payload={"phone": "13812345678", "page": 1})
+    editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"phone": "13987654321", "page": 2}'})
+    again = Job.objects.get(retry_of=job.pk)
+    failed = reverse("admin:scheduling_failedtask_change", args=[FailedTask.objects.get().pk])
+    for page in (url("job_change", job.pk), url("job_change", again.pk), failed):
+        shown = text(viewer.get(page))
+        assert "138****5678</del>" in shown
+        assert "139****4321</ins>" in shown
+        assert "13812345678" not in shown
+        assert "13987654321" not in shown
+
+
+def test_error_line_precedes_the_folded_output(viewer: Client, market: Market) -> None:
+    detail = "Traceback (most recent call last):\n  File 'flow.py'\nTimeoutError: no answer\nCall log:\n  - click"
+    job = market.failed("s1", detail=detail)
+    failed = reverse("admin:scheduling_failedtask_change", args=[FailedTask.objects.get().pk])
+    for page in (url("job_change", job.pk), failed):
+        shown = text(viewer.get(page))
+        line, fold = shown.index('at-error-line">TimeoutError: no answer'), shown.index("Call log")
+        assert line < fold
+        assert '<details class="at-more" id="said-' in shown
 
 
 def test_failed_task_page_links_job_and_evidence(viewer: Client, market: Market) -> None:

@@ -1,4 +1,4 @@
-"""Every page of RPA opens for whoever may see it, and does nothing for who may not."""
+"""Every page of RPA opens for users with the right, and refuses others."""
 
 from __future__ import annotations
 

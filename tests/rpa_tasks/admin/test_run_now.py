@@ -1,4 +1,4 @@
-"""Who may run but not edit changes nothing of what others said."""
+"""A user who may run but not edit changes no settings of others."""
 
 from __future__ import annotations
 

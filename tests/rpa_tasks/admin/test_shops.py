@@ -9,17 +9,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask
+from pytest_django import DjangoAssertNumQueries
 
 from rpa_tasks.admin.flow import FlowForm
 from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop import ShopForm
-from rpa_tasks.jobs import scheduled_rounds
-from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledRound, Shop
+from rpa_tasks.jobs import scheduled_publications
+from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledPublication, Shop
+from rpa_tasks.takeover.leases import start_take_over
+from scheduling.models import AuditEntry
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 
 
@@ -35,8 +39,15 @@ pytestmark = pytest.mark.django_db
 
 
 def row_of(client: Client, shop: Shop) -> str:
-    """What the board says of one shop."""
+    """Return the text of one shop on the board."""
     return text(client.get(f"{url('shop_live')}?ids={shop.pk}"))
+
+
+def test_shop_without_work_is_not_idle_while_its_last_run_failed(viewer: Client, market: Market) -> None:
+    market.failed("s1")
+    assert "Last run failed" in row_of(viewer, market.s1)
+    Lane.objects.filter(shop=market.s1).update(last_success_at=now() + timedelta(seconds=1))
+    assert "Idle" in row_of(viewer, market.s1)
 
 
 def test_shop_row_shows_most_urgent_state(viewer: Client, market: Market) -> None:
@@ -58,7 +69,9 @@ def test_shop_row_shows_most_urgent_state(viewer: Client, market: Market) -> Non
     assert "Login needed" in row_of(viewer, market.s1)
 
 
-def test_shop_list_query_count_is_constant(viewer: Client, market: Market, django_assert_max_num_queries: Any) -> None:
+def test_shop_list_query_count_is_constant(
+    viewer: Client, market: Market, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
     for number in range(30):
         market.shop(f"x{number}")
     with django_assert_max_num_queries(22):
@@ -72,6 +85,24 @@ def test_confirm_login_takes_effect_once(operator: Client, market: Market, sent_
     assert "No login was needed" in messages_of(operator.post(url("shop_confirm_login", market.s1.pk)))
     market.s1.refresh_from_db()
     assert (market.s1.login_state, market.s1.login_lost_at) == ("ok", None)
+
+
+def test_action_of_open_page_after_retirement_names_it(operator: Client, market: Market) -> None:
+    """The page was open before: its buttons are still there."""
+    market.shop("s3", paused=True, login_state=LoginState.NEEDED, retired_at=now())
+    gone = Shop.objects.get(shop_id="s3")
+    for name in ("pause_row", "resume_row", "confirm_login"):
+        assert "was retired" in messages_of(operator.post(url(f"shop_{name}", gone.pk))), name
+    user = User.objects.get(username="operator")
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1)
+    Shop.objects.filter(pk=gone.pk).update(retired_at=None)
+    row = start_take_over(gone.pk, user=user, address="")
+    Shop.objects.filter(pk=gone.pk).update(retired_at=now())
+    answer = operator.post(url("shop_take_over", gone.pk), {"do": "continue"})
+    assert (answer.status_code, answer.url) == (302, url("shop_change", gone.pk))  # type: ignore[attr-defined]
+    assert messages_of(answer).endswith("The shop is retired.")
+    row.refresh_from_db()
+    assert row.wanted_end == "ended"
 
 
 def test_leave_home_releases_shop_from_its_node(operator: Client, viewer: Client, market: Market) -> None:
@@ -232,6 +263,10 @@ FLOW = {
     "command": 'true\n{param}\n""\n',
     "timeout": "10m",
     "dedupe_by": "payload",
+    "param_style": "nested",
+    "dedupe_window": "1d",
+    "dedupe_rerun": "refuse",
+    "idempotent": "False",
     "exit_codes": "business=65 66, session=77",
     "retry_delays": "30s, 1m",
     "payload_schema": '{"type": "object"}',
@@ -245,6 +280,8 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
     assert flow.command == ["true", "{param}", ""]
     assert flow.exit_codes == {"business": [65, 66], "session": [77]}
     assert flow.retry_delays == [30, 60]
+    assert (flow.param_style, flow.idempotent) == ("nested", False)
+    assert (flow.dedupe_window, flow.dedupe_rerun) == (timedelta(days=1), "refuse")
     page = editor.get(url("flow_change", flow.pk))
     form = page.context["adminform"].form
     assert form["command"].value() == 'true\n{param}\n""'
@@ -262,7 +299,8 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
      ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),
      ("exit_codes", "strange=65", "is not known here"), ("exit_codes", "business=a", "must be numbers"),
      ("payload_schema", '{"type": "nonsense"}', "nonsense"), ("payload_schema", "[1]", "object"),
-     ("retry_delays", "0s", "above zero"), ("environment", "DJANGO_SECRET_KEY", "never given")],
+     ("retry_delays", "0s", "above zero"), ("idempotent", "", "required"), ("dedupe_window", "32d", "between"),
+     ("environment", "DJANGO_SECRET_KEY", "never given")],
 )  # fmt: skip
 def test_flow_form_shows_errors_at_fields(editor: Client, market: Market, field: str, value: str, words: str) -> None:
     page = editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk, field: value})
@@ -344,7 +382,9 @@ def test_schedule_list_names_retired_shop(viewer: Client, editor: Client, market
     assert "there is no “s2”" in text(viewer.get(url("shop_schedules")))
 
 
-def test_node_without_report_is_marked_and_deletable(editor: Client, as_member: Any, market: Market) -> None:
+def test_node_without_report_is_marked_and_deletable(
+    editor: Client, as_member: Callable[[str], Client], market: Market
+) -> None:
     for name, minutes in (("here", 0), ("gone", 5)):
         seen = now() - timedelta(minutes=minutes)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5, queues=["high"])
@@ -356,7 +396,74 @@ def test_node_without_report_is_marked_and_deletable(editor: Client, as_member: 
     assert [node.name for node in ExecutionNode.objects.all()] == ["here"]
 
 
-def test_run_selected_stores_schedule_round(as_member: Any, market: Market) -> None:
+def test_node_page_drains_releases_and_resumes(
+    as_member: Callable[[str], Client], operator: Client, viewer: Client, market: Market
+) -> None:
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
+    market.running("s2")
+    Lane.objects.update(home="n1")
+    market.waiting("s1", dedupe_key="a")
+    page = url("executionnode_change", "n1")
+    assert url("executionnode_drain", "n1") not in text(viewer.get(page))
+    assert url("executionnode_drain", "n1") in text(operator.get(page))
+    assert "Shops whose browser profile is on this node: 2" in text(operator.get(url("executionnode_drain", "n1")))
+    assert "starts nothing new" in messages_of(operator.post(url("executionnode_drain", "n1")))
+    shown = text(operator.get(page))
+    for words in ("drained", "Drained by operator", "Still running: 1 jobs, 0 take-overs", "login only here", "2 / 1"):
+        assert words in shown, words
+    assert "n1" in text(operator.get(url("executionnode_changelist")))
+    assert "1 shops are free to move; 1 run" in messages_of(operator.post(url("executionnode_release_shops", "n1")))
+    Job.objects.filter(state="running").update(state="succeeded", lease_until=None, settled_at=now())
+    assert "it may be stopped" in text(operator.get(page))
+    logged = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
+    assert list(logged) == ["Shops released: 1."]
+    audited = AuditEntry.objects.filter(kind="rpa_tasks.executionnode").order_by("pk").values_list("action", "actor")
+    assert list(audited)[:2] == [("paused", "operator"), ("acted", "operator")]
+
+    ExecutionNode.objects.update(seen_at=now() - timedelta(days=1))
+    admin = as_member("admin")
+    assert "If it comes back after this" in messages_of(admin.get(url("executionnode_delete", "n1")))
+    assert "takes jobs again" in messages_of(operator.post(url("executionnode_resume", "n1")))
+    assert ExecutionNode.objects.get().draining_at is None
+
+
+def test_confirmed_login_is_checked_by_the_flow_of_the_platform(operator: Client, market: Market) -> None:
+    page = url("shop_confirm_login", market.s1.pk)
+    Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
+    assert "your report counts" in text(operator.get(page))
+    Platform.objects.update(check_task_type="sync_order")
+    assert "The flow sync_order checks the login first" in text(operator.get(page))
+    assert "is being checked" in messages_of(operator.post(page))
+    assert "Login is being checked" in row_of(operator, market.s1)
+    assert "a check of it is open" in messages_of(operator.post(page))
+    check = Job.objects.get()
+    assert "Shop needs a login" not in text(operator.get(url("job_change", check.pk)))
+    Job.objects.update(state="cancelled", lease_until=None, settled_at=now())
+    Lane.objects.filter(shop=market.s1).update(check_id=None, check_reason="exit_1")
+    assert "check: Ended with exit code 1" in row_of(operator, market.s1)
+
+
+def test_platform_form_takes_only_a_check_of_its_own_flows(editor: Client, market: Market) -> None:
+    form = {"name": "", "backlog_limit": "5", "breaker_threshold": "3", "waits_for_home": "on"}
+    form["row_version"] = shown_version(editor, "platform", market.pdd)
+    page = url("platform_change", market.pdd.pk)
+    assert "pdd has no task type" in text(editor.post(page, {**form, "check_task_type": "login"}))
+    assert editor.post(page, {**form, "check_task_type": "sync_order"}).status_code == 302
+    assert Platform.objects.get(key="pdd").check_task_type == "sync_order"
+
+
+def test_flow_form_stores_folder_and_variables(editor: Client, market: Market) -> None:
+    form = {**FLOW, "cwd": "/opt/rpa", "env": "B=2\n A = x=y "}
+    form["row_version"] = shown_version(editor, "flow", market.sync)
+    page = url("flow_change", market.sync.pk)
+    assert "must look like NAME=value" in text(editor.post(page, {**form, "env": "A"}))
+    assert "must be an absolute folder" in text(editor.post(page, {**form, "cwd": "opt"}))
+    assert editor.post(page, form).status_code == 302
+    row = Flow.objects.get(pk=market.sync.pk)
+    assert (row.cwd, row.env) == ("/opt/rpa", {"A": "x=y", "B": "2"})
+
+
+def test_run_selected_stores_schedule_round(as_member: Callable[[str], Client], market: Market) -> None:
     superuser = as_member("admin")
     superuser.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "spread": "0"})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
@@ -364,8 +471,8 @@ def test_run_selected_stores_schedule_round(as_member: Any, market: Market) -> N
 
     page = superuser.post(changelist, {"action": "run_tasks", "_selected_action": [row.pk]}, follow=True)
 
-    (stored,) = ScheduledRound.objects.all()
+    (stored,) = ScheduledPublication.objects.all()
     assert (stored.schedule_id, stored.schedule, stored.state) == (row.pk, row.name, "waiting")
-    assert "1 round was stored." in text(page)
-    assert scheduled_rounds.publish_waiting_rounds() == 1
+    assert "1 publication was stored." in text(page)
+    assert scheduled_publications.run_waiting_publications() == 1
     assert Job.objects.count() == 2

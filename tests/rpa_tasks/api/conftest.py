@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import requests
+from pytest_django import DjangoDbBlocker
 
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.models import Configuration, Scope
 from scheduling.operations import commands
-from tests.config_files import Apply as Apply
-from tests.config_files import apply as apply
-from tests.config_files import export as export
-from tests.config_files import refusal_of as refusal_of
 from tests.scheduling.api.serving import Client, serving
+from tests.support.config_files import Apply as Apply
+from tests.support.config_files import apply as apply
+from tests.support.config_files import export as export
+from tests.support.config_files import refusal_of as refusal_of
 
 
 class Market:
@@ -38,19 +40,19 @@ def market(db: None) -> Market:
 
 @pytest.fixture
 def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the bell was rung for; nothing is published."""
+    """Collect the wake-ups; nothing is published."""
     from rpa_tasks.jobs import wakeups
 
-    hints: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
-    return hints
+    published: list[Any] = []
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
+    return published
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     with django_db_blocker.unblock(), serving() as address:
         yield address
 
@@ -63,13 +65,21 @@ def initial_rows(transactional_db: None) -> None:
 
 @pytest.fixture
 def key(initial_rows: None) -> str:
-    return commands.create_api_key("shop", [Scope.RPA])
+    return commands.create_api_key("shop", [Scope.RPA, Scope.RPA_CONFIGURE])
 
 
 @pytest.fixture
 def api(server: str, key: str, market: Market) -> Client:
     """A client that may do what this API offers, and nothing else."""
     return Client(server, key)
+
+
+def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
+    """Send the request, and again as long as the answer is that another one holds the row: on a slow machine it does
+    for more than a second."""
+    while (answer := send()).status_code == 503:
+        assert "Another transaction" in answer.text
+    return answer
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.checks import run_checks
 from django.db import connection
 from django.utils.timezone import now
+from pytest_django import DjangoAssertNumQueries, Settings
 
-from rpa_tasks import checks
+from rpa_tasks import checks, isolation
+from rpa_tasks.browsers import chromium
 from rpa_tasks.models import Flow
 from rpa_tasks.worker import runner
 from tests.rpa_tasks.api.conftest import Market
@@ -37,7 +38,9 @@ def test_check_ignores_retired_flow(market: Market) -> None:
     assert found("default") == []
 
 
-def test_check_without_database_runs_no_query(market: Market, django_assert_num_queries: Any) -> None:
+def test_check_without_database_runs_no_query(
+    market: Market, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
     Flow.objects.update(command=["nope"])
     with django_assert_num_queries(0):
         assert found() == []
@@ -51,8 +54,29 @@ def test_check_before_first_migration_reports_nothing(market: Market, monkeypatc
 
 def test_check_during_upgrade_reports_nothing(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     Flow.objects.update(command=["nope"])
-    monkeypatch.setattr(checks, "_existing_columns", lambda _: {"a_column_that_is_to_come"})
+    monkeypatch.setattr(checks, "list_expected_columns", lambda _: {"a_column_that_is_to_come"})
     assert found("default") == []
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode", "namespaces", "expected"),
+    [
+        (0, isolation.NONE, True, ["rpa_tasks.W006"]), (0, isolation.UID, True, []), (1000, isolation.NONE, True, []),
+        (0, isolation.UID, False, ["rpa_tasks.W006"]), (1000, isolation.BUBBLEWRAP, False, ["rpa_tasks.W006"]),
+    ],
+)  # fmt: skip
+def test_deploy_check_warns_of_browser_without_sandbox(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, uid: int, mode: str, namespaces: bool, expected: list[str]
+) -> None:
+    settings.AFTERTOUCH_ROLE = "execution"
+    settings.RPA_CHROMIUM_PATH = "/bin/sh"
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr(isolation, "mode", lambda: mode)
+    monkeypatch.setattr(chromium, "may_use_namespaces", lambda: namespaces)
+    assert [each.id for each in checks.check_browser_sandbox()] == expected
+
+    settings.AFTERTOUCH_ROLE = "web"
+    assert checks.check_browser_sandbox() == []
 
 
 def test_check_refuses_too_short_lease(monkeypatch: pytest.MonkeyPatch) -> None:

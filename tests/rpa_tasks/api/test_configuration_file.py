@@ -33,11 +33,19 @@ flows:
   - platform: pdd
     task_type: sync_order
     command: ["true", run, --flow, "{flow}", --param, "{param}", --timeout, "{timeout}"]
+    idempotent: false
 shops: [{platform: pdd, shop_id: s1, name: 旗舰店}]
 """
 EVERYTHING = """
 version: 1
-platforms: [{key: pdd, name: 拼多多, dedicated_queue: true, paused: true, backlog_limit: 5, breaker_threshold: 7}]
+platforms:
+  - key: pdd
+    name: 拼多多
+    dedicated_queue: true
+    paused: true
+    backlog_limit: 5
+    breaker_threshold: 7
+    check: sync_order
 flows:
   - platform: pdd
     task_type: sync_order
@@ -51,6 +59,8 @@ flows:
     retry_delays: [10s, 1m]
     clear_cookies: true
     environment: [DATABASE_URL, HTTPS_PROXY]
+    env: {RPA_MODE: fast, RPA_EMPTY: ""}
+    cwd: /opt/rpa
 shops:
   - {platform: pdd, shop_id: s1, name: 旗舰店, dedicated_queue: true, paused: true, profile_id: old.1, backlog_limit: 9}
 """
@@ -78,6 +88,8 @@ def test_apply_market_stores_all_keys(apply: Apply) -> None:
     assert flow.exit_codes == {"transient": [70], "business": [65, 66], "session": [77], "platform": [75]}
     assert flow.payload_schema == {"type": "object", "properties": {"since": {"type": "string"}}}
     assert (flow.retry_delays, flow.environment) == ([10, 60], ["DATABASE_URL", "HTTPS_PROXY"])
+    assert (flow.env, flow.cwd) == ({"RPA_MODE": "fast", "RPA_EMPTY": ""}, "/opt/rpa")
+    assert platform.check_task_type == "sync_order"
     assert (shop.dedicated_queue, shop.paused, shop.profile, shop.backlog_limit) == (True, True, "old.1", 9)
 
 
@@ -121,7 +133,7 @@ def test_apply_notes_jobs_that_retirement_cancels(apply: Apply, sent_wakeups: li
     assert "note" not in apply("{shops: [], flows: []}", "--dry-run")
 
 
-# --- what somebody paused ---------------------------------------------------------------------------------------------
+# --- paused shops ---------------------------------------------------------------------------------------------------
 
 
 def test_apply_without_pause_key_keeps_pause(apply: Apply) -> None:
@@ -141,7 +153,7 @@ def test_apply_that_ends_pause_wakes_shop(apply: Apply, sent_wakeups: list[Any],
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     sent_wakeups.clear()
     apply(MARKET.replace(where, f"{where}, paused: false"))
-    assert [hint.route for hint in sent_wakeups] == [Shop.objects.get().pk]
+    assert [wakeup.route for wakeup in sent_wakeups] == [Shop.objects.get().pk]
 
 
 def test_apply_keeps_needed_login(apply: Apply) -> None:
@@ -205,7 +217,9 @@ def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused
     [
         ('command: [bash, -c, "run {param}"]', "flows[0].command: "),
         ('command: ["true", "{param}"], path: [opt]', "flows[0].path: "),
-        ('command: ["true", "{param}"], dedupe_by: shop', "flows[0].dedupe_by: "),
+        ('command: ["true", "{param}"], dedupe: {key: shop}', "flows[0].dedupe.key: must be one of"),
+        ('command: ["true", "{param}"], dedupe: {window: 32d}', "flows[0].dedupe.window: must be between 1s and 31d"),
+        ('command: ["true", "{param}"], dedupe: {rerun: twice}', "flows[0].dedupe.rerun: must be one of"),
         ('command: ["true", "{param}", "{shop}"]', "flows[0].command: "),
         ('command: ["true"]', "flows[0].command: "),
         ("command: []", "flows[0].command: "),
@@ -227,17 +241,36 @@ def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused
         ('command: ["true", "{param}"], environment: [A, A]', "flows[0].environment: names something twice"),
         ('command: ["true", "{param}"], environment: [DJANGO_SECRET_KEY]', "flows[0].environment: DJANGO_SECRET_KEY"),
         ('command: ["true", "{param}"], environment: [HOME]', "flows[0].environment: HOME is set"),
+        ('command: ["true", "{param}"], env: [A]', "flows[0].env: must be a mapping"),
+        ('command: ["true", "{param}"], env: {A: 1}', "flows[0].env.A: must be text"),
+        ('command: ["true", "{param}"], env: {A-B: x}', "flows[0].env: “A-B” is not the name"),
+        ('command: ["true", "{param}"], env: {PATH: /opt}', "flows[0].env: PATH is set"),
+        ('command: ["true", "{param}"], env: {LD_PRELOAD: /x.so}', "flows[0].env: LD_PRELOAD is never given"),
+        (
+            'command: ["true", "{param}"], env: {AFTERTOUCH_RPA_FLOWS: /run}',
+            "flows[0].env: AFTERTOUCH_RPA_FLOWS is never",
+        ),
+        ('command: ["true", "{param}"], env: {A: x}, environment: [A]', "flows[0].env: A is named in environment"),
+        ('command: ["true", "{param}"], cwd: opt/rpa', "flows[0].cwd: must be an absolute folder"),
     ],
 )
 def test_apply_with_invalid_flow_names_problem(refusal_of: Refused, flow: str, problem: str) -> None:
-    (line, *_) = refusal_of(f"{{platforms: [{{key: pdd}}], flows: [{{platform: pdd, task_type: sync, {flow}}}]}}")
+    (line, *_) = refusal_of(
+        f"{{platforms: [{{key: pdd}}], flows: [{{platform: pdd, task_type: sync, idempotent: true, {flow}}}]}}"
+    )
     assert line.startswith(problem), line
     assert len(line) > len(problem) or not problem.endswith(" ")
     assert not Flow.objects.exists()
 
 
+def test_apply_requires_whether_a_flow_is_idempotent(refusal_of: Refused) -> None:
+    """The form asks for it, too: a wrong guess repeats an effect, or leaves work to a person."""
+    flow = '{platform: pdd, task_type: sync, command: ["true", "{param}"]}'
+    assert refusal_of(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")[0] == "flows[0].idempotent: is missing"
+
+
 def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
-    flow = '{platform: pdd, task_type: sync, command: [no-such-program, "{param}"]}'
+    flow = '{platform: pdd, task_type: sync, idempotent: true, command: [no-such-program, "{param}"]}'
     said = apply(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")
     assert "flow pdd/sync: no-such-program was not found on this machine" in said
     assert said.endswith("applied\n")
@@ -251,10 +284,21 @@ def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
         ("{key: pdd, breaker_threshold: 0}", "platforms[0].breaker_threshold: must be between 1 and 100"),
         ("{key: pdd, backlog_limit: -1}", "platforms[0].backlog_limit: must be between 1 and 1000000"),
         ("{key: pdd, paused: maybe}", "platforms[0].paused: must be true or false"),
+        ("{key: pdd, check: login}", "platforms[0].check: pdd has no task type “login”"),
     ],
 )
 def test_apply_with_invalid_platform_names_problem(refusal_of: Refused, platform: str, problem: str) -> None:
     assert refusal_of(f"platforms: [{platform}]")[0].startswith(problem)
+
+
+def test_check_names_a_flow_of_its_own_platform_that_stays(apply: Apply, refusal_of: Refused) -> None:
+    flow = '{platform: %s, task_type: login, idempotent: true, command: ["true", "{param}"]}'
+    platforms = "platforms: [{key: pdd, check: login}, {key: temu}]"
+    assert refusal_of(f"{{{platforms}, flows: [{flow % 'temu'}]}}")[0].startswith("platforms[0].check: pdd has no")
+    apply(f"{{{platforms}, flows: [{flow % 'pdd'}]}}")
+    assert apply(f"{{{platforms}}}") == "no changes\n"
+    assert "it no longer checks logins of its platform" in apply("flows: []")
+    assert refusal_of(f"{{{platforms}}}")[0].startswith("platforms[0].check: pdd has no")
 
 
 # --- the demo's file, and any other -----------------------------------------------------------------------------------
@@ -264,8 +308,7 @@ def test_apply_of_demo_file_works(apply: Apply, export: Apply) -> None:
     apply(DEMO.read_text(encoding="utf-8"))
     assert [str(shop.shop_id) for shop in Shop.objects.all()] == ["s1", "s2", "s3"]
     for flow in Flow.objects.all():
-        assert (flow.idempotent, flow.environment) == (True, ["DATABASE_URL"])
-        assert flow.exit_codes == {"business": [64, 65], "session": [77], "platform": [75]}
+        assert (flow.idempotent, flow.exit_codes, flow.environment) == (True, {}, ["DATABASE_URL"])
     assert apply(export()) == "no changes\n"
 
 
@@ -308,13 +351,23 @@ def markets(draw: st.DrawFn) -> dict[str, Any]:
     )  # fmt: skip
     on = st.sampled_from([each["key"] for each in platforms]) if platforms else st.nothing()
     flow = st.fixed_dictionaries(
-        {"platform": on, "task_type": keys, "command": st.just(["{python}", "-m", "x", "{param}"])},
+        {
+            "platform": on, "task_type": keys, "command": st.just(["{python}", "-m", "x", "{param}"]),
+            "idempotent": flags,
+        },
         optional={
             "timeout": st.timedeltas(timedelta(seconds=1), timedelta(hours=24)).map(format_duration),
-            "needs_browser": flags, "idempotent": flags, "needs_result": flags, "clear_cookies": flags,
+            "needs_browser": flags, "needs_result": flags, "clear_cookies": flags,
             "exit_codes": exit_codes(), "payload_schema": schemas,
+            "param_style": st.sampled_from(["flat", "nested"]),
+            "dedupe": st.fixed_dictionaries({}, optional={
+                "key": st.sampled_from(["payload", "task_type", "none"]),
+                "window": st.sampled_from(["1s", "1d", "31d"]),
+                "rerun": st.sampled_from(["refuse", "after_failure", "always"]),
+            }),
             "retry_delays": st.lists(st.sampled_from(["30s", "1m", "1h30m", "1500ms"]), max_size=3),
             "environment": st.lists(st.sampled_from(["A", "DATABASE_URL", "_x"]), unique=True),
+            "env": st.dictionaries(st.sampled_from(["B", "_y"]), names), "cwd": st.sampled_from(["", "/opt/rpa"]),
         },
     )  # fmt: skip
     shop = st.fixed_dictionaries(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 RPA_OPERATIONS = [each for each in OPERATIONS if "/rpa/" in each.path]
-assert len(RPA_OPERATIONS) == 10
+assert len(RPA_OPERATIONS) == 19
 
 
 @pytest.mark.parametrize("operation", RPA_OPERATIONS, ids=lambda operation: operation.label)
@@ -39,6 +39,6 @@ def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: M
             case.body |= {"platform": "pdd", "shop_id": "s1", "task_type": "sync_order"}
         headers = {"Authorization": f"Bearer {api.key}"}
         answer = case.call(base_url=api.address, headers=headers, timeout=WAIT_LIMIT)
-        assert answer.status_code in (202, 400, 422, 429), answer.text
+        assert answer.status_code in (200, 202, 400, 422, 429), answer.text
 
     story()

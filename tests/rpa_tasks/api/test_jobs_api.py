@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
 import pytest
+from requests import Response
 
-from rpa_tasks.models import Evidence, Job, Run
+from rpa_tasks.models import Evidence, Flow, Job, Run, Shop
 from rpa_tasks.worker.evidence import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from scheduling.operations import commands
-from tests.rpa_tasks.api.conftest import Market
+from tests.rpa_tasks.api.conftest import Market, send_until_free
 from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 BRIEF = {
     "task_id", "delivery_key", "retry_of", "retried_as", "platform", "shop_id", "task_type", "state", "reason",
-    "parked", "priority", "dedupe_key", "requests", "source", "touch", "due_at", "planned_at", "created_at",
-    "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
+    "paused_by", "priority", "dedupe_key", "requests", "source", "touch", "due_at", "planned_at", "created_at",
+    "deadline", "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
 }  # fmt: skip
 LATER = 3_600
 
@@ -33,7 +34,7 @@ def job_request(shop_id: str = "s1", **changes: Any) -> dict[str, Any]:
 
 def publish(api: Client, shop_id: str = "s1", **changes: Any) -> str:
     answer = api("POST", "/rpa/jobs", job_request(shop_id, **changes))
-    assert answer.status_code == 202, answer.text
+    assert answer.status_code in (200, 202), answer.text
     task_id: str = answer.json()["task_id"]
     return task_id
 
@@ -49,22 +50,110 @@ def test_publish_job_stores_request(api: Client) -> None:
 
     assert answer.status_code == 202
     row = Job.objects.get()
-    assert answer.json() == {"task_id": str(row.task_id), "duplicate": False, "state": "scheduled"}
+    assert answer.json() == {
+        "task_id": str(row.task_id), "duplicate": False, "state": "scheduled", "because": None, "window_ends_at": None,
+    }  # fmt: skip
     assert (row.payload, row.priority, row.source) == ({"since": "2026-03-01"}, 0, "api:shop")
     assert timedelta(seconds=90) < row.due_at - row.created_at < timedelta(seconds=91)
 
 
 def test_publish_job_merges_into_waiting_job(api: Client) -> None:
     first = publish(api, delay_seconds=LATER, payload={"n": 1})
-    answer = api("POST", "/rpa/jobs", job_request(delay_seconds=LATER, payload={"n": 2}, priority="high")).json()
-    assert answer == {"task_id": first, "duplicate": True, "state": "scheduled"}
+    answer = api("POST", "/rpa/jobs", job_request(delay_seconds=LATER, payload={"n": 2}, priority="high"))
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "task_id": first, "duplicate": True, "state": "scheduled", "because": "waiting", "window_ends_at": None,
+    }  # fmt: skip
     assert publish(api, delay_seconds=LATER, dedupe_key="other") != first
     told = api.get(f"/rpa/jobs/{first}").json()
     assert (told["payload"], told["priority"], told["requests"]) == ({"n": 2}, "high", 2)
 
 
+def test_publish_within_window_names_its_job_and_end(api: Client, market: Market) -> None:
+    Flow.objects.update(dedupe_window=timedelta(days=1))
+    first = publish(api)
+    Job.objects.update(state="succeeded", lease_until=None)
+    answer = api("POST", "/rpa/jobs", job_request())
+
+    assert answer.status_code == 200
+    told = answer.json()
+    ends_at = datetime.fromisoformat(told.pop("window_ends_at"))
+    assert told == {"task_id": first, "duplicate": True, "state": "succeeded", "because": "window"}
+    assert timedelta(hours=23) < ends_at - datetime.now(UTC) < timedelta(days=1)
+
+
+def test_64_publish_requests_within_window_create_one_job(api: Client, market: Market) -> None:
+    Flow.objects.update(dedupe_window=timedelta(days=1))
+
+    def send(number: int) -> Response:
+        return send_until_free(lambda: api("POST", "/rpa/jobs", job_request(payload={"n": number})))
+
+    answers = run_concurrently(64, send)
+    assert sorted(answer.status_code for answer in answers) == [200] * 63 + [202]
+    assert {answer.json()["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
+
+
+def test_publish_stores_earliest_start_and_due_date(api: Client) -> None:
+    six = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
+    task = publish(
+        api, not_before="2026-01-01T00:00:00Z", due_at=six.astimezone(timezone(timedelta(hours=8))).isoformat()
+    )
+    told = api.get(f"/rpa/jobs/{task}").json()
+    assert datetime.fromisoformat(told["deadline"]) == six
+    for impossible in ("2026-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"):
+        assert fields_of(api("POST", "/rpa/jobs", job_request(due_at=impossible))) == ["due_at"]
+    assert fields_of(api("POST", "/rpa/jobs", job_request(due_at="2999-01-01T00:00:00"))) == ["due_at"]  # no zone
+
+
+def test_publish_batch_answers_for_each_job(api: Client, market: Market) -> None:
+    Shop.objects.filter(shop_id="s2").update(backlog_limit=1)
+    publish(api, "s2", dedupe_key="other", delay_seconds=LATER)
+    wishes = [
+        job_request(), job_request(payload={"n": 2}), job_request("s9"), job_request("s2"),
+        job_request(payload={"shop_id": "x", "lease_no": 1}),
+    ]  # fmt: skip
+    answer = api("POST", "/rpa/jobs/batch", {"jobs": wishes})
+
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert [each["status"] for each in results] == [202, 200, 422, 429, 422]
+    assert results[1]["task_id"] == results[0]["task_id"]
+    assert results[1]["because"] == "waiting"
+    assert [error["field"] for error in results[2]["errors"]] == ["shop_id"]
+    assert [error["field"] for error in results[4]["errors"]] == ["payload.shop_id", "payload.lease_no"]
+    assert Job.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("jobs", "field"),
+    [([], "jobs"), ([{"platform": "pdd"}], "jobs.0.shop_id"), ("all", "jobs"), ([job_request()] * 501, "jobs")],
+    ids=["empty", "incomplete", "no list", "too long"],
+)
+def test_invalid_batch_stores_nothing(api: Client, jobs: Any, field: str) -> None:
+    assert field in fields_of(api("POST", "/rpa/jobs/batch", {"jobs": jobs}))
+    assert not Job.objects.exists()
+
+
+def test_publish_batch_takes_500_jobs(api: Client, market: Market) -> None:
+    market.s1.backlog_limit = 1_000
+    market.s1.save()
+    wishes = [job_request(dedupe_key=str(number)) for number in range(500)]
+
+    results = api("POST", "/rpa/jobs/batch", {"jobs": wishes}).json()["results"]
+    again = api("POST", "/rpa/jobs/batch", {"jobs": wishes}).json()["results"]
+
+    assert {each["status"] for each in results} == {202}
+    assert {each["status"] for each in again} == {200}
+    assert [each["task_id"] for each in again] == [each["task_id"] for each in results]
+    assert Job.objects.count() == 500
+
+
 def test_concurrent_publish_requests_create_one_job(api: Client) -> None:
-    answers = run_concurrently(10, lambda _: api("POST", "/rpa/jobs", job_request(delay_seconds=LATER)).json())
+
+    def send(_: int) -> Any:
+        return send_until_free(lambda: api("POST", "/rpa/jobs", job_request(delay_seconds=LATER))).json()
+
+    answers = run_concurrently(10, send)
     assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 9
     assert {answer["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
 
@@ -128,7 +217,7 @@ def test_publish_job_above_backlog_returns_429_with_retry_after(api: Client, mar
     assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
     assert int(answer.headers["Retry-After"]) >= 60
     assert "pdd/s1" in answer.json()["detail"]
-    assert publish(api, delay_seconds=LATER) == first  # merging adds nothing to the pile
+    assert publish(api, delay_seconds=LATER) == first  # merging adds no waiting job
     publish(api, "s2", delay_seconds=LATER)
 
 

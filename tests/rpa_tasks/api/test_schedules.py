@@ -1,15 +1,17 @@
-"""Jobs that come round: from a row that ops edit, through beat and the broker, to one job a shop."""
+"""Scheduled jobs: from a row that ops edit, through beat and the broker, to one job a shop."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import redis
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 from django.test import Client as Browser
@@ -22,18 +24,18 @@ from config.celery.application import app
 from config.celery.beat_scheduler import LeaderScheduler, due_instant
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
-from rpa_tasks.jobs import bulk_publish, scheduled_rounds, schedules
+from rpa_tasks.jobs import bulk_publish, scheduled_publications, schedules
 from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
-from rpa_tasks.models import Job, ScheduledRound, Shop
-from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_rounds
+from rpa_tasks.models import Job, ScheduledPublication, Shop
+from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_publications
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
-from tests.second_connection import act_on_second_connection
+from tests.support.second_connection import act_on_second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,11 +47,11 @@ WORKER = """
 import django
 django.setup()
 from django.db import connection
-from rpa_tasks.jobs import bulk_publish, scheduled_rounds, wakeups
-connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
+from rpa_tasks.jobs import bulk_publish, scheduled_publications, wakeups
+connection.settings_dict["OPTIONS"]["application_name"] = "publications"
 wakeups.wakeup_publisher.submit = lambda created: None
 bulk_publish.BATCH = 1
-scheduled_rounds.publish_waiting_rounds()
+scheduled_publications.run_waiting_publications()
 """
 
 
@@ -67,6 +69,14 @@ def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeup
         ("s1", 2, "schedule"), ("s2", 2, "schedule"),
     }  # fmt: skip
     assert all(job.payload == {"n": 1} for job in Job.objects.all())
+
+
+def test_schedule_gives_its_jobs_a_due_date(market: Market, sent_wakeups: list[Any]) -> None:
+    schedules.publish_schedule(ORDER | {"due_seconds": 3_600})
+    for job in Job.objects.all():
+        assert job.deadline
+        assert timedelta(minutes=59) < job.deadline - job.created_at <= timedelta(minutes=60)
+    assert invalid_fields(due_seconds=1) == ["due_seconds"]
 
 
 def test_schedule_publishes_for_listed_shops(market: Market, sent_wakeups: list[Any]) -> None:
@@ -145,7 +155,7 @@ def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeup
 def test_publish_bulk_wakes_only_for_due_jobs(market: Market, sent_wakeups: list[Any]) -> None:
     places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
     bulk_publish.publish_bulk(market.sync, places, payload={}, priority=0)
-    assert [(hint.route, hint.priority) for hint in sent_wakeups] == [(market.s1.pk, 0)]
+    assert [(wakeup.route, wakeup.priority) for wakeup in sent_wakeups] == [(market.s1.pk, 0)]
 
 
 def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: list[Any]) -> None:
@@ -235,28 +245,36 @@ def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
     )
 
 
-def run_beat(valkey: Any, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
+def run_beat(valkey: redis.Redis, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
     """Let a beat tick until nothing is due, then run what it published as a worker would. Returns what was run."""
     tick_until_idle()
     then()
     ran = []
     while raw := valkey.rpop("mq:ticks"):
-        if json.loads(raw)["headers"]["task"] == run_rounds.name:
-            ran.append(run_rounds.apply())
+        if json.loads(raw)["headers"]["task"] == run_publications.name:
+            ran.append(run_publications.apply())
     return ran
 
 
 def tick_until_idle() -> None:
-    scheduler = LeaderScheduler(app=app)
-    try:
-        for _ in range(20):
+    with leading_beat() as scheduler:
+        for _ in range(60):
             if scheduler.tick() > 0.5:
                 break
+
+
+@contextmanager
+def leading_beat() -> Iterator[LeaderScheduler]:
+    scheduler = LeaderScheduler(app=app)
+    try:
+        # The lock of the beat before goes with its backend, some time after its connection was closed.
+        assert wait_until(lambda: bool(scheduler._holds_lock()), WAIT_LIMIT)
+        yield scheduler
     finally:
         scheduler.close()
 
 
-def test_due_periodic_task_publishes_round(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
+def test_due_periodic_task_publishes_round(market: Market, valkey: redis.Redis, sent_wakeups: list[Any]) -> None:
     row = every_ten_minutes(**ORDER, shops="all", priority="normal", spread_seconds=600)
     assert run_beat(valkey)
     assert {job.shop.shop_id for job in Job.objects.all()} == {"s1", "s2"}
@@ -273,11 +291,11 @@ def test_due_periodic_task_publishes_round(market: Market, valkey: Any, sent_wak
 
 @pytest.mark.parametrize("order", [{"platform": "temu", "task_type": "sync_order"}, {"plattform": "pdd"}, {}])
 def test_invalid_periodic_task_becomes_failed_task(
-    market: Market, valkey: Any, order: dict[str, Any], sent_wakeups: list[Any]
+    market: Market, valkey: redis.Redis, order: dict[str, Any], sent_wakeups: list[Any]
 ) -> None:
     every_ten_minutes(**order)
     assert run_beat(valkey)
-    assert ScheduledRound.objects.get().state == "failed"
+    assert ScheduledPublication.objects.get().state == "failed"
     row = FailedTask.objects.latest("failed_at")
     assert (row.origin, row.reason, row.state) == ("message", "task_error", "open")
     assert TASK in str(row.payload)
@@ -285,21 +303,25 @@ def test_invalid_periodic_task_becomes_failed_task(
     assert not Job.objects.exists()
 
 
-# --- rounds as rows ---------------------------------------------------------------------------------------------------
+# --- publications as rows ---------------------------------------------------------------------------------------------
 
 
-def test_round_with_lost_message_is_published_by_pass(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
+def test_round_with_lost_message_is_published_by_pass(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
+) -> None:
     every_ten_minutes(**ORDER)
     assert run_beat(valkey, then=valkey.flushall) == []
-    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("waiting", 0)
+    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("waiting", 0)
 
     rescue_runs.apply()
-    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
+    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("done", 2)
     rescue_runs.apply()
     assert Job.objects.count() == 2
 
 
-def test_beat_killed_before_save_stores_round_once(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
+def test_beat_killed_before_save_stores_round_once(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
+) -> None:
     row = every_ten_minutes(**ORDER)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=15))
     before = PeriodicTask.objects.get(pk=row.pk).last_run_at
@@ -308,19 +330,19 @@ def test_beat_killed_before_save_stores_round_once(market: Market, valkey: Any, 
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
     PeriodicTasks.update_changed()
     tick_until_idle()
-    (found,) = ScheduledRound.objects.all()
+    (found,) = ScheduledPublication.objects.all()
     assert found.due_at == before + timedelta(minutes=10)
     assert (found.schedule_id, found.kwargs) == (row.pk, ORDER)
 
 
 def test_round_due_during_database_outage_is_stored_later(
-    market: Market, valkey: Any, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the instant at which it fell due, however often beat tries in vain."""
+    """Stored under its due time, however often beat retries."""
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
-    store, tries = scheduled_rounds.store_round, []
+    store, tries = scheduled_publications.store_publication, []
 
     def fail_thrice(*given: Any) -> bool:
         tries.append(given)
@@ -328,34 +350,28 @@ def test_round_due_during_database_outage_is_stored_later(
             raise OperationalError("the server is starting up")
         return store(*given)
 
-    monkeypatch.setattr(scheduled_rounds, "store_round", fail_thrice)
-    scheduler = LeaderScheduler(app=app)
-    try:
+    monkeypatch.setattr(scheduled_publications, "store_publication", fail_thrice)
+    with leading_beat() as scheduler:
         for _ in range(60):
             scheduler.tick()
             if len(tries) > 3:
                 break
-    finally:
-        scheduler.close()
-    (found,) = ScheduledRound.objects.all()
+    (found,) = ScheduledPublication.objects.all()
     assert found.due_at == before + timedelta(minutes=10)
 
 
-def test_last_run_of_schedule_is_saved_at_once(market: Market, valkey: Any, sent_wakeups: list[Any]) -> None:
+def test_last_run_of_schedule_is_saved_at_once(market: Market, valkey: redis.Redis, sent_wakeups: list[Any]) -> None:
     """A beat that starts again would publish the row a second time."""
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
-    scheduler = LeaderScheduler(app=app)
-    scheduler._last_sync = time.monotonic()  # beat has just saved what it knows
-    try:
+    with leading_beat() as scheduler:
+        scheduler._last_sync = time.monotonic()  # beat has just saved what it knows
         for _ in range(60):
             scheduler.tick()
-            if ScheduledRound.objects.exists():
+            if ScheduledPublication.objects.exists():
                 break
         row.refresh_from_db()  # before the end, which saves everything
-    finally:
-        scheduler.close()
     assert row.last_run_at > before
 
 
@@ -369,7 +385,7 @@ def test_due_instant_of_crontab_is_stable(market: Market) -> None:
 
 @pytest.mark.parametrize("action", ["enable_tasks", "edit"])
 def test_reenabled_fixed_time_stores_second_round(
-    market: Market, valkey: Any, sent_wakeups: list[Any], action: str
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], action: str
 ) -> None:
     """Its clock time stays the same. The action on the list updates the row without dating it."""
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
@@ -380,9 +396,9 @@ def test_reenabled_fixed_time_stores_second_round(
         tick_until_idle()  # a beat that finds a fixed time that has run disables it
     row.refresh_from_db()
     assert not row.enabled
-    (first,) = ScheduledRound.objects.all()
+    (first,) = ScheduledPublication.objects.all()
     assert first.due_at == clocked.clocked_time
-    assert [each["is_new"] for each in logs if each["event"] == "round_stored"] == [True]
+    assert [each["is_new"] for each in logs if each["event"] == "publication_stored"] == [True]
 
     if action == "edit":
         row.enabled = True
@@ -392,11 +408,11 @@ def test_reenabled_fixed_time_stores_second_round(
         PeriodicTasks.update_changed()
     tick_until_idle()
 
-    first, second = ScheduledRound.objects.order_by("due_at")
+    first, second = ScheduledPublication.objects.order_by("due_at")
     assert first.due_at < second.due_at
 
 
-def test_beat_killed_before_save_stores_fixed_time_once(market: Market, valkey: Any) -> None:
+def test_beat_killed_before_save_stores_fixed_time_once(market: Market, valkey: redis.Redis) -> None:
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
     PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
     before = PeriodicTask.objects.values("last_run_at", "total_run_count", "date_changed", "enabled").get()
@@ -406,39 +422,39 @@ def test_beat_killed_before_save_stores_fixed_time_once(market: Market, valkey: 
         PeriodicTask.objects.update(**before)
         PeriodicTasks.update_changed()
         tick_until_idle()
-    assert ScheduledRound.objects.count() == 1
-    assert [each["is_new"] for each in logs if each["event"] == "round_stored"] == [True, False]
+    assert ScheduledPublication.objects.count() == 1
+    assert [each["is_new"] for each in logs if each["event"] == "publication_stored"] == [True, False]
 
 
 def test_round_of_killed_worker_is_completed_without_repeats(market: Market, sent_wakeups: list[Any]) -> None:
     """A real process, killed with the second batch before it; the first batch's job has ended by then."""
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     with transaction.atomic():
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
         publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
         with program(WORKER) as worker:
-            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("rounds")), WAIT_LIMIT)
+            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("publications")), WAIT_LIMIT)
             worker.kill()
         first = act_on_second_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
         transaction.set_rollback(True)
-    assert wait_until(lambda: not is_connected("rounds"), WAIT_LIMIT)
+    assert wait_until(lambda: not is_connected("publications"), WAIT_LIMIT)
     assert first == [market.s1.pk]
-    assert ScheduledRound.objects.get().position == market.s1.pk
+    assert ScheduledPublication.objects.get().position == market.s1.pk
     Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
 
-    assert scheduled_rounds.publish_waiting_rounds() == 0  # the lease of the killed one lasts
-    ScheduledRound.objects.update(next_at=now() - MINUTE)
-    assert scheduled_rounds.publish_waiting_rounds() == 1
+    assert scheduled_publications.run_waiting_publications() == 0  # the lease of the killed one lasts
+    ScheduledPublication.objects.update(next_at=now() - MINUTE)
+    assert scheduled_publications.run_waiting_publications() == 1
     assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
-    assert ScheduledRound.objects.get().published == 2
+    assert ScheduledPublication.objects.get().published == 2
 
 
 def test_concurrent_workers_publish_round_once(market: Market, sent_wakeups: list[Any]) -> None:
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
 
     def act(number: int) -> int:
         try:
-            return scheduled_rounds.publish_waiting_rounds()
+            return scheduled_publications.run_waiting_publications()
         finally:
             connection.close()
 
@@ -449,46 +465,50 @@ def test_concurrent_workers_publish_round_once(market: Market, sent_wakeups: lis
 def test_worker_with_lost_round_lease_publishes_nothing(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
-    ScheduledRound.objects.update(lease_no=1)
-    late = scheduled_rounds.ClaimedRound(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
-    assert scheduled_rounds._publish_claimed(late) is False
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
+    ScheduledPublication.objects.update(lease_no=1)
+    late = scheduled_publications.ClaimedPublication(
+        ScheduledPublication.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1
+    )
+    assert scheduled_publications.publish_claimed(late) is False
     assert not Job.objects.exists()
 
 
 def test_round_above_retry_limit_becomes_failed_task(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     market.sync.delete()
     with connection.cursor() as cursor:  # worker after worker takes it and vanishes
-        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s, tries = %s", [scheduled_rounds.TRIES] * 2)
-    assert scheduled_rounds.publish_waiting_rounds() == 1
-    assert ScheduledRound.objects.get().state == "failed"
+        cursor.execute(
+            "UPDATE rpa_tasks_scheduledpublication SET lease_no = %s, tries = %s", [scheduled_publications.TRIES] * 2
+        )
+    assert scheduled_publications.run_waiting_publications() == 1
+    assert ScheduledPublication.objects.get().state == "failed"
     row = FailedTask.objects.get()
     assert (row.origin, row.reason) == ("message", "task_error")
     assert "sync_order" in str(row.payload)
 
 
 def claim_again() -> int:
-    ScheduledRound.objects.update(next_at=now() - MINUTE)
-    return scheduled_rounds.publish_waiting_rounds()
+    ScheduledPublication.objects.update(next_at=now() - MINUTE)
+    return scheduled_publications.run_waiting_publications()
 
 
 def test_round_with_progress_at_each_claim_is_not_failed(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(scheduled_rounds.TRIES):
+    for number in range(scheduled_publications.TRIES):
         market.shop(f"more-{number}")
     monkeypatch.setattr(bulk_publish, "BATCH", 1)
     monkeypatch.setattr(bulk_publish.wakeup_publisher, "submit", Mock(side_effect=RuntimeError("after each batch")))
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
 
-    for claims in range(scheduled_rounds.TRIES + 2):
+    for claims in range(scheduled_publications.TRIES + 2):
         assert claim_again() == 0
         assert Job.objects.count() == claims + 1
     assert claim_again() == 1
-    assert ScheduledRound.objects.get().state == "done"
+    assert ScheduledPublication.objects.get().state == "done"
 
 
 def lose_connection(*_: Any, **__: Any) -> None:
@@ -508,55 +528,55 @@ def exceed_statement_timeout(*_: Any, **__: Any) -> None:
 def test_round_with_lost_connections_is_not_failed(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     with monkeypatch.context() as patched:
         patched.setattr(schedules, "publish_bulk", lose_connection)
-        for _ in range(scheduled_rounds.TRIES + 2):
+        for _ in range(scheduled_publications.TRIES + 2):
             with pytest.raises(OperationalError):
                 claim_again()
     assert claim_again() == 1
-    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
+    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("done", 2)
 
 
 def test_round_during_database_outage_is_not_failed(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database comes back after the worker has given the round up for this time."""
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    """The database comes back after the worker has given the publication up for this time."""
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     count = sql.execute
 
     def remains_unavailable(statement: str, parameters: Any) -> int:
-        if statement == scheduled_rounds._SUBTRACT:
+        if statement == scheduled_publications.SUBTRACT_STATEMENT:
             raise OperationalError
         return count(statement, parameters)
 
-    claim = scheduled_rounds._claim_round
+    claim = scheduled_publications.claim_publication
 
     def claim_then_lose() -> Any:
         monkeypatch.setattr(sql, "execute", remains_unavailable)
         return claim()
 
-    for _ in range(scheduled_rounds.TRIES + 2):
+    for _ in range(scheduled_publications.TRIES + 2):
         with monkeypatch.context() as patched:
             patched.setattr(schedules, "publish_bulk", lose_connection)
-            patched.setattr(scheduled_rounds, "_claim_round", claim_then_lose)
+            patched.setattr(scheduled_publications, "claim_publication", claim_then_lose)
             with pytest.raises(OperationalError):
                 claim_again()
         monkeypatch.setattr(sql, "execute", count)
     assert claim_again() == 1
-    assert ScheduledRound.objects.get().state == "done"
+    assert ScheduledPublication.objects.get().state == "done"
 
 
 def test_round_with_repeated_timeouts_becomes_failed_task(
     market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     monkeypatch.setattr(schedules, "publish_bulk", exceed_statement_timeout)
-    for _ in range(scheduled_rounds.TRIES):
+    for _ in range(scheduled_publications.TRIES):
         with pytest.raises(OperationalError):
             claim_again()
     assert claim_again() == 1
-    assert (ScheduledRound.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
+    assert (ScheduledPublication.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
 
 
 def test_round_with_repeated_errors_becomes_failed_task(
@@ -565,13 +585,18 @@ def test_round_with_repeated_errors_becomes_failed_task(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("odd")
 
-    scheduled_rounds.store_round(1, "sync", now(), [], ORDER)
+    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
     monkeypatch.setattr(schedules, "publish_bulk", fail)
-    assert [claim_again() for _ in range(scheduled_rounds.TRIES)] == [0] * (scheduled_rounds.TRIES - 1) + [1]
-    assert (ScheduledRound.objects.get().state, FailedTask.objects.get().detail) == ("failed", "RuntimeError: odd")
+    assert [claim_again() for _ in range(scheduled_publications.TRIES)] == [0] * (scheduled_publications.TRIES - 1) + [
+        1
+    ]
+    assert (ScheduledPublication.objects.get().state, FailedTask.objects.get().detail) == (
+        "failed",
+        "RuntimeError: odd",
+    )
 
 
-def test_passes_of_beat_have_no_expiry(market: Market, valkey: Any) -> None:
+def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> None:
     """Celery compares it with the worker's clock: one that is seconds ahead would drop every pass."""
     scheduler = LeaderScheduler(app=app)
     try:
@@ -622,8 +647,8 @@ def test_admin_refuses_invalid_periodic_task(market: Market, changes: dict[str, 
     assert not PeriodicTask.objects.filter(name="sync").exists()
 
 
-def test_leader_connection_sets_tcp_timeouts(market: Market, valkey: Any) -> None:
-    """By PostgreSQL, which would wait for two hours unless its session says otherwise."""
+def test_leader_connection_sets_tcp_timeouts(market: Market, valkey: redis.Redis) -> None:
+    """By PostgreSQL, which would wait for two hours unless the session sets a limit."""
     scheduler = LeaderScheduler(app=app)
     try:
         scheduler.tick()

@@ -1,4 +1,4 @@
-"""What a person does to shops and platforms opens gates, and a gate that opens wakes somebody."""
+"""Actions on shops and platforms open gates; an opened gate publishes wake-ups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def woken_by_work(market: Market, sent_wakeups: list[Any]) -> list[Any]:
 
 
 def woken_shops(sent_wakeups: list[Any]) -> list[int]:
-    return [hint.route for hint in sent_wakeups]
+    return [wakeup.route for wakeup in sent_wakeups]
 
 
 def test_record_login_is_stored_once_and_wakes_shop(market: Market, woken_by_work: list[Any]) -> None:

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.utils.timezone import now
 
-from rpa_tasks.models import Breaker, Job, Lane, Platform, Shop
+from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
 from scheduling.ids import new_id
-from tests.rpa_tasks.api.conftest import Market
+from tests.rpa_tasks.api.conftest import Market, send_until_free
 from tests.scheduling.api.serving import Client, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,6 +66,34 @@ def test_logged_in_request_clears_needed_login(api: Client, market: Market) -> N
     assert market.s1.history.latest().history_change_reason == "logged in by api:shop"
 
 
+def test_logged_in_request_starts_the_check_of_the_platform(api: Client, market: Market) -> None:
+    Platform.objects.update(check_task_type="sync_order")
+    Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
+    for _ in range(2):
+        assert api("POST", "/rpa/shops/pdd/s1/logged-in").json()["login"] == "checking"
+    assert Job.objects.get().source == "login check by api:shop"
+    assert api.get("/rpa/shops").json()["items"][0]["login"] == "checking"
+
+
+def test_nodes_are_listed_drained_and_resumed(api: Client, market: Market) -> None:
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=AT, slots=3, queues=["high", "n.n1.high"])
+    Lane.objects.filter(shop=market.s1).update(home="n1")
+    Job.objects.create(shop=market.s1, flow=market.sync, due_at=AT, planned_at=AT)
+    Job.objects.create(
+        shop=market.s2, flow=market.sync, due_at=AT, planned_at=AT, state="running", node="n1", lease_until=now()
+    )
+    (node,) = api.get("/rpa/nodes").json()["items"]
+    load = {"running": 1, "take_overs": 0, "pinned": 1, "waiting": 1, "empty": False, "slots": 3}
+    assert node.items() >= {**load, "name": "n1", "reports": True, "free_slots": 2, "draining_at": None}.items()
+    assert node["queues"] == ["high"]
+    for _ in range(2):
+        drained = api("POST", "/rpa/nodes/n1/drain").json()
+        assert drained.items() >= {**load, "free_slots": 0, "drained_by": "api:shop"}.items()
+    for _ in range(2):
+        assert api("POST", "/rpa/nodes/n1/resume").json()["draining_at"] is None
+    assert api("POST", "/rpa/nodes/n9/drain").status_code == 404
+
+
 def test_pause_and_resume_requests_record_history(api: Client, market: Market) -> None:
     assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
     assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
@@ -75,7 +104,7 @@ def test_pause_and_resume_requests_record_history(api: Client, market: Market) -
 
 
 def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
-    answers = run_concurrently(8, lambda _: api("POST", "/rpa/shops/pdd/s1/pause"))
+    answers = run_concurrently(8, lambda _: send_until_free(lambda: api("POST", "/rpa/shops/pdd/s1/pause")))
     assert {answer.status_code for answer in answers} == {200}
     assert market.s1.history.filter(history_change_reason="paused by api:shop").count() == 1
 

@@ -1,4 +1,4 @@
-"""What a form could send and a file could not: anything that JSON, and Python's idea of it, can say."""
+"""Values that a form could send and a file could not, including Python's extensions of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpa_tasks.configuration import validation
-from rpa_tasks.jobs.publish import unstorable_reason
+from rpa_tasks.jobs.payloads import unstorable_reason
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.api.conftest import Market
 

@@ -1,9 +1,9 @@
-"""A process that borrows, to be raced and killed.
+"""A process that acquires browsers, to be raced and killed.
 
-    python holder.py PROFILE WAIT
+    python acquiring_process.py PROFILE WAIT
 
 prints {"port", "pid", "warm", "waited", "slot"} or {"reason"}; then obeys `give`, `dirty` or `die` on standard input.
-With `--rounds N` it borrows and gives back N times by itself and appends a line at each change to `--log`.
+With `--rounds N` it acquires and releases N times and appends a line at each change to `--log`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ django.setup()
 
 from rpa_tasks.browsers.browser_errors import NoBrowser  # noqa: E402
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser  # noqa: E402
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings  # noqa: E402
+from tests.rpa_tasks.browsers.browser_processes import extend_time_limits  # noqa: E402
 
 
 def main() -> None:
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--log", default="")
     order = parser.parse_args()
+    extend_time_limits()
     if order.rounds:
         _race(order.profile.split(","), order.wait, order.rounds, order.log)
     else:
@@ -50,7 +53,9 @@ def _follow_commands(profile: str, wait: float) -> None:
 
 def _acquire(profile: str, wait: float) -> AcquiredBrowser | None:
     try:
-        found = acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
+        found = acquire_browser(
+            profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1, launch=LaunchSettings()
+        )
     except NoBrowser as error:
         _print_line({"reason": error.reason, "detail": error.detail})
         return None
@@ -71,7 +76,9 @@ def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
     for _ in range(rounds):
         profile = random.choice(profiles)
         try:
-            with acquire_browser(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1) as found:
+            with acquire_browser(
+                profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1, launch=LaunchSettings()
+            ) as found:
                 os.write(notes, f"+ {profile} {found.slot} {found.pid}\n".encode())
                 time.sleep(random.uniform(0, 0.05))  # the work
                 os.write(notes, f"- {profile} {found.slot} {found.pid}\n".encode())

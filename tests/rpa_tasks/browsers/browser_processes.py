@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from config.environment import ROOT
-from rpa_tasks.browsers import chromium, devtools, pool, profiles, registry, shutdown
+from rpa_tasks.browsers import chromium, devtools, health, pool, profiles, registry, shutdown
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
+from rpa_tasks.browsers.providers import proxy, remote_browser
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
+
+if TYPE_CHECKING:  # also imported by processes that run no tests
+    import pytest
 
 WAIT_LIMIT = 60.0  #: seconds for a machine that does other things, too
 
@@ -28,17 +30,19 @@ WAIT_LIMIT = 60.0  #: seconds for a machine that does other things, too
 LIMITS = (
     (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
     (shutdown, "ANSWER_WITHIN"), (shutdown, "CLOSE_TIMEOUT"), (profiles, "ANSWER_WITHIN"),
+    (health, "PAGE_TIME_LIMIT"), (proxy, "PROOF_TIMEOUT"), (proxy, "DIRECT_TIMEOUT"),
+    (remote_browser, "ATTACH_TIMEOUT"),
 )  # fmt: skip
 
 
-def extend_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A browser that only waits for a processor is none that hangs."""
+def extend_time_limits(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """A browser that only waits for a processor is none that hangs. Without `monkeypatch` until the process ends."""
     for module, name in LIMITS:
-        monkeypatch.setattr(module, name, WAIT_LIMIT / 2)
+        (monkeypatch.setattr if monkeypatch else setattr)(module, name, WAIT_LIMIT / 2)
 
 
 def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
-    """Stop the browser; whoever meets it finds that out soon."""
+    """Stop the browser with SIGSTOP; its next user notices soon."""
     for module in (shutdown, profiles):
         monkeypatch.setattr(module, "ANSWER_WITHIN", limit)
     monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
@@ -50,12 +54,12 @@ def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = 
     ends_at = time.monotonic() + within
     while not (found := condition()):
         assert time.monotonic() < ends_at, otherwise
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found
 
 
 class AcquiringProcess:
-    """See holder.py."""
+    """See acquiring_process.py."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         script = Path(__file__).with_name("acquiring_process.py")
@@ -71,7 +75,7 @@ class AcquiringProcess:
 
     def read_reply(self) -> dict[str, Any]:
         assert self.process.stdout
-        assert select.select([self.process.stdout], [], [], WAIT_LIMIT)[0], "the holder says nothing"
+        assert select.select([self.process.stdout], [], [], 3 * WAIT_LIMIT)[0], "the holder says nothing"
         return dict(json.loads(self.process.stdout.readline()))
 
     def request(self, word: str) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def visit(port: int, url: str, site: Any) -> str:
 
 
 def _list_pages(port: int) -> list[tuple[str, str]]:
-    """Id and title of each page; none while the browser is too busy to tell."""
+    """Return id and title of each page; nothing while the browser is too busy to answer."""
     with suppress(devtools.NoAnswer):
         return [(page["id"], page["title"]) for page in devtools.list_tabs(port)]
     return []

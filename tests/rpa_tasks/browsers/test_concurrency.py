@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.browser_processes import memory_by_session
@@ -36,7 +36,7 @@ def test_concurrent_runs_share_slots_exclusively(
     while any(racer.process.poll() is None for racer in racers):
         assert time.monotonic() < ends_at, "they do not come to an end"
         most = max(most, len(_browsers(pool)))
-        time.sleep(0.02)
+        time.sleep(0.2)  # a look reads all processes of the machine, which takes the processor from the racers
 
     in_hand: Counter[str] = Counter()
     ends: Counter[str] = Counter()
@@ -65,7 +65,7 @@ def _browsers(state: Path) -> set[str]:
     }
 
 
-def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, settings: Any) -> None:
+def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, settings: Settings) -> None:
     """Memory stays flat, recycling included, and nothing piles up."""
     settings.AFTERTOUCH_RPA_BROWSER_USES = 60
     took, memory, processes = [], [], []
@@ -81,7 +81,7 @@ def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, 
             )
 
     assert len(took) == 196  # 1, 61, 121, 181 were fresh
-    assert max(memory) < 1.5 * min(value for value in memory if value), memory
+    assert max(memory) < 1.5 * max(memory[:2]), memory
     assert max(processes) < 20, processes
     print(
         f"warm borrow: p50 {quantiles(took, n=100)[49] * 1000:.1f} ms, p99 {quantiles(took, n=100)[98] * 1000:.1f} ms"

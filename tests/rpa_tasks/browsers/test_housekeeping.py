@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils.timezone import now
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import housekeeping
@@ -59,7 +60,7 @@ def start_marked_process(state: Path) -> Iterator[Any]:
         process.stdout.close()
 
 
-def test_report_updates_node_row(state: Path, settings: Any) -> None:
+def test_report_updates_node_row(state: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_NODE = "node-7"
     settings.AFTERTOUCH_RPA_SLOTS = 4
     doing = housekeeping.Housekeeping(["high", "low"])
@@ -84,7 +85,7 @@ def test_report_uses_database_clock(state: Path, monkeypatch: pytest.MonkeyPatch
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
 
 
-def test_tidy_deletes_nodes_silent_for_a_month(state: Path, settings: Any) -> None:
+def test_tidy_deletes_nodes_silent_for_a_month(state: Path, settings: Settings) -> None:
     """By those that live: machines that come and go have a name each."""
     settings.AFTERTOUCH_NODE = "here"
     for name, days in (("gone", 31), ("away", 29)):
@@ -122,7 +123,7 @@ def test_end_orphans_ends_processes_of_ended_runs(
 def test_end_orphans_keeps_run_whose_claim_appears(
     start_marked_process: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim was just not visible yet; its thirty seconds begin anew should it end."""
+    """The claim was not visible yet; its thirty seconds start again when it ends."""
     process = start_marked_process(job.task_id, 4)
     doing = housekeeping.Housekeeping([])
     doing.end_orphans()
@@ -133,7 +134,7 @@ def test_end_orphans_keeps_run_whose_claim_appears(
 
 
 @pytest.fixture
-def evidence(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def evidence(job: Job, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five pieces that are too old, and two that are not."""
     monkeypatch.setattr(housekeeping, "BATCH", 2)
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
@@ -142,8 +143,10 @@ def evidence(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
 
 
-def test_tidy_deletes_old_evidence_in_batches(evidence: None, state: Path, django_assert_max_num_queries: Any) -> None:
-    """The same thread says that the node lives."""
+def test_tidy_deletes_old_evidence_in_batches(
+    evidence: None, state: Path, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    """The same thread reports that the node is alive."""
     doing = housekeeping.Housekeeping([])
     left = []
     for _ in range(4):
@@ -173,7 +176,7 @@ def test_delete_old_evidence_skips_locked_rows(evidence: None) -> None:
 
 
 def write_old_log(name: str, days: float, content: bytes = b"said") -> Path:
-    """A log that nobody has written to for so long."""
+    """A log without a write for that long."""
     path = registry.browser_logs_dir() / name
     path.write_bytes(content)
     then = time.time() - timedelta(days=days).total_seconds()
@@ -195,7 +198,7 @@ def test_old_logs_of_ended_runs_are_deleted_after_a_day(state: Path, job: Job) -
     assert not runs.exists()
 
 
-def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Any) -> None:
+def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     old, quiet = write_old_log("browser-1.log", 15), write_old_log("browser-2.log", 13)
     chatty = write_old_log("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
@@ -207,7 +210,7 @@ def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings
 
 
 def test_delete_some_logs_is_bounded_and_reaches_all(
-    state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+    state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     monkeypatch.setattr(housekeeping, "LOGS_AT_ONCE", 10)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Whoever is killed, and whatever it leaves: the next one gets a browser that works, and only one."""
+"""Whatever process is killed: the next run gets exactly one working browser."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, recycling, registry, shutdown
 from rpa_tasks.browsers.browser_errors import PROFILE_BUSY, NoBrowser
@@ -31,6 +31,7 @@ from tests.rpa_tasks.browsers.browser_processes import (
     read_slot_states,
     suspend_browser,
 )
+from tests.support.thread_servers import serving_in_thread
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
 Acquire = Callable[..., AcquiredBrowser]
@@ -52,7 +53,7 @@ def test_browser_of_killed_holder_is_ended_by_next(acquire: Acquire, start_acqui
 
 
 def test_slot_of_killed_holder_serves_other_shop(
-    acquire: Acquire, start_acquiring_process: Begin, settings: Any
+    acquire: Acquire, start_acquiring_process: Begin, settings: Settings
 ) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     victim = start_acquiring_process("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
@@ -70,7 +71,7 @@ def test_forked_child_leaves_browser_lock(acquire: Acquire) -> None:
     child = os.fork()
     if child == 0:
         os.close(into)
-        os.read(out, 1)  # lives until told
+        os.read(out, 1)  # runs until the order
         os._exit(0)
     try:
         borrowed.release()
@@ -128,7 +129,7 @@ def test_lock_of_live_browser_is_kept(acquire: Acquire) -> None:
     assert not release_singleton(borrowed.profile_dir)
     assert (borrowed.profile_dir / "SingletonLock").is_symlink()
 
-    # From within another container its pid says nothing, but its socket answers.
+    # In another container its pid means nothing, but its socket responds.
     (borrowed.profile_dir / "SingletonLock").unlink()
     (borrowed.profile_dir / "SingletonLock").symlink_to("another-host-1")
     assert not release_singleton(borrowed.profile_dir)
@@ -152,9 +153,7 @@ def test_other_process_on_recorded_port_is_not_used(acquire: Acquire) -> None:
     record = find_record("s1")
     assert record is not None
     impostor = HTTPServer(("127.0.0.1", 0), _Impostor)
-    thread = Thread(target=impostor.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving_in_thread(impostor):
         port = impostor.server_address[1]
         registry.write_record(replace(record, port=port))
         second = acquire("s1")
@@ -162,14 +161,10 @@ def test_other_process_on_recorded_port_is_not_used(acquire: Acquire) -> None:
         assert second.port != port
         assert is_gone(first.pid)
         assert devtools.websocket_path(port).endswith("impostor")
-    finally:
-        impostor.shutdown()
-        thread.join()
-        impostor.server_close()
 
 
 def test_other_process_with_recorded_pid_is_kept(acquire: Acquire) -> None:
-    """The browser died and its pid was given away."""
+    """The browser died and its pid was reused."""
     first = acquire("s1")
     first.release()
     record = find_record("s1")

@@ -60,7 +60,7 @@ class WorkerProcess:
     def stop(self) -> int:
         assert self.process.stdin
         self.process.stdin.close()
-        return self.process.wait(60)
+        return self.process.wait(180)
 
     def kill(self) -> None:
         self.process.kill()
@@ -99,15 +99,6 @@ def test_maintainer_ends_browser_of_killed_holder(
 
     eventually(lambda: is_gone(left["pid"]), "the browser still lives")
     eventually(lambda: read_slot_states() == {}, "its slot is not free")
-
-
-def test_maintainer_warms_browser_of_last_shop(worker: Callable[..., WorkerProcess], acquire: Acquire) -> None:
-    acquire("s1").release(dirty=True)
-    acquire("s2").release(dirty=True)
-    worker()
-
-    eventually(lambda: read_slot_states() == {"s2": "idle"}, "no browser is warm")
-    assert acquire("s2").warm
 
 
 @pytest.mark.parametrize("words", [(), ("fork",)])

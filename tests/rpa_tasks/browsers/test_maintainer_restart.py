@@ -16,7 +16,7 @@ from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Python is said to be; nothing is there yet."""
+    """The configured path of Python; no file exists there yet."""
     path = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(path))
     monkeypatch.setattr(process, "RESTART_AFTER", 0.02)
@@ -27,13 +27,13 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each time that a maintainer was to be started."""
     tries: list[None] = []
-    launch = Supervision._launch
+    launch = Supervision.launch
 
     def launched(self: Supervision) -> subprocess.Popen[bytes]:
         tries.append(None)
         return launch(self)
 
-    monkeypatch.setattr(Supervision, "_launch", launched)
+    monkeypatch.setattr(Supervision, "launch", launched)
     return tries
 
 

@@ -18,7 +18,7 @@ FOLDER_AND_SLOT = "{}/slot-{}"
 
 
 def bearers(mark: str) -> list[int]:
-    return [each.pid for each in all_processes() if carries_marks(each, {MARKER: mark})]
+    return [each.pid for each in all_processes() if carries_marks(each.pid, {MARKER: mark})]
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
@@ -26,9 +26,9 @@ def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(st
     """The maintainer would hold the lock of the slot at each pass, and no run of any shop could use the slot."""
     commands, mark = TaskCommands(state), registry.slot_marker(2)
     order = commands.python(FORGER, f"{MARKER}={mark}", prefix=commands.prefix(sandbox), grace=0.5)
-    with SupervisedCommand(order) as guarded:
-        wait_for_start(guarded)
-        wait_for_message(guarded, "ready")
+    with SupervisedCommand(order) as supervised:
+        wait_for_start(supervised)
+        wait_for_message(supervised, "ready")
         stubborn = min(bearers(mark))
 
         recycling.end_unrecorded()

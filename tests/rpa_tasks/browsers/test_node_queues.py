@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery.app.amqp import AMQP
+from pytest_django import Settings
 
 from config.celery.application import app, consume_node_queues
 from config.environment import ROOT
@@ -25,11 +26,11 @@ WORKER = """
 import sys, django
 django.setup()
 from rpa_tasks.worker import node
-node.record_worker(sys.argv[1].split(","))
+node.record_worker(sys.argv[1].split(","), int(sys.argv[2]))
 print(1, flush=True)
 sys.stdin.read()
 """
-Begin = Callable[[str], subprocess.Popen[bytes]]
+Begin = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -37,10 +38,11 @@ def worker(state: Path) -> Iterator[Begin]:
     """Another worker of this node, which has noted its queues."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(queues: str) -> subprocess.Popen[bytes]:
+    def begin(queues: str, processes: int = 0) -> subprocess.Popen[bytes]:
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, queues], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+                [sys.executable, "-c", WORKER, queues, str(processes)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
                 env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state)},
             )
         )  # fmt: skip
@@ -55,7 +57,7 @@ def worker(state: Path) -> Iterator[Begin]:
 
 
 @pytest.mark.django_db
-def test_node_reports_queues_of_workers(worker: Begin, settings: Any) -> None:
+def test_node_reports_queues_of_workers(worker: Begin, settings: Settings) -> None:
     worker("s.pdd.big,high")
     leaves = worker("low")
     doing = housekeeping.Housekeeping(["high", "normal"])
@@ -74,13 +76,35 @@ def test_node_reports_queues_of_workers(worker: Begin, settings: Any) -> None:
     assert len(list(registry.workers_dir().iterdir())) == 1
 
 
+def test_slots_of_a_stopped_worker_do_not_count(worker: Begin, settings: Settings) -> None:
+    """A restart leaves the record of the former worker, so that the node keeps its shops."""
+    settings.AFTERTOUCH_RPA_SLOTS = 5
+    former = worker("high", 2)
+    worker("high", 1)
+    assert node.count_slots() == 3
+    former.kill()
+    former.wait()
+    assert node.count_slots() == 1
+    assert node.served_queues() == ["high"]
+
+
+def test_queues_of_a_stopped_worker_end_after_the_clock_was_set_back(worker: Begin) -> None:
+    former = worker("low")
+    former.kill()
+    former.wait()
+    (record,) = registry.workers_dir().iterdir()
+    assert node.served_queues() == ["low"]
+    os.utime(record, (time.time() + 86_400, time.time() + 86_400))
+    assert node.served_queues() == []
+
+
 def test_unreadable_worker_record_is_ignored(state: Path, worker: Begin) -> None:
     (registry.workers_dir() / "notes.json").write_text("")
     worker("low")
     assert node.served_queues() == ["low"]
 
 
-def test_worker_consumes_only_node_queues_of_its_tiers(settings: Any) -> None:
+def test_worker_consumes_only_node_queues_of_its_tiers(settings: Settings) -> None:
     """It could do nothing with them, and they would be gone."""
     settings.AFTERTOUCH_NODE = "n1"
     amqp = AMQP(app)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import old_profiles, registry
 from rpa_tasks.browsers.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
+from rpa_tasks.supervisor.markers import MARKERS
 
 pytestmark = pytest.mark.django_db
 
@@ -25,7 +31,7 @@ WHOLE = {".lock", "Default", "SingletonLock"}
 
 
 @pytest.fixture(autouse=True)
-def node(db: None, state: Path, settings: Any) -> None:
+def node(db: None, state: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_NODE = "n1"
     for name, seen_at in (("n1", now()), ("n2", now() - timedelta(days=1)), ("former", now() - LONG)):
         ExecutionNode.objects.create(name=name, seen_at=seen_at, started_at=seen_at, slots=1)
@@ -70,6 +76,18 @@ def test_profile_of_retired_shop_is_deleted_after_a_month() -> None:
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
     assert [list_names(folder) for folder in folders] == [{".lock"}] * 3
     assert not OldProfiles().delete_one()
+
+
+def test_old_profile_is_deleted_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another profile, which comes first, is not needed since today. The disk has no room to note that."""
+
+    def fail(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(registry, "write_own", fail)
+    recent, old = profile("pdd-a"), profile("pdd-b", left=LONG)
+    assert OldProfiles().delete_one()
+    assert (list_names(recent), list_names(old)) == (WHOLE, {".lock"})
 
 
 def home(profile_id: str) -> Path:
@@ -174,17 +192,78 @@ def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.Monke
     assert list_names(folder) >= WHOLE
 
 
-def test_unneeded_profile_is_not_prewarmed() -> None:
-    shop("stays")
+def test_home_is_kept_while_a_command_of_its_shop_runs(state: Path) -> None:
+    """Flows without a browser run on any node, and pin the shop to none."""
     shop("moved", home="n2")
-    for name in ("pdd-stays", "pdd-moved"):
-        profile(name)
-        registry.record_use(name, name)
-    OldProfiles().delete_one()
-    assert [use.profile for use in registry.last_uses()] == ["pdd-stays"]
+    profile("pdd-moved", left=LONG)
+    folder = home("pdd-moved")
+    marks = dict(zip(MARKERS, (str(uuid4()), "1", "pdd/moved", str(state)), strict=True))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as command:
+        try:
+            assert not OldProfiles().delete_one()
+            assert (folder / "a" / "token").exists()
+        finally:
+            command.kill()
+    assert OldProfiles().delete_one()
+    assert not folder.exists()
 
 
-def test_unneeded_profiles_are_searched_rarely(django_assert_num_queries: Any) -> None:
+def test_run_renews_the_unneeded_mark() -> None:
+    shop("moved", home="n2")
+    mark = profile("pdd-moved", left=LONG) / UNNEEDED_MARK
+    folder = home("pdd-moved")
+    isolation.home_dir("pdd-moved")
+    assert not OldProfiles().delete_one()
+    assert (folder / "a" / "token").exists()
+    assert now() - datetime.fromisoformat(mark.read_text()) < timedelta(hours=1)
+
+
+def test_home_is_kept_when_a_run_starts_during_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop("moved", home="n2")
+    profile("pdd-moved", left=LONG)
+    folder = home("pdd-moved")
+    look = old_profiles.processes_on_profile
+
+    def start_run(folder: str) -> Iterator[Any]:
+        yield from look(folder)
+        isolation.home_dir("pdd-moved")
+
+    monkeypatch.setattr(old_profiles, "processes_on_profile", start_run)
+    assert not OldProfiles().delete_one()
+    assert (folder / "a" / "token").exists()
+
+
+def test_run_that_starts_during_the_deletion_keeps_its_new_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop("moved", home="n2")
+    profile("pdd-moved", left=LONG)
+    folder = home("pdd-moved")
+    delete = isolation.delete_directory
+
+    started = []
+
+    def start_run(path: Path, within: float) -> bool:
+        if os.path.lexists(path) and not started:
+            started.append(path)
+            (isolation.home_dir("pdd-moved") / "new").touch()
+        return delete(path, within)
+
+    monkeypatch.setattr(isolation, "delete_directory", start_run)
+    assert OldProfiles().delete_one()
+    assert list_names(folder) == {"new"}
+    assert list_names(folder.parent) == {"pdd-moved"}
+    assert not OldProfiles().delete_one()
+    assert list_names(folder) == {"new"}
+
+
+def test_home_set_aside_by_an_interrupted_deletion_is_deleted() -> None:
+    folder = home("pdd-gone")
+    folder.rename(folder.with_name(".pdd-gone"))
+    (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).write_text((now() - LONG).isoformat())
+    assert OldProfiles().delete_one()
+    assert list_names(folder.parent) == set()
+
+
+def test_unneeded_profiles_are_searched_rarely(django_assert_num_queries: DjangoAssertNumQueries) -> None:
     deleting = OldProfiles()
     deleting.delete_one()
     with django_assert_num_queries(0):

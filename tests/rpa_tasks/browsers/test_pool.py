@@ -1,4 +1,4 @@
-"""A shop borrows its browser, gives it back, and finds it again."""
+"""A shop acquires its browser, releases it, and gets it again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import Lock
-from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
+from tests.rpa_tasks.browsers.browser_processes import (
+    WAIT_LIMIT,
+    AcquiringProcess,
+    find_record,
+    is_gone,
+    read_slot_states,
+    visit,
+)
+from tests.rpa_tasks.browsers.conftest import Site
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
@@ -90,7 +99,7 @@ def test_least_recently_used_browser_is_evicted(acquire: Acquire) -> None:
     assert [acquire(shop).warm for shop in ("s1", "s3")] == [True, True]
 
 
-def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Any) -> None:
+def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     borrowed = acquire("s1")
 
@@ -99,13 +108,13 @@ def test_busy_browser_is_not_evicted(acquire: Acquire, settings: Any) -> None:
         acquire("s2", wait=0.5)
 
     assert refused.value.reason == BROWSER_WAIT
-    assert 0.5 <= time.monotonic() - began < 20
+    assert 0.5 <= time.monotonic() - began < WAIT_LIMIT
     assert devtools.websocket_path(borrowed.port)
     assert read_slot_states() == {"s1": "busy"}
 
 
 def test_waiting_run_gets_released_slot(
-    acquire: Acquire, start_acquiring_process: Callable[..., Any], settings: Any
+    acquire: Acquire, start_acquiring_process: Callable[..., Any], settings: Settings
 ) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     mine = acquire("s1")
@@ -118,7 +127,9 @@ def test_waiting_run_gets_released_slot(
 
 
 def test_acquired_browser_reports_wait_time(acquire: Acquire) -> None:
-    assert timedelta(0) < acquire("s1").waited < timedelta(seconds=30)
+    began = time.monotonic()
+    waited = acquire("s1").waited
+    assert timedelta(0) < waited <= timedelta(seconds=time.monotonic() - began)
 
 
 def test_profile_is_not_acquired_twice(acquire: Acquire, start_acquiring_process: Callable[..., Any]) -> None:
@@ -128,7 +139,7 @@ def test_profile_is_not_acquired_twice(acquire: Acquire, start_acquiring_process
     assert other.read_reply()["reason"] == PROFILE_BUSY
 
 
-def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot becomes free at a moment when a start could not be over in time."""
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     holder = Lock(Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "browsers" / "slot-1.lock")
@@ -157,7 +168,7 @@ def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Any, monkeyp
         ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1),
     ],
 )
-def test_worn_browser_is_replaced(acquire: Acquire, settings: Any, setting: str, value: Any) -> None:
+def test_worn_browser_is_replaced(acquire: Acquire, settings: Settings, setting: str, value: Any) -> None:
     first = acquire("s1")
     first.release()
     second = acquire("s1")
@@ -169,7 +180,7 @@ def test_worn_browser_is_replaced(acquire: Acquire, settings: Any, setting: str,
     assert acquire("s1").pid != first.pid
 
 
-def test_pages_left_by_run_are_closed(acquire: Acquire, site: Any) -> None:
+def test_pages_left_by_run_are_closed(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/orders", site)
     visit(borrowed.port, f"{site.url}/goods", site)
@@ -181,7 +192,7 @@ def test_pages_left_by_run_are_closed(acquire: Acquire, site: Any) -> None:
     assert [page["url"] for page in devtools.list_tabs(again.port)] == ["about:blank"]
 
 
-def test_removed_slot_is_not_used(acquire: Acquire, settings: Any) -> None:
+def test_removed_slot_is_not_used(acquire: Acquire, settings: Settings) -> None:
     one, two = acquire("s1"), acquire("s2")
     one.release()
     two.release()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_processes import cookies, kill, visit
+from tests.rpa_tasks.browsers.conftest import Site
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_login_survives_end_of_browser(acquire: Acquire, site: Any) -> None:
+def test_login_survives_end_of_browser(acquire: Acquire, site: Site) -> None:
     first = acquire("s1")
     assert visit(first.port, f"{site.url}/login", site) == "none"
     first.release(dirty=True)  # ended, as by an eviction
@@ -27,7 +28,7 @@ def test_login_survives_end_of_browser(acquire: Acquire, site: Any) -> None:
     assert set(visit(second.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
 
-def test_login_survives_several_browsers(acquire: Acquire, site: Any) -> None:
+def test_login_survives_several_browsers(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     for _ in range(3):
@@ -36,14 +37,14 @@ def test_login_survives_several_browsers(acquire: Acquire, site: Any) -> None:
     assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
 
-def test_other_shop_has_no_login_cookies(acquire: Acquire, site: Any) -> None:
+def test_other_shop_has_no_login_cookies(acquire: Acquire, site: Site) -> None:
     one = acquire("s1")
     visit(one.port, f"{site.url}/login", site)
 
     assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
 
 
-def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: Any, settings: Any) -> None:
+def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: Site, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     one = acquire("s1")
     visit(one.port, f"{site.url}/login", site)
@@ -52,7 +53,7 @@ def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: An
     assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
 
 
-def test_clear_cookies_removes_all_cookies(acquire: Acquire, site: Any) -> None:
+def test_clear_cookies_removes_all_cookies(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
@@ -60,19 +61,19 @@ def test_clear_cookies_removes_all_cookies(acquire: Acquire, site: Any) -> None:
     assert cookies(borrowed.port) == {}
 
 
-def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Any) -> None:
+def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     borrowed.release(dirty=True)
     borrowed = acquire("s1")
     borrowed.clear_cookies()
-    kill(borrowed.pid)  # no chance to say what it has
+    kill(borrowed.pid)  # no chance to write its state
     borrowed.release()
 
     assert "passing" not in cookies(acquire("s1").port)
 
 
-def test_profile_files_are_private(acquire: Acquire, site: Any) -> None:
+def test_profile_files_are_private(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     borrowed.release(dirty=True)

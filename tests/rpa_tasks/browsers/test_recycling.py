@@ -1,4 +1,4 @@
-"""What the maintainer does with browsers that nobody is using, step by step."""
+"""The maintainer's steps with unused browsers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import health, prewarming, recycling, registry
 from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from tests.rpa_tasks.browsers.browser_processes import (
     AcquiringProcess,
     eventually,
@@ -46,7 +48,7 @@ def test_end_abandoned_ends_browser_of_killed_holder(
     ("setting", "value"),
     [("AFTERTOUCH_RPA_BROWSER_AGE", timedelta(0)), ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1)],
 )
-def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Any, setting: str, value: Any) -> None:
+def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Settings, setting: str, value: Any) -> None:
     idle, busy = acquire("s1"), acquire("s2")
     idle.release()
     recycling.recycle_old()
@@ -58,7 +60,7 @@ def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Any, se
     assert not is_gone(busy.pid)
 
 
-def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: Any) -> None:
+def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     for shop in ("s1", "s2", "s3"):
         acquire(shop).release()
@@ -71,7 +73,7 @@ def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: 
     assert set(read_slot_states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
 
 
-def test_end_surplus_keeps_warm_browser(acquire: Acquire, settings: Any) -> None:
+def test_end_surplus_keeps_warm_browser(acquire: Acquire, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     acquire("s1").release()
     _set_last_use("s1", 600)
@@ -79,7 +81,7 @@ def test_end_surplus_keeps_warm_browser(acquire: Acquire, settings: Any) -> None
     assert read_slot_states() == {"s1": "idle"}
 
 
-def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Any) -> None:
+def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Settings) -> None:
     one, two = acquire("s1"), acquire("s2")
     one.release()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
@@ -91,65 +93,83 @@ def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Any) -> N
     assert read_slot_states() == {"s1": "idle"}
 
 
-def test_prewarm_starts_browsers_of_last_shops(acquire: Acquire, settings: Any) -> None:
-    for shop in ("s1", "s2", "s3"):
-        acquire(shop).release()
-    recycling.end_unused()
+def prewarm(*profiles: str, keeper: prewarming.Prewarmer | None = None) -> None:
+    keeper = keeper or prewarming.Prewarmer()
+    keeper.wanted = [prewarming.WarmShop(each, f"shop/{each}", LaunchSettings(window="800x600")) for each in profiles]
+    keeper.prewarm()
+
+
+def test_prewarm_starts_browsers_with_their_settings(acquire: Acquire, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
-    prewarming.Prewarmer().prewarm()
+    prewarm("s1", "s2", "s3")
 
-    assert read_slot_states() == {"s3": "idle", "s2": "idle"}
-    assert acquire("s3").warm
+    assert read_slot_states() == {"s1": "idle", "s2": "idle"}
+    assert acquire("s1", launch=LaunchSettings(window="800x600")).warm
 
 
-def test_prewarm_without_free_slot_starts_nothing(acquire: Acquire, settings: Any) -> None:
+def test_prewarm_replaces_browser_with_other_settings(acquire: Acquire) -> None:
+    acquire("s1").release()
+    prewarm("s1")
+    assert acquire("s1", launch=LaunchSettings(window="800x600")).warm
+
+
+def test_prewarm_evicts_idle_browser_used_longest_ago(acquire: Acquire, settings: Settings) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 2
     for shop in ("s1", "s2"):
         acquire(shop).release()
-    recycling.end_unused()
+    prewarm("s3")
+    assert read_slot_states() == {"s2": "idle", "s3": "idle"}
+    prewarm("s3", "s4")
+    assert read_slot_states() == {"s3": "idle", "s4": "idle"}
+
+
+def test_prewarm_without_free_slot_starts_nothing(acquire: Acquire, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     busy = acquire("s3")
-    prewarming.Prewarmer().prewarm()
+    prewarm("s1", "s3")
 
     assert read_slot_states() == {"s3": "busy"}
     assert not is_gone(busy.pid)
 
 
-def test_failed_prewarm_is_retried_later(acquire: Acquire, settings: Any) -> None:
-    acquire("s1").release()
-    recycling.end_unused()
+def test_failed_prewarm_is_retried_later(acquire: Acquire, settings: Settings) -> None:
     chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
     keeper = prewarming.Prewarmer()
-    keeper.prewarm()
+    prewarm("s1", keeper=keeper)
     settings.RPA_CHROMIUM_PATH = chromium
-    keeper.prewarm()
+    prewarm("s1", keeper=keeper)
     assert read_slot_states() == {}
 
     keeper._failed["s1"] -= prewarming.RETRY_AFTER
-    keeper.prewarm()
+    prewarm("s1", keeper=keeper)
     assert read_slot_states() == {"s1": "idle"}
-
-
-def test_last_uses_are_ordered_and_limited(state: Any) -> None:
-    for number in range(registry.USES_KEPT + 5):
-        registry.record_use(f"s{number}", "shop")
-    registry.record_use("s60", "shop")
-
-    assert len(registry.last_uses()) == registry.USES_KEPT
-    assert [use.profile for use in registry.last_uses()[:2]] == ["s60", "s68"]
 
 
 def test_check_idle_of_healthy_browser_is_rate_limited(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed = acquire("s1")
     borrowed.release()
+    began = time.time()
     health.check_idle()
     record = find_record("s1")
     assert record is not None
     assert record.pid == borrowed.pid
     assert record.baseline > 0
-    assert time.time() - record.checked_at < 60
+    assert began <= record.checked_at <= time.time()
 
-    monkeypatch.setattr(health, "_run_examiner", None)  # whoever asked for one would fail
+    monkeypatch.setattr(health, "CHECK_INTERVAL", 3600.0)  # also for a machine that stalls
+    monkeypatch.setattr(health, "run_examiner", None)  # a request for one would fail
     health.check_idle()
+
+
+def test_check_idle_goes_on_after_the_clock_was_set_back(acquire: Acquire) -> None:
+    acquire("s1").release()
+    record = find_record("s1")
+    assert record is not None
+    registry.write_record(replace(record, checked_at=time.time() + 86_400))
+    health.check_idle()
+    record = find_record("s1")
+    assert record is not None
+    assert record.checked_at <= time.time()
 
 
 def test_check_idle_ignores_busy_browser(acquire: Acquire) -> None:
@@ -185,6 +205,7 @@ def test_check_idle_with_one_hanging_browser_keeps_the_other(acquire: Acquire, m
     sick.release()
     healthy.release()
     suspend_browser(sick.pid, monkeypatch, limit=5.0)
+    monkeypatch.setattr(health, "PAGE_TIME_LIMIT", 10.0)
     health.check_idle()
 
     assert is_gone(sick.pid)
@@ -223,7 +244,7 @@ def test_check_idle_removes_dead_browser(acquire: Acquire) -> None:
     [(0.1, 0.0, False), (0.4, 0.01, False), (1.4, 0.5, False), (1.5, 0.5, True), (0.6, 0.1, True)],
 )
 def test_health_problem_is_three_times_slower_page(seconds: float, baseline: float, complains: bool) -> None:
-    """Unless it is so fast that nobody would notice."""
+    """Unless the difference is too small to matter."""
     assert bool(health._health_problem({"ok": True, "seconds": seconds}, baseline)) is complains
 
 

@@ -6,9 +6,9 @@ import errno
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.browsers import chromium, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
@@ -18,7 +18,7 @@ from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_sta
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_acquire_without_chromium_names_path(acquire: Acquire, settings: Any) -> None:
+def test_acquire_without_chromium_names_path(acquire: Acquire, settings: Settings) -> None:
     settings.RPA_CHROMIUM_PATH = "/nowhere/chromium"
     with pytest.raises(NoBrowser) as refused:
         acquire("s1")
@@ -27,7 +27,7 @@ def test_acquire_without_chromium_names_path(acquire: Acquire, settings: Any) ->
     assert read_slot_states() == {}
 
 
-def test_acquire_with_failing_chromium_shows_its_output(acquire: Acquire, settings: Any, tmp_path: Path) -> None:
+def test_acquire_with_failing_chromium_shows_its_output(acquire: Acquire, settings: Settings, tmp_path: Path) -> None:
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "echo 'missing library' >&2; exit 127"))
     with pytest.raises(NoBrowser) as refused:
         acquire("s1")
@@ -36,7 +36,7 @@ def test_acquire_with_failing_chromium_shows_its_output(acquire: Acquire, settin
     assert read_slot_states() == {}
 
 
-def test_chromium_output_is_cleaned_for_storage(acquire: Acquire, settings: Any, tmp_path: Path) -> None:
+def test_chromium_output_is_cleaned_for_storage(acquire: Acquire, settings: Settings, tmp_path: Path) -> None:
     """A log that was cut under a browser goes on behind a hole of NUL bytes, which PostgreSQL refuses as text."""
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, r"printf 'no\000display\377' >&2; exit 1"))
     with pytest.raises(NoBrowser) as refused:
@@ -45,7 +45,7 @@ def test_chromium_output_is_cleaned_for_storage(acquire: Acquire, settings: Any,
 
 
 def test_chromium_without_answer_is_ended(
-    acquire: Acquire, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    acquire: Acquire, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ended together with what it started."""
     settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "sleep 1000 & trap '' TERM; while :; do sleep 1; done"))
@@ -105,7 +105,7 @@ def test_disk_full_at_release_replaces_one_browser(acquire: Acquire, monkeypatch
 
 @pytest.mark.browser
 def test_profile_opened_by_a_person_is_refused(acquire: Acquire) -> None:
-    """Somebody logs in by hand. Their browser is not ours to end."""
+    """A person logs in by hand. The pool must not end that browser."""
     profile = registry.profile_dir("s1")
     words = [chromium.find_chromium(), *chromium._launch_flags(profile)]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as own:

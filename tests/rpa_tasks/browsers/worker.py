@@ -1,5 +1,7 @@
-"""Stands for a worker's main process: brings a maintainer along, prints its pid, and stops when its input closes. With
-`fork` it has a child that inherits everything and lives on."""
+"""Act as a worker's main process: start a maintainer, print its pid, and stop when the input closes.
+
+With `fork` it has a child that inherits everything and survives.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from rpa_tasks.maintainer import process  # noqa: E402
 
 
 def main() -> None:
+    process.STOP_WITHIN = 120.0  # a slow machine needs longer to end browsers
     process.start_maintainer(["high", "low"])
     supervision = process._supervision
     assert supervision is not None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
-from django.db import connection
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
@@ -17,7 +13,7 @@ from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 
 Answer = TypeVar("Answer")
-WAIT_LIMIT = 20
+WAIT_LIMIT = 60  #: seconds
 EVERY = ("high", "normal", "low")
 
 
@@ -49,27 +45,7 @@ def market(db: None) -> Market:
 
 @pytest.fixture(autouse=True)
 def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the bell was rung for; nothing is published."""
-    hints: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", hints.extend)
-    return hints
-
-
-@pytest.fixture
-def race() -> Callable[..., list[Any]]:
-    """Start many at the same moment, each with a connection of its own; returns what they answered."""
-
-    def race(count: int, act: Callable[[int], Answer]) -> list[Answer]:
-        start = threading.Barrier(count)
-
-        def run(number: int) -> Answer:
-            start.wait(WAIT_LIMIT)
-            try:
-                return act(number)
-            finally:
-                connection.close()
-
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(run, range(count)))
-
-    return race
+    """Collect the wake-ups; nothing is published."""
+    published: list[Any] = []
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
+    return published

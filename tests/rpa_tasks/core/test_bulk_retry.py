@@ -1,10 +1,11 @@
-"""Many jobs are published again in one transaction, while others publish the same keys: nobody waits in a circle."""
+"""Many jobs are published again in one transaction, while others publish the same keys, without a deadlock."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,8 @@ from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.models import FailedTask
 from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.failed_tasks import Actor, Republisher
+from scheduling.operations.failed_tasks import Actor, Retry
+from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
@@ -27,7 +29,7 @@ WAIT_LIMIT = 20
 
 
 @pytest.fixture
-def create_failed_jobs(market: Any) -> Callable[..., None]:
+def create_failed_jobs(market: Market) -> Callable[..., None]:
     """A job of each of these shops that failed, for this reason, one after the other."""
 
     def create_failed_jobs(shops: Sequence[str], reason: str) -> None:
@@ -46,21 +48,22 @@ def lock_is_awaited() -> bool:
 
 
 class PublishBarrier:
-    """Stops everybody after the first job that they published, until another has as well, waits or is through."""
+    """Stop each publisher after its first job until another one has published, waits or has ended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.published: set[int] = set()
         self.through = threading.Event()
         republisher = failed_tasks._republishers()["rpa_job"]
 
-        def publish(row: FailedTask, *rest: Any) -> None:
-            republisher.publish(row, *rest)
+        def publish(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
+            edited = republisher.publish(row, retry)
             me = threading.get_ident()
             if me not in self.published:
                 self.published.add(me)
                 wait_until(lambda: len(self.published) > 1 or lock_is_awaited() or self.through.is_set(), WAIT_LIMIT)
+            return edited
 
-        slowed = Republisher(publish, republisher.order)
+        slowed = replace(republisher, publish=publish)
         monkeypatch.setitem(failed_tasks._republishers(), "rpa_job", slowed)
 
     def run(self, *acts: Callable[[], Any]) -> list[Any]:
@@ -72,11 +75,11 @@ class PublishBarrier:
                 connection.close()
 
         with ThreadPoolExecutor(len(acts)) as pool:
-            return [each.result(60) for each in [pool.submit(run, act) for act in acts]]
+            return [each.result(180) for each in [pool.submit(run, act) for act in acts]]
 
 
 def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(
-    market: Any, create_failed_jobs: Any, monkeypatch: pytest.MonkeyPatch
+    market: Market, create_failed_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an order each held the key that the other inserts next: a deadlock, and one batch was undone."""
     market.flow()
@@ -96,7 +99,7 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(
 
 
 def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
-    market: Any, create_failed_jobs: Any, monkeypatch: pytest.MonkeyPatch
+    market: Market, create_failed_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = market.flow()
     shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
@@ -115,7 +118,9 @@ def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
     assert (told.published, told.waiting) == (0, 2)
 
 
-def test_lock_in_publish_order_sorts_by_shop_and_skips_missing(market: Any, create_failed_jobs: Any) -> None:
+def test_lock_in_publish_order_sorts_by_shop_and_skips_missing(
+    market: Market, create_failed_jobs: Callable[..., None]
+) -> None:
     market.flow()
     for shop_id in ("s1", "s2"):
         market.shop(shop_id)

@@ -15,7 +15,8 @@ from rpa_tasks.channel import THREADS, Rpa
 from rpa_tasks.models import Job
 from scheduling.channels.base import Delivered, Message
 from scheduling.ids import new_id
-from tests.rpa_tasks.core.conftest import WAIT_LIMIT
+from tests.rpa_tasks.core.conftest import WAIT_LIMIT, Market
+from tests.support.second_connection import count_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY = 40  # more than a loop's own threads
@@ -23,7 +24,7 @@ MANY = 40  # more than a loop's own threads
 
 @pytest.fixture
 def job_table_lock() -> Iterator[threading.Event]:
-    """Nobody can store a job until this is set."""
+    """Storing a job blocks until this is set."""
     opens, holds = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -49,19 +50,7 @@ def message(number: int) -> Message:
     )  # fmt: skip
 
 
-def count_lock_waits() -> int:
-    """How many sessions of this database wait for a lock."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            )
-            return int(cursor.fetchone()[0])
-    finally:
-        connection.close()
-
-
-def test_send_limits_threads_while_jobs_cannot_be_stored(market: Any, job_table_lock: threading.Event) -> None:
+def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_table_lock: threading.Event) -> None:
     """They filled the loop's own threads, in which everything that is sent was marked, and every thread that stored
     one had a connection of its own."""
     market.flow()

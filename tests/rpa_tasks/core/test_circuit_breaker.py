@@ -1,8 +1,7 @@
-"""A platform that turns robots away, with several of its shops in flight. See also `test_runner`."""
+"""A platform refuses automation while several of its shops run. See also `test_runner`."""
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,10 +12,11 @@ from rpa_tasks.jobs.pick import Pick
 from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Breaker, Job, Lane
 from rpa_tasks.outcomes import RunOutcome, Verdict
+from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-THRESHOLD = 3  #: of a platform that says nothing else
+THRESHOLD = 3  #: of a platform without a setting of its own
 
 
 def settle_as_platform_error(pick: Pick) -> bool:
@@ -25,7 +25,7 @@ def settle_as_platform_error(pick: Pick) -> bool:
 
 
 @pytest.fixture
-def running_picks(market: Any) -> list[Pick]:
+def running_picks(market: Market) -> list[Pick]:
     """A run more than open the breaker, of as many shops."""
     market.flow()
     for number in range(THRESHOLD + 1):
@@ -49,7 +49,7 @@ def test_late_platform_error_leaves_open_breaker_unchanged(running_picks: list[P
     assert (job.state, job.reason, job.failures) == ("scheduled", "exit_75", 0)  # the platform rests: not its fault
 
 
-def test_late_platform_error_does_not_end_the_probe(market: Any, running_picks: list[Pick]) -> None:
+def test_late_platform_error_does_not_end_the_probe(market: Market, running_picks: list[Pick]) -> None:
     *openers, late = running_picks
     for pick in openers:
         settle_as_platform_error(pick)
@@ -65,8 +65,8 @@ def test_late_platform_error_does_not_end_the_probe(market: Any, running_picks: 
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (2, None)
 
 
-def test_late_success_keeps_breaker_open(market: Any) -> None:
-    """It began before the breaker opened, and says nothing about the platform of now."""
+def test_late_success_keeps_breaker_open(market: Market) -> None:
+    """It started before the breaker opened, so it is no evidence about the platform now."""
     platform, trial, late = market.platform(), uuid4(), uuid4()
     Breaker.objects.update(open_until=now(), errors=3, openings=2, probe=trial)
     before = Breaker.objects.values().get()

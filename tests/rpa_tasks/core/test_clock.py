@@ -14,9 +14,10 @@ from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.pick import Pick
 from rpa_tasks.jobs.settle import DEFER_BY_REASON, PLATFORM_DEFER, RunResult, settle_run
 from rpa_tasks.models import Breaker, Job, Run, Shop
-from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.outcomes import JITTER, RunOutcome, Verdict
 from scheduling import sql
 from scheduling.ledger.transitions import WakeUp
+from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +33,7 @@ def _wrong_clock(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def pick(market: Any) -> Pick:
+def pick(market: Market) -> Pick:
     market.flow()
     market.shop()
     market.publish()
@@ -72,7 +73,7 @@ def test_retried_run_is_due_by_database_clock(
         assert is_between(since, Shop.objects.get().login_lost_at, timedelta(0))
 
 
-def test_platform_rest_ends_by_database_clock(market: Any, pick: Pick) -> None:
+def test_platform_rest_ends_by_database_clock(market: Market, pick: Pick) -> None:
     market.platform().__class__.objects.update(breaker_threshold=1)
     since = sql.now()
     job = settle_with(pick, RunOutcome.PLATFORM, "exit_75")
@@ -88,7 +89,7 @@ def test_rescued_run_is_due_by_database_clock(pick: Pick, began: bool) -> None:
     sql.execute(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
     since = sql.now()
     assert dispatch.rescue_expired_runs() == 1
-    assert is_between(since, Job.objects.get().due_at, 30 * SECONDS if began else timedelta(0))
+    assert is_between(since, Job.objects.get().due_at, 30 * SECONDS if began else timedelta(0), JITTER)
     if began:
         assert is_between(since, Run.objects.get().ended_at, timedelta(0))
 
@@ -98,7 +99,7 @@ def test_valid_lease_is_not_rescued_with_wrong_node_clock(pick: Pick) -> None:
     assert Job.objects.get().state == "running"
 
 
-def test_wakeup_is_delayed_only_until_due_time(market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_is_delayed_only_until_due_time(market: Market, pick: Pick, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[Any] = []
     monkeypatch.setattr(wakeups, "publish_within_capacity", lambda found, nodes: published.extend(found))
     job, at = pick.claim.task_id, sql.now()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
@@ -14,12 +13,13 @@ from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling.models import FailedTask
+from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("outcome", list(RunOutcome))
-def test_late_settlement_of_rescued_run_writes_nothing(market: Any, outcome: RunOutcome) -> None:
+def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: RunOutcome) -> None:
     market.flow()
     market.shop()
     market.publish()
@@ -44,7 +44,7 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Any, outcome: Run
     assert Shop.objects.get().login_state == LoginState.OK
 
 
-def test_mark_sending_after_cancel_starts_nothing(market: Any) -> None:
+def test_mark_sending_after_cancel_starts_nothing(market: Market) -> None:
     """The job is claimed and waits for its browser when the cancellation is answered."""
     market.flow()
     market.shop()

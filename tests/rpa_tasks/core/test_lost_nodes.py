@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import psycopg
 import pytest
 from django.db import connection, transaction
@@ -11,11 +9,12 @@ from django.db import connection, transaction
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
 from scheduling import sql
+from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_locks_of_lost_node_are_released_by_timeout(market: Any) -> None:
+def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
     """The rescue passes over rows that are locked, so a vanished node must not keep them."""
     market.flow()
     market.shop()

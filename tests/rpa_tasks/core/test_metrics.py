@@ -1,4 +1,4 @@
-"""What `/metrics` says about RPA."""
+"""The RPA series of `/metrics`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
+from rpa_tasks.due_dates import count_jobs_at_risk
 from rpa_tasks.jobs.settle import RunResult, settle_run
-from rpa_tasks.models import Breaker, ExecutionNode, Job
+from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
 from rpa_tasks.outcomes import RunOutcome, Verdict
+from tests.rpa_tasks.core.conftest import Market
 
 
 @pytest.fixture
-def busy_market(market: Any) -> None:
+def busy_market(market: Market) -> None:
     market.flow()
     market.shop()
     market.publish(priority=0)
@@ -41,7 +43,103 @@ def test_metrics_report_waiting_jobs_browsers_and_breakers(busy_market: None, cl
     assert not any('node="gone"' in line for line in lines)
 
 
-def test_waiting_jobs_metric_is_capped(market: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_jobs_are_counted_until_they_end(market: Market, client: Client) -> None:
+    market.flow()
+    market.shop()
+    for number in range(3):
+        market.publish(dedupe_key=str(number), deadline=now() + timedelta(hours=1))
+
+    def value() -> str:
+        (line,) = [line for line in client.get("/metrics").content.decode().splitlines()
+                   if line.startswith('aftertouch_rpa_jobs_late{platform="pdd"}')]  # fmt: skip
+        return line.split()[-1]
+
+    assert value() == "0.0"
+    Job.objects.filter(dedupe_key__in=("0", "1")).update(deadline=now() - timedelta(seconds=1))
+    assert value() == "2.0"
+    Job.objects.filter(dedupe_key="0").update(state="succeeded", lease_until=None)
+    assert value() == "1.0"
+
+
+def count_at_risk() -> int:
+    (count,) = [count for platform, count in count_jobs_at_risk(1_000) if platform == "pdd"]
+    return count
+
+
+def end_run(market: Market, minutes: int) -> None:
+    """One run of the flow that took this long."""
+    task_id = market.publish("done").task_id
+    Job.objects.filter(pk=task_id).update(state="succeeded", lease_until=None)
+    ended = now() - timedelta(minutes=5)
+    Run.objects.create(job_id=task_id, number=1, lease_no=1, started_at=ended - timedelta(minutes=minutes),
+                       ended_at=ended, outcome="succeeded")  # fmt: skip
+
+
+def test_job_is_at_risk_when_its_queue_needs_longer_than_its_due_date(market: Market) -> None:
+    market.flow()
+    node = ExecutionNode.objects.create(
+        name="n1", seen_at=now(), started_at=now(), slots=2, queues=["high", "normal", "low"]
+    )
+    for shop in ("done", "a", "b", "c", "d"):
+        market.shop(shop)
+    end_run(market, 10)
+    for shop in ("a", "b", "c"):
+        market.publish(shop)
+    assert count_at_risk() == 0
+    market.publish("d", deadline=now() + timedelta(minutes=25))
+    assert count_at_risk() == 0, "4 runs of 10 minutes in 2 slots end in 20 minutes"
+    Job.objects.filter(shop__shop_id="d").update(deadline=now() + timedelta(minutes=15))
+    assert count_at_risk() == 1
+    ExecutionNode.objects.filter(pk=node.pk).update(slots=8)
+    assert count_at_risk() == 0
+    ExecutionNode.objects.filter(pk=node.pk).update(draining_at=now())
+    assert count_at_risk() == 1, "no node serves its queue"
+    ExecutionNode.objects.filter(pk=node.pk).update(draining_at=None, slots=2)
+    assert count_at_risk() == 1
+    Job.objects.filter(shop__shop_id="d").update(priority=0)
+    assert count_at_risk() == 0, "it starts first"
+    Job.objects.filter(shop__shop_id="d").update(deadline=now() + timedelta(minutes=9))
+    assert count_at_risk() == 1, "its own run takes longer"
+    Job.objects.filter(shop__shop_id="d").update(deadline=now() - timedelta(seconds=1))
+    assert count_at_risk() == 0, "it is late"
+
+
+def test_job_at_risk_waits_for_its_shop_or_its_start(market: Market) -> None:
+    market.flow()
+    for shop in ("done", "a", "b"):
+        market.shop(shop)
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=50, queues=["normal"])
+    end_run(market, 10)
+    for number in range(3):
+        market.publish("a", dedupe_key=str(number))
+    market.publish("a", dedupe_key="dated", deadline=now() + timedelta(minutes=35))
+    assert count_at_risk() == 1, "a shop has one run at a time"
+    market.publish("b", not_before=now() + timedelta(hours=1), deadline=now() + timedelta(minutes=65))
+    assert count_at_risk() == 2, "it starts five minutes before"
+
+
+def test_flow_without_recent_runs_takes_its_timeout(market: Market, client: Client) -> None:
+    market.flow(timeout=timedelta(minutes=30))
+    market.shop()
+    market.publish(deadline=now() + timedelta(minutes=31))
+    assert count_at_risk() == 1, "no node serves its queue"
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1, queues=["normal"])
+    assert count_at_risk() == 0
+    market.publish(deadline=now() + timedelta(minutes=29))
+    assert count_at_risk() == 1
+    assert 'aftertouch_rpa_jobs_at_risk{platform="pdd"} 1.0' in client.get("/metrics").content.decode()
+
+
+def test_queue_of_its_own_counts_only_its_nodes(market: Market) -> None:
+    market.platform("own", dedicated_queue=True)
+    market.flow()
+    market.shop()
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1, queues=["normal"])
+    market.publish(deadline=now() + timedelta(hours=5))
+    assert sorted(count_jobs_at_risk(10)) == [("own", 0), ("pdd", 0)]
+
+
+def test_waiting_jobs_metric_is_capped(market: Market, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     market.flow()
     market.shop()
     for number in range(4):
@@ -66,7 +164,7 @@ def test_waiting_jobs_query_uses_indexes() -> None:
     assert "Sort" not in plan, "in the order of an index it ends where it has read enough"
 
 
-def test_settled_run_counts_outcome_duration_and_wait(market: Any) -> None:
+def test_settled_run_counts_outcome_duration_and_wait(market: Market) -> None:
     market.flow()
     market.shop()
     market.publish()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils.timezone import now
+from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import LANES, TIERS, jobs
@@ -16,11 +17,13 @@ from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Plat
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause
+from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.supervisor.task_commands import eventually
+from tests.support.second_connection import Race
 
 
 @pytest.fixture(autouse=True)
-def flow(market: Any) -> None:
+def flow(market: Market) -> None:
     market.flow()
 
 
@@ -28,12 +31,12 @@ def end_run(pick: Any, state: str = "succeeded") -> None:
     assert jobs.settle({pick.claim: Settlement(state)})
 
 
-def pick_shop_id(market: Any, *queues: str, **options: Any) -> str | None:
+def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
     pick = market.pick(*queues, **options)
     return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
 
 
-def test_pick_returns_one_job_per_shop(market: Any) -> None:
+def test_pick_returns_one_job_per_shop(market: Market) -> None:
     market.shop()
     market.publish(dedupe_key="a")
     market.publish(dedupe_key="b")
@@ -47,7 +50,7 @@ def test_pick_returns_one_job_per_shop(market: Any) -> None:
     assert second.claim.lease_no > first.claim.lease_no
 
 
-def test_database_refuses_second_running_job_of_shop(market: Any) -> None:
+def test_database_refuses_second_running_job_of_shop(market: Market) -> None:
     market.shop()
     market.publish(dedupe_key="a")
     market.publish(dedupe_key="b")
@@ -56,7 +59,7 @@ def test_database_refuses_second_running_job_of_shop(market: Any) -> None:
         Job.objects.update(state="running")
 
 
-def test_pick_orders_jobs_by_priority(market: Any) -> None:
+def test_pick_orders_jobs_by_priority(market: Market) -> None:
     for name, priority in [("low", 2), ("normal", 1), ("high", 0)]:
         market.shop(name)
         market.publish(name, priority=priority)
@@ -64,7 +67,7 @@ def test_pick_orders_jobs_by_priority(market: Any) -> None:
     assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "low"]
 
 
-def test_pick_prefers_high_over_many_low_jobs(market: Any) -> None:
+def test_pick_prefers_high_over_many_low_jobs(market: Market) -> None:
     for number in range(20):
         market.shop(f"s{number}", backlog_limit=1000)
         for key in range(50):
@@ -75,7 +78,7 @@ def test_pick_prefers_high_over_many_low_jobs(market: Any) -> None:
     assert pick_shop_id(market) == "urgent"
 
 
-def test_pick_raises_aged_low_job_to_high(market: Any) -> None:
+def test_pick_raises_aged_low_job_to_high(market: Market) -> None:
     market.shop("old")
     market.shop("new")
     market.publish("old", priority=2)
@@ -87,7 +90,7 @@ def test_pick_raises_aged_low_job_to_high(market: Any) -> None:
     assert pick_shop_id(market) == "new"
 
 
-def test_pick_alternates_aged_and_high_jobs(market: Any) -> None:
+def test_pick_alternates_aged_and_high_jobs(market: Market) -> None:
     market.shop("old")
     market.shop("urgent")
     market.publish("old", priority=2)
@@ -100,7 +103,7 @@ def test_pick_alternates_aged_and_high_jobs(market: Any) -> None:
     assert pick_shop_id(market) == "old"
 
 
-def test_pick_serves_low_job_under_constant_high_load(market: Any) -> None:
+def test_pick_serves_low_job_under_constant_high_load(market: Market) -> None:
     """A high one always waits; the low one is served once it is as old as two levels."""
     for name in ("a", "b", "low"):
         market.shop(name)
@@ -118,7 +121,7 @@ def test_pick_serves_low_job_under_constant_high_load(market: Any) -> None:
     assert set(served[:4]) == {"a", "b"}
 
 
-def test_pick_alternates_between_shops(market: Any) -> None:
+def test_pick_alternates_between_shops(market: Market) -> None:
     for name in ("a", "b"):
         market.shop(name)
         for key in range(3):
@@ -141,10 +144,10 @@ def test_pick_alternates_between_shops(market: Any) -> None:
         lambda shop: Platform.objects.filter(pk=shop.platform_id).update(paused=True),
         lambda shop: Breaker.objects.filter(pk=shop.platform_id).update(open_until=now() + timedelta(minutes=5)),
         lambda shop: Job.objects.filter(shop=shop).update(due_at=now() + timedelta(hours=1)),
-        lambda shop: Job.objects.filter(shop=shop).update(parked="shop:x"),
+        lambda shop: Job.objects.filter(shop=shop).update(paused_by="shop:x"),
     ],
 )
-def test_pick_skips_shop_that_cannot_start(market: Any, closed: Any) -> None:
+def test_pick_skips_shop_that_cannot_start(market: Market, closed: Any) -> None:
     market.flow(platform="temu")
     shop = market.shop("closed", "temu")
     market.publish("closed", platform="temu", priority=0)
@@ -156,7 +159,7 @@ def test_pick_skips_shop_that_cannot_start(market: Any, closed: Any) -> None:
     assert market.pick() is None
 
 
-def test_pick_ignores_later_job_of_same_shop(market: Any) -> None:
+def test_pick_ignores_later_job_of_same_shop(market: Market) -> None:
     market.shop()
     market.publish(dedupe_key="later", priority=0, delay=timedelta(hours=1))
     now_due = market.publish(dedupe_key="now", priority=2)
@@ -164,7 +167,7 @@ def test_pick_ignores_later_job_of_same_shop(market: Any) -> None:
     assert market.pick().claim.task_id == now_due.task_id
 
 
-def test_pick_during_global_pause_returns_none(market: Any) -> None:
+def test_pick_during_global_pause_returns_none(market: Market) -> None:
     market.shop()
     market.publish()
     Pause.objects.create(scope="all")
@@ -172,7 +175,7 @@ def test_pick_during_global_pause_returns_none(market: Any) -> None:
     assert market.pick() is None
 
 
-def test_pick_returns_jobs_of_given_queues(market: Any) -> None:
+def test_pick_returns_jobs_of_given_queues(market: Market) -> None:
     market.shop("common")
     market.shop("big", dedicated_queue=True)
     market.platform("temu", dedicated_queue=True)
@@ -188,7 +191,7 @@ def test_pick_returns_jobs_of_given_queues(market: Any) -> None:
     assert pick_shop_id(market, "high", "normal", "low") == "common"
 
 
-def test_pick_of_half_open_platform_starts_one_probe(market: Any) -> None:
+def test_pick_of_half_open_platform_starts_one_probe(market: Market) -> None:
     for name in ("a", "b"):
         market.shop(name)
         market.publish(name)
@@ -202,8 +205,8 @@ def test_pick_of_half_open_platform_starts_one_probe(market: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_picks_start_one_probe(market: Any, race: Any) -> None:
-    """Both have looked before either has said that it tries: a lock on the breaker stops them in between."""
+def test_concurrent_picks_start_one_probe(market: Market, race: Race) -> None:
+    """Both read before either writes its trial: a lock on the breaker stops them in between."""
     for name in ("a", "b"):
         market.shop(name)
         market.publish(name)
@@ -221,7 +224,7 @@ def test_concurrent_picks_start_one_probe(market: Any, race: Any) -> None:
 
     def act(number: int) -> Any:
         if number:
-            assert locked.wait(20)
+            assert locked.wait(60)
             return market.pick()
         with transaction.atomic():
             Breaker.objects.select_for_update().get()
@@ -237,7 +240,7 @@ def test_concurrent_picks_start_one_probe(market: Any, race: Any) -> None:
 
 
 @pytest.fixture
-def preferred_node(market: Any) -> ExecutionNode:
+def preferred_node(market: Market) -> ExecutionNode:
     """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
     market.flow("browse", needs_browser=True)
     market.shop()
@@ -258,7 +261,7 @@ def startable() -> dict[str, int]:
     return jobs.startable(ageing=timedelta(minutes=10))
 
 
-def test_browser_job_waits_for_live_preferred_node(market: Any, preferred_node: Any) -> None:
+def test_browser_job_waits_for_live_preferred_node(market: Market, preferred_node: ExecutionNode) -> None:
     market.publish(task_type="browse", priority=0)
 
     assert market.pick(node="n2") is None
@@ -267,7 +270,9 @@ def test_browser_job_waits_for_live_preferred_node(market: Any, preferred_node: 
     assert market.pick(node="n2")
 
 
-def test_silent_preferred_node_keeps_shops_for_home_lease(market: Any, preferred_node: Any, settings: Any) -> None:
+def test_silent_preferred_node_keeps_shops_for_home_lease(
+    market: Market, preferred_node: ExecutionNode, settings: Settings
+) -> None:
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
     market.publish(task_type="browse", priority=0)
     ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
@@ -277,7 +282,7 @@ def test_silent_preferred_node_keeps_shops_for_home_lease(market: Any, preferred
     assert market.pick(node="n2")
 
 
-def test_plain_job_starts_on_any_node(market: Any, preferred_node: Any) -> None:
+def test_plain_job_starts_on_any_node(market: Market, preferred_node: ExecutionNode) -> None:
     """The preferred node is busy; a browser job of the same tier waits for it and does not block the other."""
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
@@ -290,7 +295,7 @@ def test_plain_job_starts_on_any_node(market: Any, preferred_node: Any) -> None:
     assert market.pick(node="n1")
 
 
-def test_pick_of_jobs_due_together_takes_startable_one(market: Any, preferred_node: Any) -> None:
+def test_pick_of_jobs_due_together_takes_startable_one(market: Market, preferred_node: ExecutionNode) -> None:
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
     Job.objects.filter(state="queued").update(due_at=now() - timedelta(seconds=1))
@@ -298,7 +303,7 @@ def test_pick_of_jobs_due_together_takes_startable_one(market: Any, preferred_no
     assert market.pick(node="n2").claim.task_id == free.task_id
 
 
-def test_browser_job_without_wait_starts_on_first_node(market: Any, preferred_node: Any) -> None:
+def test_browser_job_without_wait_starts_on_first_node(market: Market, preferred_node: ExecutionNode) -> None:
     Platform.objects.update(waits_for_home=False)
     market.publish(task_type="browse", priority=0)
 
@@ -308,7 +313,7 @@ def test_browser_job_without_wait_starts_on_first_node(market: Any, preferred_no
     assert Lane.objects.get().home == "n2"
 
 
-def test_preferred_node_keeps_only_jobs_of_its_queues(market: Any, preferred_node: Any) -> None:
+def test_preferred_node_keeps_only_jobs_of_its_queues(market: Market, preferred_node: ExecutionNode) -> None:
     market.publish(task_type="browse", priority=2)
 
     assert market.pick("high", node="n1") is None
@@ -327,7 +332,7 @@ def list_wakeup_queues(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority
 
 
 def test_wakeup_of_browser_job_goes_to_preferred_node(
-    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
+    market: Market, preferred_node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser, free = market.publish(task_type="browse", priority=0), market.publish(priority=0)
 
@@ -337,7 +342,7 @@ def test_wakeup_of_browser_job_goes_to_preferred_node(
 
 
 def test_wakeup_without_wait_prefers_node_with_free_slot(
-    market: Any, preferred_node: Any, monkeypatch: pytest.MonkeyPatch
+    market: Market, preferred_node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Platform.objects.update(waits_for_home=False)
     browser = market.publish(task_type="browse", priority=0)
@@ -347,7 +352,7 @@ def test_wakeup_without_wait_prefers_node_with_free_slot(
     assert list_wakeup_queues(monkeypatch, browser) == ["high"]
 
 
-def test_pin_to_node_by_stale_claim_changes_nothing(market: Any) -> None:
+def test_pin_to_node_by_stale_claim_changes_nothing(market: Market) -> None:
     market.shop()
     market.publish()
     stale = market.pick(node="n1")
@@ -359,7 +364,7 @@ def test_pin_to_node_by_stale_claim_changes_nothing(market: Any) -> None:
     assert Lane.objects.get().home == ""
 
 
-def test_pick_rechecks_due_time_after_lock(market: Any, race: Any) -> None:
+def test_pick_rechecks_due_time_after_lock(market: Market, race: Race) -> None:
     """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
     market.shop()
     receipt = market.publish()
@@ -370,7 +375,7 @@ def test_pick_rechecks_due_time_after_lock(market: Any, race: Any) -> None:
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
 
 
-def test_startable_counts_shops_by_queue(market: Any) -> None:
+def test_startable_counts_shops_by_queue(market: Market) -> None:
     market.shop("a")
     market.shop("b")
     market.shop("big", dedicated_queue=True)
@@ -383,7 +388,7 @@ def test_startable_counts_shops_by_queue(market: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_picks_differ_in_shop(market: Any, race: Any) -> None:
+def test_concurrent_picks_differ_in_shop(market: Market, race: Race) -> None:
     for number in range(8):
         market.shop(f"s{number}")
         market.publish(f"s{number}", dedupe_key="a")
@@ -397,7 +402,7 @@ def test_concurrent_picks_differ_in_shop(market: Any, race: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_workers_run_each_job_of_lane_once(market: Any, race: Any) -> None:
+def test_concurrent_workers_run_each_job_of_lane_once(market: Market, race: Race) -> None:
     market.shop(backlog_limit=1000)
     for key in range(40):
         market.publish(dedupe_key=str(key))
@@ -414,7 +419,7 @@ def test_concurrent_workers_run_each_job_of_lane_once(market: Any, race: Any) ->
     assert Lane.objects.get().lease_no >= 40
 
 
-def test_late_settlement_keeps_lane_of_current_holder(market: Any) -> None:
+def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:
     market.shop()
     market.publish()
     stale = market.pick()
@@ -429,7 +434,7 @@ def test_late_settlement_keeps_lane_of_current_holder(market: Any) -> None:
     assert Lane.objects.get().task_id == holder.claim.task_id
 
 
-def test_pick_query_uses_heads_index(market: Any) -> None:
+def test_pick_query_uses_heads_index(market: Market) -> None:
     market.shop()
     market.publish()
     with connection.cursor() as cursor:

@@ -12,6 +12,7 @@ import pytest
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, request_cancel
@@ -19,25 +20,29 @@ from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger.transitions import Settlement
+from tests.rpa_tasks.core.conftest import Market
+from tests.support.second_connection import Race
 
 
 @pytest.fixture(autouse=True)
-def shop(market: Any) -> None:
+def shop(market: Market) -> None:
     market.flow(dedupe_by="task_type")
     market.shop()
 
 
-def test_publish_due_job_sends_wakeup(market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any) -> None:
+def test_publish_due_job_sends_wakeup(
+    market: Market, sent_wakeups: list[Any], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         receipt = market.publish(payload={"since": 1})
 
     job = Job.objects.get(pk=receipt.task_id)
     assert (receipt.duplicate, receipt.state, job.state, job.payload) == (False, "queued", "queued", {"since": 1})
-    assert [hint.task_id for hint in sent_wakeups] == [job.task_id]
+    assert [wakeup.task_id for wakeup in sent_wakeups] == [job.task_id]
 
 
 def test_publish_delayed_job_sends_no_wakeup(
-    market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any
+    market: Market, sent_wakeups: list[Any], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         receipt = market.publish(delay=timedelta(hours=2))
@@ -46,7 +51,7 @@ def test_publish_delayed_job_sends_no_wakeup(
     assert sent_wakeups == []
 
 
-def test_publish_merges_into_waiting_job(market: Any) -> None:
+def test_publish_merges_into_waiting_job(market: Market) -> None:
     first = market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
     second = market.publish(payload={"page": 2}, priority=0)
 
@@ -56,7 +61,7 @@ def test_publish_merges_into_waiting_job(market: Any) -> None:
     assert job.due_at <= now()
 
 
-def test_publish_low_request_keeps_waiting_job_urgent(market: Any) -> None:
+def test_publish_low_request_keeps_waiting_job_urgent(market: Market) -> None:
     market.publish(priority=0)
     market.publish(priority=2, delay=timedelta(hours=1))
 
@@ -65,7 +70,7 @@ def test_publish_low_request_keeps_waiting_job_urgent(market: Any) -> None:
     assert job.due_at <= now()
 
 
-def test_publish_without_merge_keeps_waiting_job(market: Any) -> None:
+def test_publish_without_merge_keeps_waiting_job(market: Market) -> None:
     market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
     receipt = market.publish(payload={"page": 2}, priority=0, merges=False)
 
@@ -75,13 +80,13 @@ def test_publish_without_merge_keeps_waiting_job(market: Any) -> None:
     assert job.due_at > now()
 
 
-def test_publish_other_dedupe_key_creates_other_job(market: Any) -> None:
+def test_publish_other_dedupe_key_creates_other_job(market: Market) -> None:
     market.publish(dedupe_key="order-1")
 
     assert not market.publish(dedupe_key="order-2").duplicate
 
 
-def test_publish_behind_running_job_keeps_one_waiting(market: Any) -> None:
+def test_publish_behind_running_job_keeps_one_waiting(market: Market) -> None:
     running = market.publish()
     market.pick()
     behind = market.publish()
@@ -91,7 +96,7 @@ def test_publish_behind_running_job_keeps_one_waiting(market: Any) -> None:
     assert (third.task_id, third.duplicate) == (behind.task_id, True)
 
 
-def test_publish_of_touch_creates_one_job(market: Any) -> None:
+def test_publish_of_touch_creates_one_job(market: Market) -> None:
     key = uuid4()
     first = market.publish(touch_key=key)
     Job.objects.update(state="succeeded", lease_until=None)
@@ -102,7 +107,7 @@ def test_publish_of_touch_creates_one_job(market: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_publishes_create_one_job(market: Any, race: Any) -> None:
+def test_concurrent_publishes_create_one_job(market: Market, race: Race) -> None:
     receipts = race(16, lambda _: market.publish())
 
     assert Job.objects.count() == 1
@@ -125,7 +130,7 @@ def test_concurrent_publishes_create_one_job(market: Any, race: Any) -> None:
         ({"dedupe_key": "x" * 201}, "dedupe_key"),
     ],
 )
-def test_publish_invalid_request_names_field(market: Any, changes: dict[str, Any], field: str) -> None:
+def test_publish_invalid_request_names_field(market: Market, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(**changes)
 
@@ -133,7 +138,7 @@ def test_publish_invalid_request_names_field(market: Any, changes: dict[str, Any
     assert not Job.objects.exists()
 
 
-def test_publish_payload_against_schema_names_path(market: Any) -> None:
+def test_publish_payload_against_schema_names_path(market: Market) -> None:
     market.flow(
         "refresh",
         payload_schema={
@@ -147,7 +152,7 @@ def test_publish_payload_against_schema_names_path(market: Any) -> None:
     assert [error.field for error in caught.value.errors] == ["payload.page.no"]
 
 
-def test_publish_above_shop_limit_refused(market: Any) -> None:
+def test_publish_above_shop_limit_refused(market: Market) -> None:
     market.shop("small", backlog_limit=2)
     for number in range(2):
         market.publish("small", dedupe_key=str(number))
@@ -158,7 +163,7 @@ def test_publish_above_shop_limit_refused(market: Any) -> None:
     assert market.publish("small", dedupe_key="1").duplicate  # what merges takes no room
 
 
-def test_publish_above_platform_limit_refused(market: Any) -> None:
+def test_publish_above_platform_limit_refused(market: Market) -> None:
     market.platform("tiny", backlog_limit=1)
     market.flow(platform="tiny")
     market.shop("a", "tiny")
@@ -169,7 +174,7 @@ def test_publish_above_platform_limit_refused(market: Any) -> None:
         market.publish("b", platform="tiny")
 
 
-def test_cancel_depends_on_job_state(market: Any) -> None:
+def test_cancel_depends_on_job_state(market: Market) -> None:
     waiting = market.publish(dedupe_key="w")
     assert request_cancel(waiting.task_id, by="ops") == "cancelled"
 
@@ -185,7 +190,7 @@ def test_cancel_depends_on_job_state(market: Any) -> None:
 
 
 def test_publish_without_change_sends_no_second_wakeup(
-    market: Any, sent_wakeups: Any, django_capture_on_commit_callbacks: Any
+    market: Market, sent_wakeups: list[Any], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
         for _ in range(20):
@@ -196,28 +201,39 @@ def test_publish_without_change_sends_no_second_wakeup(
     assert len(sent_wakeups) == 2
 
 
-def test_publish_with_kept_payload_changes_only_priority(market: Any) -> None:
+def test_publish_with_kept_payload_changes_only_priority(market: Market) -> None:
     market.publish(payload={"orders": [1, 2, 3]})
-    market.publish(payload={}, keeps_payload=True, priority=0)
+    market.publish(payload={}, keeps_payload=True, merges_into_any=True, priority=0)
 
     job = Job.objects.get()
     assert (job.payload, job.priority) == ({"orders": [1, 2, 3]}, 0)
 
 
-def test_publish_with_kept_payload_checks_schema_of_new_job(market: Any) -> None:
+def test_publish_with_kept_payload_merges_only_into_its_own_key(market: Market) -> None:
+    """An operator who may not edit payloads runs the job of Ann again while a job of Bob waits."""
+    market.flow("reply")
+    bob = market.publish(task_type="reply", payload={"to": "bob"}, delay=timedelta(hours=1))
+    ann = market.publish(task_type="reply", payload={"to": "ann"}, keeps_payload=True)
+
+    assert not ann.duplicate
+    assert market.publish(task_type="reply", payload={"to": "ann"}, keeps_payload=True).task_id == ann.task_id
+    assert Job.objects.get(pk=bob.task_id).requests == 1
+
+
+def test_publish_with_kept_payload_checks_schema_of_new_job(market: Market) -> None:
     market.flow("sync_page", payload_schema={"type": "object", "required": ["page"]})
     with pytest.raises(InvalidInput):
-        market.publish(task_type="sync_page", keeps_payload=True)
+        market.publish(task_type="sync_page", keeps_payload=True, merges_into_any=True)
     market.publish(task_type="sync_page", payload={"page": 1})
 
-    assert market.publish(task_type="sync_page", keeps_payload=True).duplicate
+    assert market.publish(task_type="sync_page", keeps_payload=True, merges_into_any=True).duplicate
     assert Job.objects.get().payload == {"page": 1}
 
 
 # --- which requests merge ------------------------------------------------------------------------------------------
 
 
-def test_publish_during_retry_delay_merges_and_advances_job(market: Any) -> None:
+def test_publish_during_retry_delay_merges_and_advances_job(market: Market) -> None:
     first = market.publish(payload={"page": 1})
     pick = market.pick()
     jobs.mark_sending([pick.claim])
@@ -233,7 +249,7 @@ def test_publish_during_retry_delay_merges_and_advances_job(market: Any) -> None
     assert market.pick().claim.task_id == first.task_id
 
 
-def test_publish_beside_retry_merges_into_unstarted_job(market: Any) -> None:
+def test_publish_beside_retry_merges_into_unstarted_job(market: Market) -> None:
     """Its payload is newer than the retry's, however early the retry is due."""
     first = market.publish()
     pick = market.pick()
@@ -248,7 +264,7 @@ def test_publish_beside_retry_merges_into_unstarted_job(market: Any) -> None:
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_publish_other_payload_into_started_retry_renews_key(market: Any, began: bool) -> None:
+def test_publish_other_payload_into_started_retry_renews_key(market: Market, began: bool) -> None:
     """A receiver that knows the key would take the new payload for a repetition of the old one."""
     first = market.publish(payload={"text": "a"})
     pick = market.pick()
@@ -264,7 +280,7 @@ def test_publish_other_payload_into_started_retry_renews_key(market: Any, began:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_publishes_into_retry_create_no_job(market: Any, race: Any) -> None:
+def test_concurrent_publishes_into_retry_create_no_job(market: Market, race: Race) -> None:
     market.publish()
     pick = market.pick()
     jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
@@ -273,7 +289,7 @@ def test_concurrent_publishes_into_retry_create_no_job(market: Any, race: Any) -
     assert Job.objects.get().requests == 17
 
 
-def test_publish_merges_equal_payloads(market: Any) -> None:
+def test_publish_merges_equal_payloads(market: Market) -> None:
     market.flow("batch_reply")
     receipts = [
         market.publish(task_type="batch_reply", payload=payload)
@@ -285,22 +301,43 @@ def test_publish_merges_equal_payloads(market: Any) -> None:
     assert {job.payload["to"] for job in Job.objects.all()} == {"a", "b"}
 
 
-def test_publish_with_empty_key_does_not_merge(market: Any) -> None:
+def test_publish_with_empty_key_does_not_merge(market: Market) -> None:
     assert not any(market.publish(dedupe_key="").duplicate for _ in range(3))
     assert not market.publish().duplicate
 
 
-def test_publish_of_flow_without_dedupe_creates_each_job(market: Any) -> None:
+def test_publish_of_flow_without_dedupe_creates_each_job(market: Market) -> None:
     market.flow("reply", dedupe_by="none")
     assert not any(market.publish(task_type="reply").duplicate for _ in range(3))
     assert market.publish(task_type="reply", dedupe_key="k").duplicate is False
     assert market.publish(task_type="reply", dedupe_key="k").duplicate is True
 
 
-def test_publish_with_reserved_key_is_refused(market: Any) -> None:
+def test_publish_with_reserved_key_is_refused(market: Market) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(dedupe_key="@payload:1")
     assert [error.field for error in caught.value.errors] == ["dedupe_key"]
+
+
+@pytest.mark.parametrize("name", command.RUN_MEMBERS)
+def test_publish_refuses_payload_with_member_of_run_by_name(market: Market, name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        market.publish(payload={"page": 1, name: "own"})
+    assert [error.field for error in caught.value.errors] == [f"payload.{name}"]
+
+    Flow.objects.update(param_style="nested")
+    assert not market.publish(payload={"page": 1, name: "own"}).duplicate
+
+
+def test_publish_accepts_large_payload_only_for_parameter_file(market: Market) -> None:
+    large = {"text": "x" * 200_000}
+    with pytest.raises(InvalidInput, match="at most 65536"):
+        market.publish(payload=large)
+    Flow.objects.update(command=["true", "{param_file}"])
+
+    assert not market.publish(payload=large).duplicate
+    with pytest.raises(InvalidInput, match="at most 524288"):
+        market.publish(payload={"text": "x" * 600_000})
 
 
 # --- what is accepted can be executed ------------------------------------------------------------------------------
@@ -309,7 +346,7 @@ def test_publish_with_reserved_key_is_refused(market: Any) -> None:
 def build_command(job: Job, template: list[str]) -> list[str]:
     param = command.param_of(
         shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile, task_id=str(job.pk),
-        delivery_key=str(job.root_id), lease_no=1, debug_port=9222, payload=job.payload,
+        delivery_key=str(job.root_id), lease_no=1, debug_port=9222, payload=job.payload, nested=False,
     )  # fmt: skip
     return command.argv_for(template, flow="pdd_x", param=param, timeout=timedelta(seconds=600))
 
@@ -326,7 +363,7 @@ leaves = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(leaf=leaves, count=st.integers(1, 9_000), template=st.sampled_from(TEMPLATES))
-def test_accepted_payload_fits_on_command_line(market: Any, leaf: Any, count: int, template: list[str]) -> None:
+def test_accepted_payload_fits_on_command_line(market: Market, leaf: Any, count: int, template: list[str]) -> None:
     flow = Flow.objects.filter(task_type="any").first() or market.flow("any")
     Flow.objects.filter(pk=flow.pk).update(command=template)
     with suppress(InvalidInput):
@@ -349,7 +386,7 @@ def test_accepted_payload_fits_on_command_line(market: Any, leaf: Any, count: in
     ],
     ids=["chinese", "chinese too long", "numbers", "numbers too long"],
 )
-def test_payload_limit_measures_executed_form(market: Any, payload: dict[str, Any], accepted: bool) -> None:
+def test_payload_limit_measures_executed_form(market: Market, payload: dict[str, Any], accepted: bool) -> None:
     if not accepted:
         with pytest.raises(InvalidInput, match="payload"):
             market.publish(payload=payload)

@@ -17,13 +17,16 @@ from rpa_tasks.models import Evidence, Job, Run
 from scheduling.ids import first_id_at
 from scheduling.models import FailedTask
 from scheduling.operations import retention
+from tests.rpa_tasks.core.conftest import Market
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OLD = timedelta(days=100)
 
 
 @pytest.fixture
-def make_ended_job(market: Any) -> Any:
+def make_ended_job(market: Market) -> Any:
     """A job that ended long ago, with a run and its log."""
     market.shop()
     market.flow()
@@ -60,7 +63,9 @@ def test_retention_keeps_job_of_failed_task_and_its_retries(make_ended_job: Any)
     assert [retention.delete_expired_rows()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
 
 
-def test_retention_keeps_job_of_existing_touch(make_ended_job: Any, matrix: Any, record_event: Any) -> None:
+def test_retention_keeps_job_of_existing_touch(
+    make_ended_job: Any, matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
     """Or the touch, sent once more, would publish a second job."""
     matrix.node(delay=timedelta(days=1))
     (task_id,) = record_event().task_ids
@@ -72,7 +77,7 @@ def test_retention_keeps_job_of_existing_touch(make_ended_job: Any, matrix: Any,
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 1
 
 
-def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, race: Any) -> None:
+def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, race: Race) -> None:
     """The end of a run is written in one transaction: until its commit the row is locked, and running to all others."""
     job = make_ended_job("running", lease_until=now())
     written, looked = threading.Event(), threading.Event()
@@ -82,7 +87,7 @@ def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, rac
 
     def act(number: int) -> int:
         if number:
-            assert written.wait(20)
+            assert written.wait(60)
             try:
                 return delete_job()
             finally:
@@ -92,7 +97,7 @@ def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, rac
             Run.objects.create(job=job, number=2, lease_no=2, started_at=now() - OLD, outcome="succeeded")
             Job.objects.filter(pk=job.pk).update(state="succeeded", lease_until=None, settled_at=now() - OLD)
             written.set()
-            assert looked.wait(20)
+            assert looked.wait(60)
         return 0
 
     assert race(2, act) == [0, 0]

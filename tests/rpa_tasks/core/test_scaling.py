@@ -13,10 +13,11 @@ from rpa_tasks.models import ExecutionNode, Job, Run, Shop
 from rpa_tasks.scaling import measure_execution_nodes
 from scheduling.db_timeouts import Deadline
 from scheduling.policy.scaling import Need
+from tests.rpa_tasks.core.conftest import Market
 
 
 @pytest.fixture(autouse=True)
-def flow(market: Any) -> None:
+def flow(market: Market) -> None:
     market.flow()
 
 
@@ -28,7 +29,7 @@ def node(name: str, *queues: str, slots: int = 2) -> None:
     ExecutionNode.objects.create(name=name, seen_at=now(), started_at=now(), slots=slots, queues=list(queues))
 
 
-def make_due(market: Any, count: int, **changes: Any) -> None:
+def make_due(market: Market, count: int, **changes: Any) -> None:
     for number in range(count):
         shop = f"s{number}"
         market.shop(shop)
@@ -36,14 +37,14 @@ def make_due(market: Any, count: int, **changes: Any) -> None:
     Job.objects.update(due_at=now() - timedelta(seconds=20))
 
 
-def test_silent_node_does_not_count(market: Any) -> None:
+def test_silent_node_does_not_count(market: Market) -> None:
     node("n1", "normal")
     node("n2", "normal")
     ExecutionNode.objects.filter(name="n2").update(seen_at=now() - timedelta(minutes=3))
     assert measure() == (1, Need(0, "busy", "0 jobs run at 2 slots a node"))
 
 
-def test_full_node_and_free_shops_ask_for_more(market: Any) -> None:
+def test_full_node_and_free_shops_ask_for_more(market: Market) -> None:
     node("n1", "high", "normal", "low")
     make_due(market, 22)
     market.pick(node="n1")
@@ -54,7 +55,7 @@ def test_full_node_and_free_shops_ask_for_more(market: Any) -> None:
     assert need.text == "20 free shops have a due job; a run takes 60 s"
 
 
-def test_duration_of_the_last_runs_counts(market: Any) -> None:
+def test_duration_of_the_last_runs_counts(market: Market) -> None:
     node("n1", "high", "normal", "low")
     make_due(market, 22)
     market.pick(node="n1")
@@ -70,19 +71,20 @@ def test_duration_of_the_last_runs_counts(market: Any) -> None:
     assert need.text.endswith("a run takes 600 s")
 
 
-def test_only_jobs_that_a_new_node_could_start_count(market: Any) -> None:
+def test_only_jobs_that_a_new_node_could_start_count(market: Market) -> None:
     make_due(market, 5)
+    Job.objects.update(due_at=now() - timedelta(hours=2))
     market.pick(node="n1")
     free = list(Shop.objects.filter(lane__task_id=None).order_by("shop_id"))
-    assert startable() == [(0, 0.0), (4, 20.0), (0, 0.0)]
+    assert startable() == [(0, 0), (4, 2), (0, 0)]
     Shop.objects.filter(pk=free[0].pk).update(paused=True)
     Shop.objects.filter(pk=free[1].pk).update(dedicated_queue=True)
     market.publish(shop_id=free[2].shop_id, dedupe_key="urgent", priority=0)
-    assert startable() == [(1, 0.0), (1, 20.0), (0, 0.0)]
-    assert startable(f"s.pdd.{free[1].shop_id}") == [(1, 0.0), (2, 20.0), (0, 0.0)]
+    assert startable() == [(1, 0), (1, 2), (0, 0)]
+    assert startable(f"s.pdd.{free[1].shop_id}") == [(1, 0), (2, 2), (0, 0)]
 
 
-def startable(*queues: str) -> list[tuple[int, float]]:
-    """The waits in tens of seconds."""
-    found = jobs.measure_startable(["high", "normal", "low", *queues], ageing=timedelta(minutes=10))
-    return [(count, float(seconds // 10 * 10)) for count, seconds in found]
+def startable(*queues: str) -> list[tuple[int, int]]:
+    """The waits in hours."""
+    found = jobs.measure_startable(["high", "normal", "low", *queues], ageing=timedelta(days=1))
+    return [(count, int(seconds // 3_600)) for count, seconds in found]

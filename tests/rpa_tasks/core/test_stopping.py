@@ -1,4 +1,4 @@
-"""The flag that tells the processes of a worker that it is on its way out."""
+"""The flag that marks a worker as stopping for its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 from rpa_tasks.worker.node import Flag
 
 FORK = multiprocessing.get_context("fork")
-WAIT_LIMIT = 20
+WAIT_LIMIT = 60
 
 
 def test_stop_flag_is_visible_in_child_process() -> None:

@@ -14,6 +14,7 @@ from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.ledger.transitions import Settlement, WakeUp
+from tests.rpa_tasks.core.conftest import Market
 
 QUEUE = "p.crowded.normal"
 pytestmark = pytest.mark.django_db
@@ -38,7 +39,7 @@ def queue() -> Iterator[Queue]:
 
 
 @pytest.fixture
-def node(market: Any) -> ExecutionNode:
+def node(market: Market) -> ExecutionNode:
     market.platform("crowded", dedicated_queue=True)
     market.flow(platform="crowded")
     node: ExecutionNode = ExecutionNode.objects.create(
@@ -47,23 +48,23 @@ def node(market: Any) -> ExecutionNode:
     return node
 
 
-def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[WakeUp]:
-    hints = []
+def publish(market: Market, count: int, *, first: int = 0, **changes: Any) -> list[WakeUp]:
+    published = []
     for number in range(first, first + count):
         shop = market.shop(f"s{number}", "crowded")
         receipt = market.publish(f"s{number}", platform="crowded", **changes)
-        hints.append(WakeUp(receipt.task_id, now(), 1, shop.pk))
-    return hints
+        published.append(WakeUp(receipt.task_id, now(), 1, shop.pk))
+    return published
 
 
-def test_publish_wakeups_fills_idle_slots(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_fills_idle_slots(market: Market, queue: Queue, node: ExecutionNode) -> None:
     for batch in range(5):
         wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
 
 
-def test_publish_wakeups_with_busy_slots_sends_nothing(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Queue, node: ExecutionNode) -> None:
     publish(market, 3)
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
@@ -73,7 +74,7 @@ def test_publish_wakeups_with_busy_slots_sends_nothing(market: Any, queue: Queue
     assert len(queue) == 0
 
 
-def test_publish_wakeups_refills_slots_of_ended_runs(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_refills_slots_of_ended_runs(market: Market, queue: Queue, node: ExecutionNode) -> None:
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
@@ -82,7 +83,7 @@ def test_publish_wakeups_refills_slots_of_ended_runs(market: Any, queue: Queue, 
     assert len(queue) == 3
 
 
-def test_wake_queues_without_capacity_sends_one_message(market: Any, queue: Queue, node: Any) -> None:
+def test_wake_queues_without_capacity_sends_one_message(market: Market, queue: Queue, node: ExecutionNode) -> None:
     """The count of slots may be wrong: a run of a killed worker holds its slot until its lease is over."""
     publish(market, 6)
     for _ in range(3):
@@ -91,7 +92,7 @@ def test_wake_queues_without_capacity_sends_one_message(market: Any, queue: Queu
     assert [dispatch.wake_queues(), dispatch.wake_queues(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
-def test_publish_wakeups_to_unserved_queue_is_limited(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_to_unserved_queue_is_limited(market: Market, queue: Queue, node: ExecutionNode) -> None:
     ExecutionNode.objects.update(queues=["high"])
     for batch in range(6):
         wakeups.publish_wakeups(publish(market, 20, first=batch * 20))
@@ -99,7 +100,7 @@ def test_publish_wakeups_to_unserved_queue_is_limited(market: Any, queue: Queue,
     assert len(queue) == wakeups.UNKNOWN_CAPACITY
 
 
-def test_publish_wakeups_ignores_slots_of_silent_node(market: Any, queue: Queue, node: Any) -> None:
+def test_publish_wakeups_ignores_slots_of_silent_node(market: Market, queue: Queue, node: ExecutionNode) -> None:
     ExecutionNode.objects.create(
         name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
     )

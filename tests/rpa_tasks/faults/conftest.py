@@ -25,4 +25,4 @@ def rpa_cluster(shared_rpa_cluster: RpaCluster) -> Iterator[RpaCluster]:
         " WHERE state IN ('scheduled', 'queued', 'running')"
     )
     shared_rpa_cluster.sql("UPDATE rpa_tasks_lane SET task_id = NULL WHERE task_id IS NOT NULL")
-    shared_rpa_cluster.wait(lambda: not shared_rpa_cluster.commands_left(), "no command is left", 40)
+    shared_rpa_cluster.wait(lambda: not shared_rpa_cluster.commands_left(), "no command is left", pause=0.2)

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Effect:
-    """One run of a command, as it told itself. Times are seconds of the machine's monotonic clock."""
+    """One run of a command from its own log. Times are seconds of the machine's monotonic clock."""
 
     shop: str
     task: str
@@ -20,7 +20,7 @@ class Effect:
     lease: int
     pid: int
     began: float
-    met: list[int]  #: processes of other runs of the shop, alive when it began
+    met: list[int]  #: processes of other runs of the shop, alive at its start
     sequel: Any = None  #: of its payload
     ended: float | None = None
     stored: bool | None = None  #: whether the table took its write
@@ -31,10 +31,10 @@ class EffectLog:
     path: Path
     _offset: int = 0
     _effects: dict[tuple[str, int], Effect] = field(default_factory=dict)
-    twice: list[str] = field(default_factory=list)  #: runs that began or ended more than once
+    twice: list[str] = field(default_factory=list)  #: runs with more than one start or end
 
     def effects(self) -> list[Effect]:
-        """All so far, in the order in which they began."""
+        """Return all runs so far by their start."""
         self._read()
         return sorted(self._effects.values(), key=lambda effect: effect.began)
 
@@ -67,8 +67,10 @@ class EffectLog:
 
 
 def find_overlaps(effects: list[Effect]) -> list[str]:
-    """Where two runs of a shop touch, or a later one has no higher lease number. A run whose end nobody told is
-    covered by what the next one met."""
+    """Find overlapping runs of a shop, or a later run without a higher lease number.
+
+    A run without a logged end ends where the next one starts.
+    """
     found = [f"met processes of another run: {effect}" for effect in effects if effect.met]
     by_shop = defaultdict(list)
     for effect in sorted(effects, key=lambda effect: effect.began):

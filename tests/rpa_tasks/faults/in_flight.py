@@ -1,4 +1,4 @@
-"""Two jobs that run while something is struck, and what must have become of them afterwards."""
+"""Two jobs that run during a fault, and their required state afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps
 from tests.rpa_tasks.faults.rpa_cluster import Market, Node, RpaCluster
 
-#: A guard that hears nothing for 15 s ends its command; leases are let lapse by the tests once that has happened.
-QUICK = {"RENEW_INTERVAL": 0.5, "EXTENSION": 15}
+#: A supervisor has nearly all of its 30 s when renewals end; then the tests expire the leases.
+QUICK = {"RENEW_INTERVAL": 0.5}
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""What the flows of these tests run: it notes in a log when it began and ended, and whom of its shop it met alive.
+"""The command of these flows: logs its start, its end, and live processes of other runs of its shop.
 
 Its payload: `log` is the file; `hold` the seconds it takes, or `until` a file it waits for; `fail_once` lets the first
-run of a task end with 70; `stubborn` ignores SIGTERM; `brood` leaves a process behind in a session of its own;
-`write` stores its lease number in a table at the end, unless a higher one is there.
+run of a task end with 70; `stubborn` ignores SIGTERM; `brood` leaves a process behind in a session of its own; `write`
+stores its lease number in a table at the end, unless a higher one is there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 
 def main() -> int:
     param = json.loads(sys.argv[1])
-    payload = param["payload"]
+    payload = param
     log = os.open(payload["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def note(what: str, **more: object) -> None:
@@ -68,7 +68,7 @@ def list_other_run_processes() -> list[int]:
 
 
 def start_daemon() -> None:
-    """A daemon: away from our group, session and parent."""
+    """Become a daemon: leave the group, session and parent."""
     if os.fork():
         return
     os.setsid()

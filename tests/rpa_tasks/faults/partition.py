@@ -1,5 +1,4 @@
-"""A wire that can be cut: a TCP proxy whose both ends hear nothing any more, as when a cable is pulled, until it is
-whole again."""
+"""A TCP proxy that can drop all data of both sides, as when a cable is pulled, until it is restored."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
+
+WAIT_LIMIT = 120  #: seconds
 
 
 @dataclass
@@ -28,7 +29,7 @@ class CuttableLink:
             writers.append(forth)
             await asyncio.gather(self._pass_on(near, forth), self._pass_on(far, back))
         except (OSError, asyncio.CancelledError):
-            pass  # the server is away, or the test is over
+            pass  # the server is unavailable, or the test is over
         finally:
             for writer in writers:
                 writer.transport.abort()
@@ -39,7 +40,7 @@ class CuttableLink:
                 await self._whole.wait()
                 target.write(data)
                 await target.drain()
-        await self._whole.wait()  # nobody hears that the other end has left, either
+        await self._whole.wait()  # the end of the other side is not passed on either
         target.close()
 
 
@@ -74,12 +75,12 @@ def links_to(*urls: str) -> Iterator[CuttableLinks]:
     links = [CuttableLink(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, urls)]
     servers: list[asyncio.Server] = []
     try:
-        servers += [asyncio.run_coroutine_threadsafe(_serve(link), loop).result(10) for link in links]
+        servers += [asyncio.run_coroutine_threadsafe(_serve(link), loop).result(WAIT_LIMIT) for link in links]
         yield CuttableLinks(loop, links)
     finally:
-        asyncio.run_coroutine_threadsafe(_end(servers), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_end(servers), loop).result(WAIT_LIMIT)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(WAIT_LIMIT)
         loop.close()
 
 

@@ -1,7 +1,8 @@
-"""Somebody who publishes: reads one JSON list of orders a line, answers with one JSON list a line.
+"""A publisher: reads one JSON list of orders a line, responds with one JSON list a line.
 
 Orders are [what, {…}]: `platform`, `shop` and `flow` make one, `publish` and `cancel` are the product's own. `race` has
-lists of orders, each given to a process of its own, all at the same moment.
+lists of orders, each given to a process of its own, all at the same moment. `publish_batch` has the contents of many
+`publish`. `check_login` reports a login.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel  # noqa: E402
+from rpa_tasks.jobs.bulk.publish_many import publish_many  # noqa: E402
+from rpa_tasks.jobs.gates.login_checks import check_login  # noqa: E402
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel  # noqa: E402
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
@@ -51,6 +54,12 @@ def publish_until_accepted(given: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def publish_batch(orders: list[dict[str, Any]]) -> list[str]:
+    receipts = publish_many([PublishRequest(**given) for given in orders])
+    assert all(isinstance(receipt, Receipt) for receipt in receipts), receipts
+    return [str(receipt.task_id) for receipt in receipts if isinstance(receipt, Receipt)]
+
+
 def race(orders: list[list[Any]]) -> list[Any]:
     """Before anything is published here: a broker connection is not for two processes."""
     connection.close()
@@ -59,7 +68,7 @@ def race(orders: list[list[Any]]) -> list[Any]:
 
 
 def barrier(parties: int) -> Any:
-    return multiprocessing.get_context("fork").Barrier(parties, timeout=30)
+    return multiprocessing.get_context("fork").Barrier(parties, timeout=180)
 
 
 def _await_all(all_there: Any) -> None:
@@ -76,8 +85,12 @@ def answer(what: str, given: dict[str, Any]) -> Any:
             return race(given["orders"])
         if what == "publish":
             return publish_until_accepted(given)
+        if what == "publish_batch":
+            return publish_batch(given["orders"])
         if what == "cancel":
             return request_cancel(UUID(given["task"]), by="ops")
+        if what == "check_login":
+            return check_login(Shop.objects.get(shop_id=given["shop_id"]).pk, by="ops")
         return create_row(what, given)
     except AftertouchError as error:
         return {"error": str(error)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +13,19 @@ from typing import Any
 from uuid import uuid4
 
 import psutil
-import psycopg
 from psycopg.rows import dict_row
 
 from config.environment import ROOT
-from config.local.isolated import RunningStack, running_stack
-from config.local.processes import is_alive, processes_with_variable, wait_until
+from config.local.processes import is_alive, processes_with_variable
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effect_log import Effect, EffectLog
+from tests.support.stack import StackUnderTest, run_stack
 
 WAIT_LIMIT = 180.0
 ACT = ["{python}", "-I", str(Path(__file__).with_name("logging_command.py")), "{param}"]
 TIERS = "high,normal,low"
+#: Times of a node whose leases no fault ends: a process of a loaded machine may stall for a minute.
+PATIENT = {"LEASE": 600.0, "EXTENSION": 500.0}
 ENDS = ("succeeded", "cancelled", "failed", "unknown")
 
 
@@ -81,24 +82,20 @@ class Node:
         return psutil.Process(self.program.pid)
 
     def log(self, text: str) -> int:
-        """How often the worker has said it."""
+        """Count the text in the worker's log."""
         return self.program.log.count(text)
 
 
 @dataclass
-class RpaCluster:
-    stack: RunningStack
+class RpaCluster(StackUnderTest):
     folder: Path
     publisher: PublisherProcess
     environment: dict[str, str] = field(repr=False)
 
-    # --- the database ---------------------------------------------------------------------------------------------
+    wait_limit = WAIT_LIMIT
+    row_factory = staticmethod(dict_row)
 
-    def sql(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
-        url = self.stack.endpoints.database_url
-        with psycopg.connect(url, autocommit=True, row_factory=dict_row, connect_timeout=5) as connection:
-            cursor = connection.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+    # --- the database ---------------------------------------------------------------------------------------------
 
     def job(self, task: str) -> dict[str, Any]:
         return self.sql("SELECT * FROM rpa_tasks_job WHERE task_id = %s", [task])[0]
@@ -134,16 +131,12 @@ class RpaCluster:
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def wait(self, happened: Callable[[], bool], what: str, timeout: float = WAIT_LIMIT, pause: float = 0.05) -> None:
-        if not wait_until(happened, timeout, pause=pause):
-            raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
-
     def await_state(self, task: str, *states: str, timeout: float = WAIT_LIMIT) -> dict[str, Any]:
         self.wait(lambda: self.job(task)["state"] in states, f"job {task} is {' or '.join(states)}", timeout)
         return self.job(task)
 
     def await_effects(self, log: EffectLog, tasks: Sequence[str], count: int = 1, **wait: Any) -> list[Effect]:
-        """The latest of each task, once each has begun so many times."""
+        """Return the effect number `count` of each task, once all of them exist."""
         self.wait(lambda: all(len(log.of(task)) >= count for task in tasks), f"run {count} of {tasks}", **wait)
         return [log.of(task)[count - 1] for task in tasks]
 
@@ -153,7 +146,7 @@ class RpaCluster:
             lambda: not any(self.list_running_commands(task) for task in tasks),
             "their processes are gone",
             timeout,
-            0.02,
+            0.2,  # a look reads the environment of each process of the machine
         )
 
     def commands_left(self) -> list[psutil.Process]:
@@ -170,13 +163,8 @@ class RpaCluster:
     def list_running_commands(self, task: str) -> list[psutil.Process]:
         return [process for process in processes_with_variable("AFTERTOUCH_TASK_ID", task) if is_alive(process)]
 
-    def logs(self, lines: int = 15) -> str:
-        ends = []
-        paths = [self.stack.state_dir / "logs" / "core.log", *sorted(self.folder.glob("nodes/*/logs/*.log"))]
-        for path in paths:
-            told = [line for line in path.read_text(errors="replace").splitlines() if '"info"' not in line]
-            ends.append(f"--- {path}\n" + "\n".join(line[:300] for line in told[-lines:]))
-        return "\n".join(ends)
+    def log_files(self) -> list[Path]:
+        return [self.stack.state_dir / "logs" / "core.log", *sorted(self.folder.glob("nodes/*/logs/*.log"))]
 
     # --- what a test needs ----------------------------------------------------------------------------------------
 
@@ -246,8 +234,7 @@ class Market:
 def run_rpa_cluster(
     folder: Path, programs: Sequence[str] = ("core", "ticks", "beat"), env: Mapping[str, str] | None = None
 ) -> Iterator[RpaCluster]:
-    ours = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_WORKER_CONCURRENCY": "1"}
-    with running_stack({**ours, **(env or {})}, programs=programs, state_dir=folder / "stack") as stack:
+    with run_stack(folder / "stack", programs, env, concurrency=1) as stack:
         found = stack.endpoints
         environment = {**stack.environment, "DATABASE_URL": found.database_url, "REDIS_URL": found.redis_url}
         with run_publisher(environment) as at:

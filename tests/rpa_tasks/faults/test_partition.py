@@ -31,8 +31,9 @@ CODES = {"business": [65], "session": [77], "platform": [75]}
 
 
 def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
-    """One command ignores SIGTERM, and its guard ends it before another node begins. Another's guard is stopped, so it
-    outlives its lease: two run at once, nobody can help it, and the tables refuse the later write of the earlier run.
+    """One command ignores SIGTERM, and its supervisor ends it before another node starts. Another supervisor is
+    stopped, so its command outlives the lease: two run at once, and the tables refuse the later write of the earlier
+    run.
     """
     market = rpa_cluster.market(2, held={"idempotent": True}, loose={"idempotent": True})
     endpoints = rpa_cluster.stack.endpoints
@@ -53,10 +54,10 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
             process.resume()
         try:
             rpa_cluster.wait(
-                lambda: not rpa_cluster.list_running_commands(tasks[0]), "its guard ends the command", 60, 0.1
+                lambda: not rpa_cluster.list_running_commands(tasks[0]), "its guard ends the command", pause=0.1
             )
             ended_after = time.monotonic() - cut_at
-            second = rpa_cluster.await_effects(market.log, tasks, 2, timeout=90)
+            second = rpa_cluster.await_effects(market.log, tasks, 2)
             taken_after = time.monotonic() - cut_at
             (market.folder / "go").touch()
             for task in tasks:
@@ -66,7 +67,7 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
             links.restore()
             rpa_cluster.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
             send_signal(guard, signal.SIGCONT)
-            rpa_cluster.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
+            rpa_cluster.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped")
         finally:
             send_signal(guard, signal.SIGKILL)
             links.restore()
@@ -80,8 +81,7 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
         f"taken over after {taken_after:.1f} s, late result refused by lease {first[0].lease} < {second[0].lease} · "
         f"guard stopped too: the command's own late write refused by its table"
     )
-    assert GUARDED - RENEWED - 3 <= ended_after <= GUARDED + 3
-    assert ended_after < taken_after
+    assert GUARDED - RENEWED - 3 <= ended_after < taken_after
 
 
 @pytest.mark.browser
@@ -104,9 +104,10 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
         task = market.publish(shop, "sync", payload={"site": address, "login": True})
         rpa_cluster.wait(lambda: (rpa_cluster.job(task)["progress"] or 0) > 0, "the flow reads")
         flow = next(each for each in rpa_cluster.list_running_commands(task) if "rpa_tasks.flow_sdk" in each.cmdline())
-        guard = psutil.Process(flow.ppid())
+        guard, worker = psutil.Process(flow.ppid()), isle.family()
         try:
-            for process in (guard, flow):
+            # The worker too: it gives a guard up that does not answer for 45 s, and ends the flow.
+            for process in (guard, flow, *worker):
                 send_signal(process, signal.SIGSTOP)
             links.cut()
             pages.slow = 0.0
@@ -126,8 +127,9 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
                 links.restore()
                 send_signal(flow, signal.SIGCONT)
                 rpa_cluster.wait(lambda: not is_alive(flow), "the late flow ends by itself")
-                send_signal(guard, signal.SIGCONT)
-                rpa_cluster.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped", 90)
+                for process in (guard, *worker):
+                    send_signal(process, signal.SIGCONT)
+                rpa_cluster.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped")
         finally:
             for process in (flow, guard):
                 send_signal(process, signal.SIGKILL)
@@ -172,7 +174,7 @@ def _publish(market: Market) -> list[str]:
 
 
 def _suspend(cluster: RpaCluster, node: Any) -> None:
-    """And let the broker give up on it: it hands a token to whoever has waited longest, stopped or not."""
+    """Let the broker drop the connection. It sends a wake-up to the longest waiting consumer, stopped or not."""
     node.program.await_ready()
     family = list(node.family())
     for process in family:
@@ -190,7 +192,7 @@ def _suspend(cluster: RpaCluster, node: Any) -> None:
 def _await_renewal(cluster: RpaCluster, tasks: list[str]) -> float:
     """So that the guard has all of its time."""
     before = [cluster.job(task)["lease_until"] for task in tasks]
-    cluster.wait(lambda: cluster.job(tasks[0])["lease_until"] != before[0], "a renewal", 30)
+    cluster.wait(lambda: cluster.job(tasks[0])["lease_until"] != before[0], "a renewal")
     return time.monotonic()
 
 

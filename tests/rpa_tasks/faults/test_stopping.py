@@ -1,4 +1,4 @@
-"""A node is told to stop while commands run: what may be repeated is sent back, the other may finish."""
+"""A node stops while commands run: repeatable jobs are returned, others may finish."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def test_stopped_worker_returns_idempotent_job_and_ends_other(
     with rpa_cluster.node("leaving", times=times) as leaving:
         running = start_jobs(rpa_cluster)
         later = running.market.publish(running.market.shops[0], "once", payload={})
+        stopped_at = time.monotonic()
         leaving.program.process.terminate()
-        told_at = time.monotonic()
-        # A tick may have handed it over by the time that anybody looks.
-        again = rpa_cluster.await_state(running.again, "scheduled", "queued", timeout=30)
-        sent_back_after = time.monotonic() - told_at
+        # A tick may have dispatched it before this reads it.
+        again = rpa_cluster.await_state(running.again, "scheduled", "queued")
+        sent_back_after = time.monotonic() - stopped_at
         rpa_cluster.await_end_of_commands(running.again)
         assert rpa_cluster.job(running.once)["state"] == "running"
         assert leaving.program.is_alive()
         running.go.touch()
         assert rpa_cluster.await_state(running.once, "succeeded", "unknown")["state"] == "succeeded"
-        assert leaving.program.await_exit(30) == 0
-        exited_after = time.monotonic() - told_at
+        assert leaving.program.await_exit() == 0
+        exited_after = time.monotonic() - stopped_at
     assert (again["reason"], again["failures"]) == ("node_stopping", 0)
-    assert rpa_cluster.job(later)["attempt"] == 0  # it began no more
+    assert rpa_cluster.job(later)["attempt"] == 0  # it started no more
     rpa_cluster.await_end_of_commands(*running.tasks)
     rpa_cluster.sql("UPDATE rpa_tasks_job SET due_at = now() WHERE task_id = %s", [running.again])
     with rpa_cluster.node("staying"):

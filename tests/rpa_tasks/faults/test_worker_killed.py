@@ -1,4 +1,4 @@
-"""A worker is killed with all its processes; the next one of the node begins where it left off."""
+"""A worker is killed with all its processes; the next worker of the node continues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rpa_tasks.faults.in_flight import QUICK, check_recovery, start_jobs
-from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
+from config.local.processes import is_alive
+from tests.rpa_tasks.faults.in_flight import check_recovery, start_jobs
+from tests.rpa_tasks.faults.rpa_cluster import PATIENT, RpaCluster
 
 pytestmark = pytest.mark.faults
 
@@ -17,19 +18,19 @@ pytestmark = pytest.mark.faults
 def test_killed_worker_repeats_only_idempotent_job(
     rpa_cluster: RpaCluster, guards_too: bool, report_line: Callable[[str], None]
 ) -> None:
-    """With the guards nobody is left to end what the commands started, until the next worker begins."""
-    with rpa_cluster.node("south", times=QUICK) as south:
+    """Without supervisors, started processes survive until the next worker starts."""
+    with rpa_cluster.node("south", times=PATIENT) as south:
         struck = start_jobs(rpa_cluster)
         victims = south.family() + (struck.guards() if guards_too else [])
         commands = struck.commands()
         for victim in victims:
             victim.send_signal(signal.SIGKILL)
         for command in commands:
-            rpa_cluster.wait(lambda command=command: not command.is_running(), "the command ends")
+            rpa_cluster.wait(lambda command=command: not is_alive(command), "the command ends")
     if not guards_too:
         rpa_cluster.await_end_of_commands(*struck.tasks)
     struck.go.touch()
     rpa_cluster.expire_leases(*struck.tasks)
-    with rpa_cluster.node("south", times=QUICK):
+    with rpa_cluster.node("south", times=PATIENT):
         name = "kill -9 of the worker" + (" and its guards" if guards_too else "")
         check_recovery(struck, "worker_lost", report_line, name)

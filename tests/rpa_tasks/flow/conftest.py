@@ -24,7 +24,7 @@ from examples.demo_shop.server import Server
 from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
 from rpa_tasks.flow_sdk.browser import NAMES, open_browser
 
-WAIT_LIMIT = 60.0
+WAIT_LIMIT = 150.0  #: seconds; three runs at once start three drivers of Playwright on a machine that is busy
 
 
 class Site:
@@ -113,7 +113,7 @@ class Run:
     errors: str = ""
 
     def wait_for(self, word: str) -> None:
-        """Until a line that contains it was said."""
+        """Read until a line contains this text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(json.loads(line))
@@ -151,13 +151,13 @@ class Flows:
         self.started: list[Run] = []
 
     def write(self, name: str, body: str) -> Path:
-        """`body` is what `run(flow)` does; `from rpa_tasks.flow_sdk import *` stands before it."""
+        """Write a flow whose `run(flow)` is `body`, after `from rpa_tasks.flow_sdk import *`."""
         path = self.folder / f"{name}.py"
         indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
         path.write_text(f"import sys, time\nfrom rpa_tasks.flow_sdk import *\n\ndef run(flow):\n{indented}\n")
         return path
 
-    def begin(self, name: str, payload: Any = None, *, timeout: float = 60, **fields: Any) -> Run:
+    def begin(self, name: str, payload: Any = None, *, timeout: float = 600, **fields: Any) -> Run:
         param = {"shop_id": "s1", "platform": "demo", "payload": payload or {}} | fields
         return self.command("run", "--flow", name, "--param", json.dumps(param), "--timeout", str(timeout))
 

@@ -12,13 +12,16 @@ import pytest
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import FlowResult, RunSpec, SupervisedCommand
+from tests.rpa_tasks.flow.conftest import Flows, Site
 
 pytestmark = pytest.mark.browser
 
 OPEN = 'flow.page.goto(flow.text("site"))\n'
 
 
-def test_flow_opens_own_tab_and_closes_it(flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]) -> None:
+def test_flow_opens_own_tab_and_closes_it(
+    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], eventually: Any
+) -> None:
     before = tabs()
     flows.write(
         "open",
@@ -28,10 +31,10 @@ def test_flow_opens_own_tab_and_closes_it(flows: Any, site: Any, port: int, tabs
     )
     run = flows.run("open", {"site": site.url}, debug_port=port)
     assert run.result == {"title": "Log in · Demo market", "tabs": len(before) + 2}
-    assert tabs() == before
+    assert eventually(lambda: tabs() == before)
 
 
-def test_browser_keeps_login_between_runs(flows: Any, site: Any, port: int) -> None:
+def test_browser_keeps_login_between_runs(flows: Flows, site: Site, port: int) -> None:
     flows.write(
         "log_in",
         OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
@@ -43,13 +46,13 @@ def test_browser_keeps_login_between_runs(flows: Any, site: Any, port: int) -> N
     assert site.effects()["logins"] == 1
 
 
-def test_failed_flow_leaves_page_open(flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]) -> None:
+def test_failed_flow_leaves_page_open(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
     flows.write("fail", OPEN + "raise BusinessError('look at this')")
     assert flows.run("fail", {"site": f"{site.url}/login?fail"}, debug_port=port).process.returncode == 65
     assert f"{site.url}/login?fail" in tabs()
 
 
-def test_step_timeout_exits_as_transient(flows: Any, site: Any, port: int) -> None:
+def test_step_timeout_exits_as_transient(flows: Flows, site: Site, port: int) -> None:
     flows.write("wait", OPEN + "flow.page.set_default_timeout(300)\nflow.page.click('#nothing')")
     run = flows.run("wait", {"site": site.url}, debug_port=port)
     assert run.process.returncode == 70
@@ -58,7 +61,7 @@ def test_step_timeout_exits_as_transient(flows: Any, site: Any, port: int) -> No
 
 @pytest.mark.parametrize("body", ["time.sleep(600)", "flow.page.wait_for_selector('#nothing', timeout=600_000)"])
 def test_terminated_flow_closes_its_tab(
-    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], body: str, eventually: Any
+    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], body: str, eventually: Any
 ) -> None:
     flows.write("long", OPEN + f"flow.progress(0.1)\n{body}")
     run = flows.begin("long", {"site": f"{site.url}/login?stop"}, debug_port=port, timeout=600)
@@ -69,17 +72,18 @@ def test_terminated_flow_closes_its_tab(
     assert eventually(lambda: f"{site.url}/login?stop" not in tabs())
 
 
-def test_missing_browser_exits_as_transient(flows: Any) -> None:
+def test_missing_browser_exits_as_transient(flows: Flows) -> None:
     flows.write("browse", "flow.page")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    run = flows.run("browse", debug_port=port)
+    with socket.socket() as silent:  # it keeps the port and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        run = flows.run("browse", debug_port=port)
     assert run.process.returncode == 70
     assert str(port) in run.errors
     assert "Traceback" not in run.errors
 
 
-def test_browser_crash_exits_as_transient(flows: Any, site: Any) -> None:
+def test_browser_crash_exits_as_transient(flows: Flows, site: Site) -> None:
     from rpa_tasks.flow_sdk.browser import open_browser
 
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
@@ -89,7 +93,7 @@ def test_browser_crash_exits_as_transient(flows: Any, site: Any) -> None:
     assert run.end() == 70
 
 
-def test_try_command_keeps_profile(flows: Any, site: Any, tmp_path: Path) -> None:
+def test_try_command_keeps_profile(flows: Flows, site: Site, tmp_path: Path) -> None:
     flows.command("new", "mine").end()
     words = ("try", "--flow", "mine", "--payload", f'{{"site": "{site.url}"}}', "--profile", str(tmp_path / "p"))
     first = flows.command(*words)
@@ -110,43 +114,49 @@ def test_try_command_keeps_profile(flows: Any, site: Any, tmp_path: Path) -> Non
 # --- under the guard --------------------------------------------------------------------------------------------------
 
 
-def guarded(flows: Any, tmp_path: Path, name: str, param: str, timeout: float) -> RunSpec:
-    """The guard's time begins before the flow's own, by however long Python takes to start."""
+def build_run_spec(flows: Flows, tmp_path: Path, name: str, param: str, timeout: float, flow_timeout: float) -> RunSpec:
+    """The supervisor's time starts before the flow's, by the start-up time of Python."""
     import sys
 
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
-    words += ["--timeout", str(timeout - 4)]
-    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=str(tmp_path / "run.log"))
+    words += ["--timeout", str(flow_timeout)]
+    log = str(tmp_path / "run.log")
+    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log, extension=600)
 
 
-def events(guarded: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:
+def events(supervised: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:
     seen: list[Any] = []
     while not (seen and until(seen[-1])):
-        if event := guarded.next_event(timeout=1):
+        if event := supervised.next_event(timeout=1):
             seen.append(event)
     return seen
 
 
-def test_supervisor_reads_result_of_flow(flows: Any, site: Any, port: int, tmp_path: Path) -> None:
+def test_supervisor_reads_result_of_flow(flows: Flows, site: Site, port: int, tmp_path: Path) -> None:
     flows.write("open", OPEN + "flow.progress(0.5, 'open')\nreturn {'title': flow.page.title()}")
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login"}}}}'
-    with SupervisedCommand(guarded(flows, tmp_path, "open", param, 60)) as guard:
+    with SupervisedCommand(build_run_spec(flows, tmp_path, "open", param, 250, 250)) as guard:
         seen = events(guard, lambda event: isinstance(event, CommandResult))
     assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (ExitCause.EXITED, 0, 0)
     assert [event.value for event in seen if isinstance(event, FlowResult)] == [{"title": "Log in · Demo market"}]
 
 
 def test_timeout_leaves_page_and_cancel_closes_it(
-    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
+    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
 ) -> None:
-    flows.write("long", OPEN + "flow.progress(0.1)\ntime.sleep(600)")
+    # The flow's own time is short, as Python may start slowly, and without effect until the supervisor's is over.
+    flows.write(
+        "long",
+        "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nflow.page.set_default_timeout(60_000)\n"
+        + OPEN + "flow.progress(0.1)\ntime.sleep(600)",
+    )  # fmt: skip
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login?%s"}}}}'
-    with SupervisedCommand(guarded(flows, tmp_path, "long", param % "late", 25)) as guard:
+    with SupervisedCommand(build_run_spec(flows, tmp_path, "long", param % "late", 30, 8)) as guard:
         (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))
     assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.TIMEOUT, 143, 0)
     assert f"{site.url}/login?late" in tabs()
 
-    with SupervisedCommand(guarded(flows, tmp_path, "long", param % "cancelled", 600)) as guard:
+    with SupervisedCommand(build_run_spec(flows, tmp_path, "long", param % "cancelled", 600, 600)) as guard:
         events(guard, lambda event: type(event).__name__ == "Progress")
         guard.stop("cancelled")
         (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.rpa_tasks.flow.conftest import Flows, Site
+
 pytestmark = pytest.mark.browser
 
 ONCE = {f"s1-m{number}": 1 for number in range(1, 6)}
 
 
 @pytest.fixture
-def start_reply(flows: Any, site: Any, port: int) -> Callable[..., Any]:
-    """Begin a run."""
+def start_reply(flows: Flows, site: Site, port: int) -> Callable[..., Any]:
+    """Start a run."""
 
     def start_reply(reply: str = "It is on its way.", **payload: Any) -> Any:
         whole = {"site": site.url, "reply": reply, "login": True} | payload
@@ -30,7 +32,7 @@ def end_run(run: Any) -> Any:
     return run.result
 
 
-def test_batch_reply_answers_each_waiting_message_once(start_reply: Callable[..., Any], site: Any) -> None:
+def test_batch_reply_answers_each_waiting_message_once(start_reply: Callable[..., Any], site: Site) -> None:
     run = start_reply("Dear <b>, 您好！\nSoon.")
     assert end_run(run) == {"answered": 5, "already": 0}
     assert [line["progress"] for line in run.lines if "progress" in line] == [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -45,13 +47,13 @@ def test_batch_reply_answers_each_waiting_message_once(start_reply: Callable[...
     assert site.effects()["replies"] == ONCE | {"s1-m6": 1}
 
 
-def test_batch_reply_answers_only_given_buyer(start_reply: Callable[..., Any], site: Any) -> None:
+def test_batch_reply_answers_only_given_buyer(start_reply: Callable[..., Any], site: Site) -> None:
     assert end_run(start_reply(only="u2")) == {"answered": 1, "already": 0}
     assert end_run(start_reply(only="u99")) == {"answered": 0, "already": 0}
     assert [key for key, count in site.effects()["replies"].items() if count] == ["s1-m2"]
 
 
-def test_concurrent_batch_replies_answer_each_message_once(start_reply: Callable[..., Any], site: Any) -> None:
+def test_concurrent_batch_replies_answer_each_message_once(start_reply: Callable[..., Any], site: Site) -> None:
     runs = [start_reply() for _ in range(3)]
     results = [end_run(run) for run in runs]
     assert site.effects()["replies"] == ONCE
@@ -61,7 +63,7 @@ def test_concurrent_batch_replies_answer_each_message_once(start_reply: Callable
 @pytest.mark.faults
 @pytest.mark.parametrize("message", ["s1-m1", "s1-m3"])
 def test_killed_batch_reply_is_continued_without_repeats(
-    start_reply: Callable[..., Any], site: Any, message: str
+    start_reply: Callable[..., Any], site: Site, message: str
 ) -> None:
     site.hold("POST", "/messages/reply", message=message)
     run = start_reply()
@@ -75,7 +77,7 @@ def test_killed_batch_reply_is_continued_without_repeats(
 
 
 @pytest.mark.faults
-def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], site: Any) -> None:
+def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], site: Site) -> None:
     site.hold("POST", "/messages/reply", message="s1-m2")
     early = start_reply()
     site.reach()
@@ -89,7 +91,7 @@ def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], sit
     assert earlier["already"] == 3
 
 
-def test_batch_reply_with_lost_login_exits_without_answer(start_reply: Callable[..., Any], site: Any) -> None:
+def test_batch_reply_with_lost_login_exits_without_answer(start_reply: Callable[..., Any], site: Site) -> None:
     site.hold("POST", "/messages/reply", message="s1-m3")
     run = start_reply()
     site.reach()
@@ -103,7 +105,7 @@ def test_batch_reply_with_lost_login_exits_without_answer(start_reply: Callable[
 
 @pytest.mark.parametrize("payload", [{"reply": ""}, {"reply": None}, {"only": 7}, {"only": ""}, {"reply": "x" * 1001}])
 def test_batch_reply_refuses_invalid_payload(
-    start_reply: Callable[..., Any], site: Any, payload: dict[str, Any]
+    start_reply: Callable[..., Any], site: Site, payload: dict[str, Any]
 ) -> None:
     run = start_reply(**payload)
     assert run.end() == 65, run.errors

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 
 from config.environment import ROOT
 from examples.demo_shop.site import COOKIE
+from tests.rpa_tasks.flow.conftest import Site
 
 
 class Visitor:
@@ -45,7 +45,7 @@ class Visitor:
 
 
 @pytest.fixture
-def visit(site: Any) -> Iterator[Callable[[], Visitor]]:
+def visit(site: Site) -> Iterator[Callable[[], Visitor]]:
     visitors: list[Visitor] = []
 
     def visit() -> Visitor:
@@ -84,7 +84,7 @@ def test_demo_shop_login_with_invalid_id_shows_error(visit: Callable[[], Visitor
     assert (stranger.status, stranger.cookie) == (400, "")
 
 
-def test_demo_shop_lists_latest_orders_first_in_pages(ann: Visitor, site: Any) -> None:
+def test_demo_shop_lists_latest_orders_first_in_pages(ann: Visitor, site: Site) -> None:
     pages = [order_nos(ann.get(f"/orders?page={number}")) for number in (1, 2, 3)]
     assert [len(page) for page in pages] == [20, 20, 5]
     assert [number for page in pages for number in page] == [f"s1-{10000 + n}" for n in range(45, 0, -1)]
@@ -94,7 +94,7 @@ def test_demo_shop_lists_latest_orders_first_in_pages(ann: Visitor, site: Any) -
     assert site.effects()["position"] == 1045
 
 
-def test_demo_shop_shipped_order_moves_to_top_with_new_version(ann: Visitor, site: Any) -> None:
+def test_demo_shop_shipped_order_moves_to_top_with_new_version(ann: Visitor, site: Site) -> None:
     assert json.loads(site.ask("/admin/ship?shop=s1&order=s1-10002", post=True)) == {"shipped": ["s1-10002"]}
     page = ann.get("/orders")
     assert order_nos(page)[0] == "s1-10002"
@@ -103,7 +103,7 @@ def test_demo_shop_shipped_order_moves_to_top_with_new_version(ann: Visitor, sit
     assert len(json.loads(site.ask("/admin/ship?shop=s1", post=True))["shipped"]) == 17
 
 
-def test_demo_shop_accepts_reply_with_token_once(ann: Visitor, site: Any) -> None:
+def test_demo_shop_accepts_reply_with_token_once(ann: Visitor, site: Site) -> None:
     assert ann.get("/messages").count('data-answered="0"') == 5
     reply = {"message": "s1-m2", "text": "On its way <b>", "token": "s1-m2"}
     ann.ask("POST", "/messages/reply", **reply)
@@ -116,20 +116,20 @@ def test_demo_shop_accepts_reply_with_token_once(ann: Visitor, site: Any) -> Non
     assert effects["refused_replies"]["s1-m2"] == 1
 
 
-def test_demo_shop_accepts_reply_without_token_each_time(ann: Visitor, site: Any) -> None:
+def test_demo_shop_accepts_reply_without_token_each_time(ann: Visitor, site: Site) -> None:
     for _ in range(2):
         ann.ask("POST", "/messages/reply", message="s1-m1", text="Hello")
     assert site.effects()["replies"]["s1-m1"] == 2
 
 
 @pytest.mark.parametrize("fields", [{"message": "s2-m1", "text": "x"}, {"message": "s1-m1", "text": " "}, {}])
-def test_demo_shop_refuses_reply_without_message_or_text(ann: Visitor, site: Any, fields: dict[str, str]) -> None:
+def test_demo_shop_refuses_reply_without_message_or_text(ann: Visitor, site: Site, fields: dict[str, str]) -> None:
     ann.ask("POST", "/messages/reply", **fields)
     assert ann.status == 400
     assert set(site.effects()["replies"].values()) == {0}
 
 
-def test_demo_shop_separates_shops(ann: Visitor, visit: Callable[[], Visitor], site: Any) -> None:
+def test_demo_shop_separates_shops(ann: Visitor, visit: Callable[[], Visitor], site: Site) -> None:
     bob = visit()
     bob.log_in("s2")
     assert order_nos(bob.get("/orders"))[0].startswith("s2-")
@@ -149,7 +149,7 @@ def test_demo_shop_logout_ends_server_session(ann: Visitor) -> None:
     assert (ann.status, ann.location) == (303, "/login")
 
 
-def test_demo_shop_switches_take_effect(ann: Visitor, site: Any) -> None:
+def test_demo_shop_switches_take_effect(ann: Visitor, site: Site) -> None:
     assert json.loads(site.ask("/switch?captcha=1")) == {"captcha": True, "slow": 0.0, "sessions": 1}
     assert "Are you a robot?" in ann.get("/orders")
     assert ann.status == 429
@@ -190,7 +190,7 @@ def test_demo_shop_refuses_too_long_form(ann: Visitor) -> None:
     assert ann.status == 413
 
 
-def test_demo_shop_admin_adds_entries(ann: Visitor, site: Any) -> None:
+def test_demo_shop_admin_adds_entries(ann: Visitor, site: Site) -> None:
     assert json.loads(site.ask("/admin/order?shop=s1", post=True)) == {"order": "s1-10046"}
     assert json.loads(site.ask("/admin/message?shop=s1&text=%3Ci%3E", post=True)) == {"message": "s1-m6", "user": "u6"}
     assert order_nos(ann.get("/orders"))[0] == "s1-10046"
@@ -221,7 +221,7 @@ def test_demo_shop_command_serves_until_signal(number: signal.Signals) -> None:
             visitor.connection.close()
 
 
-def test_demo_shop_with_taken_port_names_it(site: Any) -> None:
+def test_demo_shop_with_taken_port_names_it(site: Site) -> None:
     port = str(urlsplit(site.url).port)
     words = [sys.executable, "-m", "examples.demo_shop", "--port", port]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Orders are stored once, by whoever has the right to: a real browser reads them, and they go to a real database."""
+"""Orders are read by a real browser and stored once in a real database, with the right to do so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.models import DemoOrder, DemoWatermark
+from tests.rpa_tasks.flow.conftest import Flows, Site
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -16,8 +17,8 @@ Stored = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def start_sync(flows: Any, site: Any, port: int, read_stored_orders: Stored) -> Callable[..., Any]:
-    """Begin a run."""
+def start_sync(flows: Flows, site: Site, port: int, read_stored_orders: Stored) -> Callable[..., Any]:
+    """Start a run."""
 
     def start_sync(lease_no: int = 1, *, login: bool = True, shop_id: str = "s1") -> Any:
         payload = {"site": site.url, "login": login}
@@ -37,7 +38,7 @@ def writes() -> set[int]:
 
 
 def test_sync_order_reads_all_then_changes(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     assert end_run(start_sync(1)) == {"read": 45, "written": 45, "position": 1045}
     order = read_stored_orders()["s1-10002"]
@@ -69,7 +70,7 @@ def test_sync_order_with_old_lease_is_refused(start_sync: Callable[..., Any], re
 
 @pytest.mark.faults
 def test_sync_order_resumed_after_newer_run_is_refused(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     site.hold("GET", "/orders", page="3")
     early = start_sync(1)
@@ -101,7 +102,7 @@ def test_concurrent_sync_orders_store_each_order_once(
 
 @pytest.mark.faults
 def test_killed_sync_order_stores_nothing(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     site.hold("GET", "/orders", page="3")
     run = start_sync(1)
@@ -116,7 +117,7 @@ def test_killed_sync_order_stores_nothing(
 
 
 def test_order_moved_during_sync_is_read_next_time(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     site.hold("GET", "/orders", page="3")
     run = start_sync(1)
@@ -131,7 +132,7 @@ def test_order_moved_during_sync_is_read_next_time(
 
 
 def test_sync_order_without_login_exits_as_session(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     stranger = start_sync(1, login=False)
     assert stranger.end() == 77
@@ -143,7 +144,7 @@ def test_sync_order_without_login_exits_as_session(
 
 
 def test_sync_order_needs_login_of_its_shop(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     end_run(start_sync(1, shop_id="s2"))
     assert start_sync(1, login=False).end() == 77
@@ -152,7 +153,7 @@ def test_sync_order_needs_login_of_its_shop(
 
 
 def test_sync_order_with_captcha_exits_as_platform(
-    start_sync: Callable[..., Any], site: Any, read_stored_orders: Stored
+    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
     site.ask("/switch?captcha=1")
     run = start_sync(1)
@@ -161,7 +162,9 @@ def test_sync_order_with_captcha_exits_as_platform(
     assert read_stored_orders() == {}
 
 
-def test_sync_order_with_unreachable_site_exits_as_transient(flows: Any, port: int, read_stored_orders: Stored) -> None:
+def test_sync_order_with_unreachable_site_exits_as_transient(
+    flows: Flows, port: int, read_stored_orders: Stored
+) -> None:
     run = flows.run("demo_sync_order", {"site": "http://127.0.0.1:1", "login": True}, debug_port=port)
     assert run.process.returncode == 70
     assert "ERR_" in run.errors
@@ -169,7 +172,7 @@ def test_sync_order_with_unreachable_site_exits_as_transient(flows: Any, port: i
 
 @pytest.mark.parametrize("payload", [{}, {"site": 7}, {"site": ""}, {"site": "file:///etc/passwd"}])
 def test_sync_order_with_invalid_payload_exits_as_business(
-    flows: Any, port: int, read_stored_orders: Stored, payload: Any
+    flows: Flows, port: int, read_stored_orders: Stored, payload: Any
 ) -> None:
     run = flows.run("demo_sync_order", payload, debug_port=port)
     assert run.process.returncode == 65
@@ -177,7 +180,7 @@ def test_sync_order_with_invalid_payload_exits_as_business(
 
 
 def test_sync_order_without_database_exits_by_cause(
-    flows: Any, site: Any, port: int, read_stored_orders: Stored
+    flows: Flows, site: Site, port: int, read_stored_orders: Stored
 ) -> None:
     flows.environment["DATABASE_URL"] = "postgresql://nobody:hunter2@127.0.0.1:1/nowhere"
     away = flows.run("demo_sync_order", {"site": site.url, "login": True}, debug_port=port)

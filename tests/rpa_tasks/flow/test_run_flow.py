@@ -1,16 +1,17 @@
-"""A flow without a browser: what it is told, what it says, and how it ends."""
+"""A flow without a browser: its input, its output and its exit codes."""
 
 from __future__ import annotations
 
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.rpa_tasks.flow.conftest import Flows
 
-def test_flow_receives_job_fields_and_prints_result(flows: Any) -> None:
+
+def test_flow_receives_job_fields_and_prints_result(flows: Flows) -> None:
     flows.write(
         "look",
         """
@@ -32,13 +33,22 @@ def test_flow_receives_job_fields_and_prints_result(flows: Any) -> None:
     ]  # fmt: skip
 
 
-def test_flow_without_result_succeeds(flows: Any) -> None:
+def test_flow_reads_flat_parameter(flows: Flows) -> None:
+    flows.write("look", 'return {"shop": flow.shop_id, "payload": flow.payload}')
+
+    run = flows.command("run", "--flow", "look", "--param", '{"shop_id": "s1", "lease_no": 3, "page": 3, "text": "中"}')
+
+    assert run.end() == 0
+    assert run.result == {"shop": "s1", "payload": {"page": 3, "text": "中"}}
+
+
+def test_flow_without_result_succeeds(flows: Flows) -> None:
     flows.write("quiet", "pass")
     run = flows.run("quiet")
     assert (run.process.returncode, run.lines, run.errors) == (0, [], "")
 
 
-def test_flow_output_does_not_mix_with_result(flows: Any) -> None:
+def test_flow_output_does_not_mix_with_result(flows: Flows) -> None:
     flows.write(
         "loud",
         'import os\nprint("no newline", end="")\nos.system("printf from-a-child")\n'
@@ -50,7 +60,7 @@ def test_flow_output_does_not_mix_with_result(flows: Any) -> None:
     assert "from-a-child" in run.errors
 
 
-def test_flow_loads_no_django_and_no_unused_browser(flows: Any) -> None:
+def test_flow_loads_no_django_and_no_unused_browser(flows: Flows) -> None:
     flows.write("light", 'return {name: name in sys.modules for name in ("django", "playwright", "psycopg")}')
     assert flows.run("light").result == {"django": False, "playwright": False, "psycopg": False}
 
@@ -59,13 +69,13 @@ def test_flow_loads_no_django_and_no_unused_browser(flows: Any) -> None:
     ("error", "code"),
     [("BusinessError", 65), ("Transient", 70), ("PlatformError", 75), ("SessionExpired", 77), ("Misused", 64)],
 )
-def test_named_flow_error_sets_exit_status_without_traceback(flows: Any, error: str, code: int) -> None:
+def test_named_flow_error_sets_exit_status_without_traceback(flows: Flows, error: str, code: int) -> None:
     flows.write("fail", f'raise {error}("what is wrong")')
     run = flows.run("fail")
     assert (run.process.returncode, run.errors, run.result) == (code, f"{error}: what is wrong\n", None)
 
 
-def test_other_flow_exception_exits_as_transient_with_traceback(flows: Any) -> None:
+def test_other_flow_exception_exits_as_transient_with_traceback(flows: Flows) -> None:
     flows.write("fail", "return {}['nothing']")
     run = flows.run("fail")
     assert run.process.returncode == 70
@@ -74,20 +84,20 @@ def test_other_flow_exception_exits_as_transient_with_traceback(flows: Any) -> N
     assert run.errors.endswith("KeyError: 'nothing'\n")
 
 
-def test_flow_may_choose_its_exit_status(flows: Any) -> None:
+def test_flow_may_choose_its_exit_status(flows: Flows) -> None:
     flows.write("own", "sys.exit(99)")
     assert flows.run("own").process.returncode == 99
 
 
 @pytest.mark.parametrize("value", ["[1]", "'text'", "{'at': object()}", "{'at': float('nan')}", "{'at': 'x' * 70_000}"])
-def test_unstorable_flow_result_exits_as_business(flows: Any, value: str) -> None:
+def test_unstorable_flow_result_exits_as_business(flows: Flows, value: str) -> None:
     flows.write("odd", f"return {value}")
     run = flows.run("odd")
     assert (run.process.returncode, run.lines) == (65, [])
     assert run.errors.startswith("BusinessError: ")
 
 
-def test_missing_payload_text_is_named(flows: Any) -> None:
+def test_missing_payload_text_is_named(flows: Flows) -> None:
     flows.write("picky", 'return {"site": flow.text("site")}')
     run = flows.run("picky", {"site": "  "})
     assert (run.process.returncode, run.errors) == (
@@ -96,7 +106,7 @@ def test_missing_payload_text_is_named(flows: Any) -> None:
     assert flows.run("picky", {"site": "here"}).result == {"site": "here"}
 
 
-def test_flow_progress_is_clamped(flows: Any) -> None:
+def test_flow_progress_is_clamped(flows: Flows) -> None:
     flows.write("far", 'for each in (-1, 2, float("nan"), True): flow.progress(each, "m" * 300)')
     said = flows.run("far").lines
     assert [line["progress"] for line in said] == [0.0, 1.0, 0.0, 1.0]
@@ -121,7 +131,7 @@ def test_flow_progress_is_clamped(flows: Any) -> None:
         ('{"shop_id": "s1", "debug_port": 0}', "debug_port must be between 1 and 65535"),
     ],
 )
-def test_invalid_flow_parameter_is_explained(flows: Any, param: str, complaint: str) -> None:
+def test_invalid_flow_parameter_is_explained(flows: Flows, param: str, complaint: str) -> None:
     flows.write("quiet", "pass")
     run = flows.command("run", "--flow", "quiet", "--param", param)
     assert run.end() == 64
@@ -131,7 +141,7 @@ def test_invalid_flow_parameter_is_explained(flows: Any, param: str, complaint: 
 
 
 @pytest.mark.parametrize("name", ["nowhere", "../flows/quiet", "/etc/passwd", "", "-x", "a" * 141])
-def test_unknown_flow_name_is_explained(flows: Any, name: str) -> None:
+def test_unknown_flow_name_is_explained(flows: Flows, name: str) -> None:
     flows.write("quiet", "pass")
     run = flows.command("run", f"--flow={name}", "--param", '{"shop_id": "s1"}')
     assert run.end() == 64
@@ -144,7 +154,7 @@ def test_unknown_flow_name_is_explained(flows: Any, name: str) -> None:
     ("text", "complaint"),
     [("def run(", "SyntaxError"), ("import nothing_like_it", "ModuleNotFoundError"), ("run = 1", "no function run")],
 )
-def test_invalid_flow_file_is_explained(flows: Any, text: str, complaint: str) -> None:
+def test_invalid_flow_file_is_explained(flows: Flows, text: str, complaint: str) -> None:
     (flows.folder / "broken.py").write_text(text)
     run = flows.run("broken")
     assert run.process.returncode == 64
@@ -153,13 +163,13 @@ def test_invalid_flow_file_is_explained(flows: Any, text: str, complaint: str) -
 
 
 @pytest.mark.parametrize("words", [[], ["fly"], ["run"], ["run", "--flow", "x", "--param", "{}", "--timeout", "0"]])
-def test_invalid_command_line_exits_as_usage_error(flows: Any, words: list[str]) -> None:
+def test_invalid_command_line_exits_as_usage_error(flows: Flows, words: list[str]) -> None:
     run = flows.command(*words)
     assert run.end() == 64
     assert "usage:" in run.errors
 
 
-def test_flow_without_debug_port_names_it(flows: Any) -> None:
+def test_flow_without_debug_port_names_it(flows: Flows) -> None:
     flows.write("browse", 'flow.page.goto("about:blank")')
     run = flows.run("browse", debug_port=None)
     assert run.process.returncode == 64
@@ -169,19 +179,19 @@ def test_flow_without_debug_port_names_it(flows: Any) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows: Any) -> None:
+def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows: Flows) -> None:
     (flows.folder / "common.py").write_text("ANSWER = 42")
     (flows.folder / "json.py").write_text("raise RuntimeError('not the library')")
     flows.write("demo_sync_order", 'import common, json\nreturn {"answer": common.ANSWER, "one": json.loads("1")}')
     assert flows.run("demo_sync_order").result == {"answer": 42, "one": 1}
 
 
-def test_flow_name_may_contain_dots_and_dashes(flows: Any) -> None:
+def test_flow_name_may_contain_dots_and_dashes(flows: Flows) -> None:
     flows.write("my-shop.v2_sync.order", 'return {"file": __file__}')
     assert flows.run("my-shop.v2_sync.order").result == {"file": str(flows.folder / "my-shop.v2_sync.order.py")}
 
 
-def test_list_command_shows_all_flows(flows: Any) -> None:
+def test_list_command_shows_all_flows(flows: Flows) -> None:
     (flows.folder / "broken.py").write_text("def run(")
     (flows.folder / "mine.py").write_text('"""Does it.\n\nAnd more."""')
     run = flows.command("list")
@@ -192,7 +202,7 @@ def test_list_command_shows_all_flows(flows: Any) -> None:
     assert "cannot be read" in shown["broken"]
 
 
-def test_new_command_writes_flow_once(flows: Any, tmp_path: Path) -> None:
+def test_new_command_writes_flow_once(flows: Flows, tmp_path: Path) -> None:
     first = flows.command("new", "mine")
     assert str(flows.folder / "mine.py") in first.process.communicate()[0]
     text = (flows.folder / "mine.py").read_text()
@@ -214,7 +224,7 @@ def test_new_command_writes_flow_once(flows: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_flow_ends_on_signal(flows: Any, number: signal.Signals, code: int) -> None:
+def test_flow_ends_on_signal(flows: Flows, number: signal.Signals, code: int) -> None:
     flows.write("long", 'flow.progress(0.1)\ntime.sleep(600)\nreturn {"never": 1}')
     run = flows.begin("long")
     run.wait_for("progress")
@@ -224,7 +234,7 @@ def test_flow_ends_on_signal(flows: Any, number: signal.Signals, code: int) -> N
     assert number.name in run.errors
 
 
-def test_signal_after_flow_result_keeps_exit_status_zero(flows: Any) -> None:
+def test_signal_after_flow_result_keeps_exit_status_zero(flows: Flows) -> None:
     flows.write("hangs", 'import threading\nthreading.Thread(target=threading.Event().wait).start()\nreturn {"ok": 1}')
     run = flows.begin("hangs")
     run.wait_for("result")
@@ -232,18 +242,18 @@ def test_signal_after_flow_result_keeps_exit_status_zero(flows: Any) -> None:
     assert run.end() == 0
 
 
-def test_thread_left_by_flow_does_not_delay_exit(flows: Any) -> None:
+def test_thread_left_by_flow_does_not_delay_exit(flows: Flows) -> None:
     flows.write("hangs", 'import threading\nthreading.Thread(target=threading.Event().wait).start()\nreturn {"ok": 1}')
     assert flows.run("hangs").process.returncode == 0
 
 
-def test_flow_ends_itself_after_timeout(flows: Any) -> None:
+def test_flow_ends_itself_after_timeout(flows: Flows) -> None:
     flows.write("long", "time.sleep(600)")
     run = flows.run("long", timeout=0.1)
     assert (run.process.returncode, run.errors) == (124, "The flow's time is over.\n")
 
 
-def test_flow_with_closed_stdout_succeeds(flows: Any) -> None:
+def test_flow_with_closed_stdout_succeeds(flows: Flows) -> None:
     flows.write("deaf", 'for each in range(5000): flow.progress(0.5, "x" * 100)\nreturn {"done": 1}')
     run = flows.begin("deaf")
     run.process.stdout.close()
@@ -251,7 +261,7 @@ def test_flow_with_closed_stdout_succeeds(flows: Any) -> None:
     assert run.process.wait(60) == 0
 
 
-def test_try_command_requires_json_object(flows: Any) -> None:
+def test_try_command_requires_json_object(flows: Flows) -> None:
     for payload in ("{", "[]", json.dumps("x")):
         run = flows.command("try", "--flow", "quiet", "--payload", payload)
         assert run.end() == 64

@@ -1,6 +1,6 @@
-"""A hostile flow: tries what it must not be able to do, and what it must be. Its result says what it got.
+"""A hostile flow tries forbidden actions and required ones, and reports the results.
 
-`python attempts.py PARAM`, where PARAM names the state folder, ports, pids and the word that is secret.
+`python hostile_flow.py PARAM`, where PARAM names the state folder, ports, pids and the secret word.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import psycopg
 from websockets.sync.client import connect
 
 PTRACE_ATTACH = 16
+LIMIT = 60  #: seconds for an answer
 PARAM = json.loads(sys.argv[1])
 STATE, SECRET = Path(PARAM["state"]), PARAM["secret"]
 
@@ -33,7 +34,7 @@ def attempt(what: Callable[[], Any]) -> Any:
 
 
 def environments() -> list[str]:
-    """Processes in whose environment the secret word stands."""
+    """Return processes with the secret word in their environment."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -60,7 +61,7 @@ def traced(pid: int) -> int:
 
 def connected(port: int, protocol: int = 0) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol) as client:
-        client.settimeout(5)
+        client.settimeout(LIMIT)
         client.connect(("127.0.0.1", port))
     return "connected"
 
@@ -87,26 +88,26 @@ def plain_option() -> str:
 def sent_at_once(port: int) -> str:
     """TCP Fast Open connects without connect(2)."""
     with socket.socket() as client:
-        client.settimeout(5)
+        client.settimeout(LIMIT)
         client.sendto(b"GET / HTTP/1.0\r\n\r\n", socket.MSG_FASTOPEN, ("127.0.0.1", port))
     return "connected"
 
 
 def version(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/version", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/version", timeout=LIMIT) as answer:
         return str(json.load(answer)["Browser"])
 
 
 def shown(url: str) -> str:
     """The text of a page in our own browser."""
     request = urllib.request.Request(f"http://127.0.0.1:{PARAM['port']}/json/new?about:blank", method="PUT")
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
         page = json.load(answer)
     with connect(page["webSocketDebuggerUrl"], proxy=None, max_size=None) as tab:
 
         def call(number: int, method: str, **params: Any) -> Any:
             tab.send(json.dumps({"id": number, "method": method, "params": params}))
-            while (said := json.loads(tab.recv(timeout=20))).get("id") != number:
+            while (said := json.loads(tab.recv(timeout=LIMIT))).get("id") != number:
                 pass
             return said.get("result")
 
@@ -114,7 +115,7 @@ def shown(url: str) -> str:
         moved = call(2, "Page.navigate", url=url) or {}
         if "errorText" in moved:
             return f"error: {moved['errorText']}"
-        while json.loads(tab.recv(timeout=20)).get("method") != "Page.loadEventFired":
+        while json.loads(tab.recv(timeout=LIMIT)).get("method") != "Page.loadEventFired":
             pass
         text = call(3, "Runtime.evaluate", expression="document.documentElement.innerText")
         return str(text["result"].get("value", ""))
@@ -142,7 +143,7 @@ def main() -> None:
         "other_port_by_browser": attempt(lambda: shown(f"http://127.0.0.1:{other}/json/version")),
         "file_by_browser": attempt(lambda: shown(f"file://{PARAM['secret_file']}")),
         "environ_by_browser": attempt(lambda: shown(f"file:///proc/{pid}/environ")),
-        "database": attempt(lambda: psycopg.connect(database, connect_timeout=10) and "connected"),
+        "database": attempt(lambda: psycopg.connect(database, connect_timeout=LIMIT) and "connected"),
         "our_port": attempt(lambda: version(PARAM["port"])),
         "our_page": attempt(lambda: shown("data:text/html,<p>here</p>")),
         "our_profile": attempt(lambda: bool(os.listdir(PARAM["profile"]))),

@@ -23,11 +23,13 @@ from django.conf import settings  # noqa: E402
 from rpa_tasks import isolation  # noqa: E402
 from rpa_tasks.browsers import registry  # noqa: E402
 from rpa_tasks.browsers.pool import acquire_browser  # noqa: E402
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings  # noqa: E402
 from rpa_tasks.outcomes import CommandResult  # noqa: E402
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand  # noqa: E402
 
+LIMIT = 400  #: seconds; the flow reads all files below /tmp
 ATTEMPTS = Path(__file__).with_name("hostile_flow.py")
-WAIT = timedelta(seconds=20)
+WAIT = timedelta(seconds=120)
 
 
 def main(database: str) -> None:
@@ -37,8 +39,8 @@ def main(database: str) -> None:
     holder = subprocess.Popen(["sleep", "600"], env={"DJANGO_SECRET_KEY": word}, start_new_session=True)
     try:
         with (
-            acquire_browser("p-s2", "p/s2", wait=WAIT, lease_no=1) as other,
-            acquire_browser("p-s1", "p/s1", wait=WAIT, lease_no=1) as own,
+            acquire_browser("p-s2", "p/s2", wait=WAIT, lease_no=1, launch=LaunchSettings()) as other,
+            acquire_browser("p-s1", "p/s1", wait=WAIT, lease_no=1, launch=LaunchSettings()) as own,
         ):
             (registry.profile_dir("p-s2") / "cookies").write_text(word)
             folder = registry.runs_dir() / "run"
@@ -55,11 +57,11 @@ def main(database: str) -> None:
             with isolation.plan_for_run("p-s1", folder, [], own.port) as plan:
                 order = RunSpec(
                     argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
-                    env=environment, timeout=150, log_path=str(state / "run.log"), cwd=str(folder),
+                    env=environment, timeout=LIMIT, extension=LIMIT, log_path=str(state / "run.log"), cwd=str(folder),
                     prefix=plan.prefix, confine=plan.confine,
                 )  # fmt: skip
-                with SupervisedCommand(order) as guarded:
-                    while not isinstance(event := guarded.next_event(1), CommandResult):
+                with SupervisedCommand(order) as supervised:
+                    while not isinstance(event := supervised.next_event(1), CommandResult):
                         pass
             own.release(dirty=True)
             other.release(dirty=True)

@@ -19,6 +19,7 @@ from config.environment import ROOT, environment
 from rpa_tasks import isolation
 from rpa_tasks.browsers.chromium import NAMES
 
+pytestmark = pytest.mark.timeout(600)  # two browsers start, and a flow reads all files below /tmp
 HERE = Path(__file__).parent
 ORDINARY = 61_234  #: a uid without an account
 
@@ -39,7 +40,7 @@ def hostile_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         os.chown(folder, ORDINARY, ORDINARY)
         words = [sys.executable, str(HERE / "unprivileged.py"), str(ORDINARY), *words]
     done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        words, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
         env={
             "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT),
             "AFTERTOUCH_STATE_DIR": str(folder), "DJANGO_SETTINGS_MODULE": "config.settings.local",

@@ -6,9 +6,9 @@ import grp
 import os
 import pwd
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks import checks, isolation, shop_uids
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give co
 
 
 @pytest.fixture(autouse=True)
-def by_uid(settings: Any) -> None:
+def by_uid(settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
     settings.AFTERTOUCH_ROLE = "execution"
 
@@ -28,7 +28,7 @@ def run_isolation_checks() -> list[tuple[str | None, str]]:
 @pytest.mark.parametrize(
     ("ports", "warned"), [("below", False), ("first", True), ("last", True), ("around", True), ("above", False)]
 )
-def test_check_warns_of_ports_that_overlap_browser_ports(ports: str, warned: bool, settings: Any) -> None:
+def test_check_warns_of_ports_that_overlap_browser_ports(ports: str, warned: bool, settings: Settings) -> None:
     if not isolation.limits_ports():
         pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -44,7 +44,7 @@ def test_check_warns_of_ports_that_overlap_browser_ports(ports: str, warned: boo
 
 
 @pytest.mark.parametrize("kind", ["uid", "gid"])
-def test_check_refuses_uids_of_accounts(kind: str, settings: Any) -> None:
+def test_check_refuses_uids_of_accounts(kind: str, settings: Settings) -> None:
     account = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000)
     group = next(each for each in grp.getgrall() if 0 < each.gr_gid < 60_000)
     number, name = (account.pw_uid, account.pw_name) if kind == "uid" else (group.gr_gid, group.gr_name)
@@ -70,7 +70,7 @@ def test_check_refuses_uids_of_accounts(kind: str, settings: Any) -> None:
     ],
 )
 def test_check_warns_of_overlapping_subordinate_uids(
-    line: str, warned: bool, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, warned: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFTERTOUCH_RPA_UIDS = (700_000, 799_999)
     (tmp_path / "subuid").write_text(f"{line}\n")

@@ -30,7 +30,7 @@ def start(folder: Path, *words: str, ordinary: bool = False, **environment: str)
         starter = [sys.executable, str(HERE / "unprivileged.py"), str(ORDINARY), sys.executable]
     given = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "AFTERTOUCH_STATE_DIR": str(folder), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*starter, *words], cwd=ROOT, env=given | environment, capture_output=True, text=True, timeout=120, check=False
+        [*starter, *words], cwd=ROOT, env=given | environment, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -81,21 +81,19 @@ def test_execution_role_refuses_other_programs(folder: Path, words: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "invalid",
     [
-        ("AFTERTOUCH_RPA_ISOLATION", "jail"),
-        ("AFTERTOUCH_RPA_UIDS", "1-2,5-6"),
-        ("AFTERTOUCH_RPA_UIDS", "0-5"),
-        ("AFTERTOUCH_RPA_PORTS", "99-1"),
-        ("AFTERTOUCH_RPA_PORTS", "http"),
-        ("AFTERTOUCH_RPA_PATHS", "opt/flows"),
-        ("AFTERTOUCH_ROLE", "king"),
+        {
+            "AFTERTOUCH_RPA_ISOLATION": "jail", "AFTERTOUCH_RPA_UIDS": "1-2,5-6", "AFTERTOUCH_RPA_PORTS": "99-1",
+            "AFTERTOUCH_RPA_PATHS": "opt/flows", "AFTERTOUCH_ROLE": "king",
+        },
+        {"AFTERTOUCH_RPA_UIDS": "0-5", "AFTERTOUCH_RPA_PORTS": "http"},
     ],
-)
-def test_invalid_isolation_setting_stops_start(folder: Path, name: str, value: str) -> None:
-    refused = start(folder, "-c", SETUP, DJANGO_SETTINGS_MODULE="config.settings.local", **{name: value})
+)  # fmt: skip
+def test_invalid_isolation_settings_stop_start(folder: Path, invalid: dict[str, str]) -> None:
+    refused = start(folder, "-c", SETUP, DJANGO_SETTINGS_MODULE="config.settings.local", **invalid)
     assert refused.returncode != 0
-    assert f"  {name}: " in refused.stderr
+    assert {line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]} == set(invalid)
 
 
 WORKER = ("-m", "celery", "-A", "config", "worker", "-Q", "high", "-c", "1")

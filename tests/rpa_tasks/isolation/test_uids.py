@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks import shop_uids
 
@@ -13,7 +13,7 @@ FIRST, LAST = 1000, 1004
 
 
 @pytest.fixture(autouse=True)
-def _state(settings: Any, tmp_path: Path) -> None:
+def _state(settings: Settings, tmp_path: Path) -> None:
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     settings.AFTERTOUCH_RPA_UIDS = (FIRST, LAST)
     (tmp_path / "rpa").mkdir()
@@ -34,7 +34,7 @@ def test_uid_of_full_range_raises() -> None:
         shop_uids.uid_of("pdd-s9")
 
 
-def test_uid_of_outside_changed_range_is_replaced(settings: Any) -> None:
+def test_uid_of_outside_changed_range_is_replaced(settings: Settings) -> None:
     before = shop_uids.uid_of("pdd-s1")
     settings.AFTERTOUCH_RPA_UIDS = (LAST, LAST + 2)
     assert before < LAST <= shop_uids.uid_of("pdd-s1") < LAST + 2

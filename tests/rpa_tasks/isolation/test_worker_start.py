@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 from structlog.testing import capture_logs
 
 from config.celery.application import require_isolation
@@ -29,12 +30,12 @@ def start(*queues: str) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def by_uid(settings: Any) -> None:
+def by_uid(settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
 
 
 def test_worker_start_uids_that_users_can_take_are_logged(
-    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "subuid").write_text("ann:700000:1\n")
     monkeypatch.setattr(shop_uids, "SUBORDINATE", (str(tmp_path / "subuid"),))
@@ -48,7 +49,7 @@ def test_worker_start_uids_that_users_can_take_are_logged(
     assert start("touch.high") == []  # it runs no commands
 
 
-def test_worker_start_without_gaps_logs_nothing(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_start_without_gaps_logs_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shop_uids, "SUBORDINATE", ())
     assert start("high") == []
 

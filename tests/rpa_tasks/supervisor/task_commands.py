@@ -24,9 +24,10 @@ from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import Event, Progress, RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 
-WAIT_LIMIT = 60.0
+WAIT_LIMIT = 120.0
+LONG = 1000.0  #: seconds: no limit of a command ends before the test, unless the test sets it
 
-#: Leaves its parent, its session and its group, and then its file says that it is there.
+#: Leaves its parent, its session and its group, and then writes its file.
 DAEMON = """
 import os, sys, time, signal
 if os.fork() == 0:
@@ -89,8 +90,8 @@ class TaskCommands:
         }
 
     def order(self, *argv: str, **changes: Any) -> RunSpec:
-        values: dict[str, Any] = {"argv": argv, "env": self.env, "timeout": WAIT_LIMIT, "log_path": str(self.log)}
-        return RunSpec(**{**values, **changes})
+        limits = {"timeout": LONG, "extension": LONG}
+        return RunSpec(**{"argv": argv, "env": self.env, "log_path": str(self.log), **limits, **changes})
 
     def shell(self, script: str, **changes: Any) -> RunSpec:
         return self.order("/bin/sh", "-c", script, **changes)
@@ -110,7 +111,7 @@ class TaskCommands:
     def pids(self) -> list[int]:
         """Of all that carry the marker of this task and can still do anything."""
         marks = {TASK_ID: self.task_id}
-        return [process.pid for process in processes.all_processes() if processes.carries_marks(process, marks)]
+        return [process.pid for process in processes.all_processes() if processes.carries_marks(process.pid, marks)]
 
     def clean_up(self) -> None:
         for pid in self.pids():
@@ -118,16 +119,16 @@ class TaskCommands:
 
 
 def run_to_end(order: RunSpec) -> tuple[list[Event], CommandResult]:
-    """Run it to its end: all that was told, and the ending."""
-    with SupervisedCommand(order) as guarded:
-        return read_to_end(guarded)
+    """Run the command to its end. Return all events and the result."""
+    with SupervisedCommand(order) as supervised:
+        return read_to_end(supervised)
 
 
-def read_to_end(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]:
+def read_to_end(supervised: SupervisedCommand) -> tuple[list[Event], CommandResult]:
     heard: list[Event] = []
     until = time.monotonic() + WAIT_LIMIT
     while time.monotonic() < until:
-        event = guarded.next_event(1)
+        event = supervised.next_event(1)
         if isinstance(event, CommandResult):
             return heard, event
         if event is not None:
@@ -135,15 +136,15 @@ def read_to_end(guarded: SupervisedCommand) -> tuple[list[Event], CommandResult]
     raise AssertionError(f"no end within {WAIT_LIMIT:g} s, but {heard}")
 
 
-def wait_for_start(guarded: SupervisedCommand) -> int:
-    event = guarded.next_event(WAIT_LIMIT)
+def wait_for_start(supervised: SupervisedCommand) -> int:
+    event = supervised.next_event(WAIT_LIMIT)
     assert isinstance(event, Started), event
     return event.pid
 
 
-def wait_for_message(guarded: SupervisedCommand, message: str) -> None:
-    """Until the command has said that it got so far."""
-    eventually(lambda: isinstance(event := guarded.next_event(1), Progress) and event.message == message)
+def wait_for_message(supervised: SupervisedCommand, message: str) -> None:
+    """Wait until the command reports this message."""
+    eventually(lambda: isinstance(event := supervised.next_event(1), Progress) and event.message == message)
 
 
 def eventually(happened: Callable[[], object], seconds: float = WAIT_LIMIT) -> None:
@@ -172,9 +173,9 @@ from rpa_tasks.supervisor.client import CommandResult, RunSpec, SupervisedComman
 
 order = RunSpec(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5,
                 extension=8.0, log_path=sys.argv[2])
-guarded = SupervisedCommand(order)
-while not isinstance(event := guarded.next_event(0.1), CommandResult):
-    guarded.extend(clock() + 8.0)
+supervised = SupervisedCommand(order)
+while not isinstance(event := supervised.next_event(0.1), CommandResult):
+    supervised.extend(clock() + 8.0)
     print(event, flush=True)
 print(event, flush=True)
 """

@@ -325,6 +325,31 @@ def test_check_words_param_within_a_word_that_may_be_code_is_refused_for_any_pro
 @pytest.mark.parametrize(
     "command",
     [
+        ["rsync", "--rsh={param}", "a", "b"],
+        ["rsync", "-a", "-e{param}", "a", "b"],
+        ["rsync", "-e", "{param}", "a", "b"],
+        ["tar", "-cf", "a.tar", "--checkpoint=1", "--checkpoint-action=exec={param}", "a"],
+        ["/usr/bin/bsdtar", "--use-compress-program={param}", "-cf", "a", "b"],
+        ["git", "-c", "{param}", "fetch"],
+        ["git", "clone", "--upload-pack={param}", "a"],
+        ["timeout", "10", "tar", "-I{param}", "-cf", "a", "b"],
+        ["env", "A=1", "rsync", "--rsync-path={param}", "a", "b"],
+        ["systemd-run", "--property=ExecStartPre={param}", "run"],
+        ["nice", "-n5", "systemd-run", "-pExecStartPre={param}", "run"],
+        ["scp", "-S{param}", "a", "b"],
+    ],
+    ids=" ".join,
+)
+def test_check_words_param_in_option_that_its_program_runs_is_refused(command: list[str]) -> None:
+    problem = "must not have {param} in an option of a program that runs the value of an option"
+    assert check_words(command) == [problem]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["timeout", "-k", "5", "10", "rpa-cli", "--param={param}"],
+        ["rpa-cli", "git", "--param={param}"],
         ["rpa-cli", "--param={param}", "{task_id}"],
         ["rpa-cli", "-p{param}"],
         ["rpa-cli", "param:{param}", "--title=run of {task_id}"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -13,16 +12,16 @@ from rpa_tasks.supervisor.child import NotStarted
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.event_loop import SupervisorLoop
-from rpa_tasks.supervisor.protocol import Inbox, Outbox
+from rpa_tasks.supervisor.protocol import Inbox, Outbox, unpack_line
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands
 
 
 def test_command_with_expired_lease_is_not_started(task: TaskCommands) -> None:
-    """Were it only told to end, it could go on for all of its grace beside the run that took its place."""
+    """With SIGTERM only, it could continue for its whole grace beside the run that replaced it."""
     began = task.folder / "began"
     order = task.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
-    with SupervisedCommand(order) as guarded:
-        while not isinstance(ending := guarded.next_event(timeout=5), CommandResult):
+    with SupervisedCommand(order) as supervised:
+        while not isinstance(ending := supervised.next_event(timeout=5), CommandResult):
             pass
 
     assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, "lease_lost", False)
@@ -33,7 +32,7 @@ def test_command_with_expired_lease_is_not_started(task: TaskCommands) -> None:
 
 def test_command_after_machine_sleep_is_not_started(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep counts, as it does for the lease."""
-    order = json.loads(task.order("/bin/true", extend_until=clock() + 30).line())
+    order = unpack_line(task.order("/bin/true", extend_until=clock() + 30).line())
     awake = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 100)
     told, tells = os.pipe()

@@ -33,11 +33,15 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(task: TaskCommands) -> Iterator[Start]:
-    """Start a process with the markers of this deployment, changed where the test says so."""
+    """Start a process with the markers of this deployment and these changes."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str, **markers: str) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(argv or ["/bin/sleep", "1000"], env=task.env | markers))
+        environment = task.env | markers
+        started.append(subprocess.Popen(argv or ["/bin/sleep", "1000"], env=environment))
+        # Linux closes the pipe that `Popen` waits for before it sets the environment of the new program.
+        expected = {name: environment[name] for name in (TASK_ID, LEASE_NO, STATE_DIR)}
+        eventually(lambda: started[-1].poll() is not None or processes.carries_marks(started[-1].pid, expected))
         return started[-1]
 
     yield start
@@ -121,13 +125,13 @@ def test_live_flow_that_bears_the_markers_of_another_shop_is_not_swept(task: Tas
 
     def stubborn() -> list[int]:
         found = [
-            each for each in processes.all_processes() if processes.carries_marks(each, {TASK_ID: forged[TASK_ID]})
+            each for each in processes.all_processes() if processes.carries_marks(each.pid, {TASK_ID: forged[TASK_ID]})
         ]
         return [each.pid for each in found if b"SIG_IGN" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
 
-    with SupervisedCommand(task.python(FORGER, *words, prefix=task.prefix(sandbox), grace=0.5)) as guarded:
-        wait_for_start(guarded)
-        wait_for_message(guarded, "ready")
+    with SupervisedCommand(task.python(FORGER, *words, prefix=task.prefix(sandbox), grace=0.5)) as supervised:
+        wait_for_start(supervised)
+        wait_for_message(supervised, "ready")
         before = stubborn()
         assert len(before) == 1
 
@@ -139,12 +143,12 @@ def test_live_flow_that_bears_the_markers_of_another_shop_is_not_swept(task: Tas
 
 
 def test_markers_of_a_flow_whose_supervisor_process_hangs_are_those_of_its_run(task: TaskCommands) -> None:
-    """The flow says that it belongs to another node. Its shop's next run ends it."""
+    """The flow claims to belong to another node. The shop's next run ends it."""
     forged = task.env | {LEASE_NO: "99", STATE_DIR: "/somewhere/else"}
     words = [f"{name}={value}" for name, value in forged.items()]
-    with SupervisedCommand(task.python(FORGER, *words, grace=0.5)) as guarded:
-        command = wait_for_start(guarded)
-        wait_for_message(guarded, "ready")
+    with SupervisedCommand(task.python(FORGER, *words, grace=0.5)) as supervised:
+        command = wait_for_start(supervised)
+        wait_for_message(supervised, "ready")
         guard = supervisor_of(command)
         os.kill(guard, signal.SIGSTOP)
         try:
@@ -196,3 +200,15 @@ ctypes.CDLL(None).syscall(60, 0)  # ends this thread alone
     assert is_alive(headless.pid)
     os.kill(headless.pid, signal.SIGKILL)
     eventually(lambda: not is_alive(headless.pid))
+
+
+def test_kernel_threads_are_only_those_without_a_program() -> None:
+    """A process of a run that was taken for one would never be found."""
+    found = processes.kernel_threads()
+    programs = {
+        int(name) for name in os.listdir("/proc") if name.isdigit() and processes.read_file(f"/proc/{name}/cmdline")
+    }
+
+    assert not found & programs
+    assert not found & {each.pid for each in processes.all_processes()}
+    assert bool(found) == (processes.read_file("/proc/2/comm") == b"kthreadd\n")

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from pytest_django import Settings
 
 from rpa_tasks.supervisor import ancestry, processes
 from rpa_tasks.supervisor.ancestry import has_supervisor, run_of
@@ -19,6 +19,7 @@ from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID
 from rpa_tasks.supervisor.orphans import end_unsupervised
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
+    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -28,20 +29,20 @@ from tests.rpa_tasks.supervisor.task_commands import (
     wait_for_start,
 )
 
-#: A command whose child has one, too, and says when all are there.
+#: A command with a child and a grandchild that reports when all have started.
 BRANCHES = """sh -c 'sleep 1000 & touch "$HOME/there"; wait' & wait"""
-#: The same, and nobody of it goes when asked.
+#: The same, and every process ignores SIGTERM.
 STUBBORN_BRANCHES = f"trap '' TERM; {BRANCHES}; while :; do wait; done"
 
 
 @pytest.fixture(autouse=True)
-def own_node(settings: Any, tmp_path: Path) -> None:
-    """Nobody else's processes are looked at."""
+def own_node(settings: Settings, tmp_path: Path) -> None:
+    """Processes of other users are not examined."""
     settings.AFTERTOUCH_STATE_DIR = tmp_path
 
 
 def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
-    """The child and its child; `touch`, which says that they are there, may outlive the saying."""
+    """The child and its child. `touch`, which signals their start, may outlive that."""
     eventually((task.folder / "there").exists)
     eventually(lambda: len(task.pids()) == 3)
     return [look for pid in task.pids() if pid != command and (look := processes.read_process(pid))]
@@ -65,8 +66,8 @@ def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) ->
 
 def test_supervised_daemon_is_kept(task: TaskCommands) -> None:
     place = task.folder / "daemon"
-    with SupervisedCommand(task.python(DAEMON + "\ntime.sleep(1000)", str(place))) as guarded:
-        command = wait_for_start(guarded)
+    with SupervisedCommand(task.python(DAEMON + "\ntime.sleep(1000)", str(place))) as supervised:
+        command = wait_for_start(supervised)
         eventually(place.exists)
         guard, daemon = supervisor_of(command), int(place.read_text())
         eventually(lambda: supervisor_of(daemon) == guard)
@@ -87,9 +88,9 @@ def test_processes_of_other_node_are_kept(task: TaskCommands) -> None:
 
 
 def test_has_supervisor_checks_again_when_parent_ends(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard adopts it; whoever had seen the parent and then found nobody would end a run in good order."""
-    with SupervisedCommand(task.shell(f"{BRANCHES}; sleep 1000")) as guarded:
-        command = wait_for_start(guarded)
+    """The supervisor adopts it. A check between the parent's end and the adoption would end a run in good order."""
+    with SupervisedCommand(task.shell(f"{BRANCHES}; sleep 1000")) as supervised:
+        command = wait_for_start(supervised)
         left = descendants(task, command)
         orphan = next(process for process in left if process.parent != command)
         parent, guard, really = orphan.parent, supervisor_of(command), processes.read_process
@@ -138,10 +139,20 @@ def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(task:
         try:
             assert started.stdout
             assert started.stdout.readline()
-            (child,) = (each for each in processes.all_processes() if each.session == started.pid and is_sleep(each))
+            eventually(lambda: find_sleeps(started.pid))  # between fork and exec it has another name
+            (child,) = find_sleeps(started.pid)
             assert has_supervisor(child) == (sandbox == "none")  # isolation is off there
         finally:
             os.killpg(started.pid, signal.SIGKILL)
+
+
+def find_sleeps(session: int) -> list[processes.Process]:
+    return [each for each in processes.all_processes() if each.session == session and is_sleep(each)]
+
+
+def find_sleeps_of(task: TaskCommands) -> list[processes.Process]:
+    marked = set(task.pids())
+    return [each for each in processes.all_processes() if each.pid in marked and is_sleep(each)]
 
 
 def is_sleep(process: processes.Process) -> bool:
@@ -153,10 +164,11 @@ def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_rea
     script.parent.mkdir(parents=True)
     script.write_text(PRETENDER.format(uid=0))
     words = (sys.executable, "-I", "-S", str(script), f"{TASK_ID}=another", f"{LEASE_NO}=99")
-    with SupervisedCommand(task.order(*words)) as guarded:
-        wait_for_start(guarded)
-        wait_for_message(guarded, "ready")
-        (child,) = (each for each in processes.all_processes() if each.pid in task.pids() and is_sleep(each))
+    with SupervisedCommand(task.order(*words)) as supervised:
+        wait_for_start(supervised)
+        wait_for_message(supervised, "ready")
+        eventually(lambda: find_sleeps_of(task))  # between fork and exec it has another name
+        (child,) = find_sleeps_of(task)
         markers = run_of(child)
         assert markers
         assert (markers[TASK_ID], markers[LEASE_NO]) == (task.task_id, task.env[LEASE_NO])
@@ -189,4 +201,27 @@ def test_run_of_reads_each_ancestor_of_a_chain_once(monkeypatch: pytest.MonkeyPa
             assert len(reads) < 6 * length
         finally:
             os.kill(deepest, signal.SIGKILL)
-            top.wait(30)
+            top.wait(WAIT_LIMIT)
+
+
+def test_environment_is_read_while_the_process_executes_programs(tmp_path: Path) -> None:
+    """In an execve the kernel shows none: six of a hundred reads found no mark, and a sweep left the process alive."""
+    script = tmp_path / "execute-again"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o755)
+    with subprocess.Popen([script], env={TASK_ID: "t1"}) as process:
+        try:
+            eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == f"{script.name[:15]}\n")
+            found = [processes.read_environment(process.pid).get(TASK_ID) for _ in range(3_000)]
+        finally:
+            process.kill()
+    assert found == ["t1"] * 3_000
+
+
+def test_empty_environment_is_read_at_once() -> None:
+    with subprocess.Popen(["sleep", "1000"], env={}) as process:
+        try:
+            eventually(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes() == b"sleep\x001000\x00")
+            assert processes.read_environment(process.pid) == {}
+        finally:
+            process.kill()

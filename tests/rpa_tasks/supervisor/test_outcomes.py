@@ -48,10 +48,26 @@ def test_default_exit_codes_set_outcome() -> None:
     assert [plain(code) for code in (0, 65, 77, 75, 1)] == ["succeeded", "business", "session", "platform", "transient"]
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("code", [3, 70, 126, 193, 255])
+def test_exit_with_error_is_transient_for_every_flow(code: int, idempotent: bool) -> None:
+    assert verdict(exited(code), idempotent=idempotent) == ("transient", f"exit_{code}")
+
+
+def test_exit_codes_of_flow_add_to_defaults() -> None:
+    def plain(code: int) -> str:
+        codes = {"business": [3], "transient": [75, 124]}
+        return judge(exited(code), exit_codes=codes, idempotent=False, needs_result=False).outcome.value
+
+    assert [plain(code) for code in (3, 64, 65, 77)] == ["business", "business", "business", "session"]
+    assert [plain(code) for code in (75, 124)] == ["transient", "transient"]  # the flow's own meaning
+
+
 @pytest.mark.parametrize(
     ("ending", "reason"),
     [
-        (exited(3), "exit_3"),
+        (exited(124), "exit_124"),  # of timeout(1)
+        (exited(137), "exit_137"),  # of a shell whose program was killed
         (exited(signal=11), "signal_11"),
         (CommandResult(ExitCause.TIMEOUT, signal=15, started=True), "timeout"),
         (CommandResult(ExitCause.TIMEOUT, exit=0, started=True), "timeout"),  # many leave so when they are asked to go
@@ -80,7 +96,10 @@ def test_cancelled_run_has_outcome_cancelled() -> None:
     assert verdict(CommandResult(ExitCause.CANCELLED, exit=75, started=True)) == ("cancelled", "cancelled")
 
 
-@pytest.mark.parametrize("ended", [ExitCause.TIMEOUT, ExitCause.NODE_STOPPING, ExitCause.LEASE_LOST])
+STOPS = [ExitCause.TIMEOUT, ExitCause.NODE_STOPPING, ExitCause.LEASE_LOST, ExitCause.CANCELLED]
+
+
+@pytest.mark.parametrize("ended", STOPS)
 def test_result_before_stop_succeeds(ended: ExitCause) -> None:
     assert verdict(CommandResult(ended, exit=0, result={"n": 1}, started=True)) == ("succeeded", "")
 
@@ -129,8 +148,17 @@ def test_retry_jitter_adds_at_most_a_tenth() -> None:
 
 def test_retry_jitter_is_capped_by_longest_delay() -> None:
     assert [retry_delay(n, DEFAULT_DELAYS, lambda: 1.0) for n in (1, 2, 3)] == [
-        timedelta(seconds=33), timedelta(seconds=66), timedelta(seconds=120)
+        timedelta(seconds=33), timedelta(seconds=66), timedelta(seconds=108)
     ]  # fmt: skip
-    assert retry_delay(1, [115, 120], lambda: 1.0) == timedelta(seconds=120)
+    assert retry_delay(1, [115, 120], lambda: 1.0) == timedelta(seconds=113.5)
+
+
+def test_retry_jitter_spreads_shops_at_the_cap() -> None:
+    waits = {retry_delay(3, DEFAULT_DELAYS, lambda share=share: share / 50) for share in range(51)}
+    assert (min(waits), max(waits), len(waits)) == (timedelta(seconds=108), timedelta(seconds=120), 51)
+    assert retry_delay(1, [60], lambda: 0.5) == timedelta(seconds=57)
+
+
+def test_retry_delay_ends_after_last_delay() -> None:
     assert retry_delay(2, [1, 50, 100], lambda: 0.5) == timedelta(seconds=52.5)
     assert retry_delay(3, [1, 50], lambda: 0.5) is None

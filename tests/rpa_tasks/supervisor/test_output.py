@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, Tail
 from rpa_tasks.supervisor.output_reader import OutputReader
-from rpa_tasks.supervisor.protocol import Outbox
+from rpa_tasks.supervisor.protocol import Outbox, unpack_line
 from rpa_tasks.supervisor.rotating_log import RotatingLog
 
 WORDS = st.sampled_from(
@@ -122,7 +122,7 @@ def test_cleaned_value_can_be_stored(value: object) -> None:
 
 
 def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that nobody here has thought of: the command would end with its guard, and nobody would know why."""
+    """Not even an unexpected one: the command would end with its supervisor, without a reason."""
     readable, writable = os.pipe()
     outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))
     reader = OutputReader({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
@@ -137,5 +137,5 @@ def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: p
     reader.finish()
     os.close(outbox.descriptor)
 
-    assert json.loads((tmp_path / "told").read_text()) == {"result": {"n": 1}}
+    assert unpack_line((tmp_path / "told").read_bytes()) == {"result": {"n": 1}}
     assert reader.error == ""

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
+
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def admin_url() -> Callable[..., str]:
 
 @pytest.fixture
 def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
-    """What a browser would send for this form as it stands, with changes."""
+    """Return what a browser would send for this form, with changes."""
 
     def fill_form(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
         context = client.get(url).context
@@ -61,11 +64,11 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: Any) -> None:
-        """Nobody reads it."""
+        """Discard the log line."""
 
 
 @pytest.fixture
-def receiver(settings: Any) -> Iterator[Receiver]:
+def receiver(settings: Settings) -> Iterator[Receiver]:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -76,7 +79,7 @@ def receiver(settings: Any) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def failed(matrix: Any, record_event: Callable[..., Any]) -> Callable[..., Any]:
+def failed(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Any]:
     """A touch that failed because its text wants data that the event did not bring; its failed task."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node

@@ -1,22 +1,23 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.models import ApiKey, Pause
-from scheduling.operations.commands import create_api_key, digest_api_key
+from scheduling.models import ApiKey, Pause, Touch
+from scheduling.operations.commands import create_api_key, digest_api_key, pause_scope
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
 
 
-def test_api_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
+def test_api_key_is_shown_once(as_member: Callable[[str], Client], admin_url: Url) -> None:
     client = as_member("admin")
     page = client.post(admin_url("apikey_add"), {"name": "shop", "scopes": ["events", "touches"]})
     key = page.context["key"]
@@ -28,14 +29,23 @@ def test_api_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
     assert key not in str(client.cookies)
 
 
-def test_api_key_needs_scope_and_unique_name(as_member: Any, admin_url: Url) -> None:
+def test_api_key_needs_scope_and_unique_name(as_member: Callable[[str], Client], admin_url: Url) -> None:
     client = as_member("admin")
     create_api_key("shop", ["events"])
     page = client.post(admin_url("apikey_add"), {"name": "shop"})
     assert set(page.context["adminform"].form.errors) == {"name", "scopes"}
 
 
-def test_revoked_api_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
+def test_api_key_of_no_requests_is_refused(as_member: Callable[[str], Client], admin_url: Url) -> None:
+    """A limit of zero would mean the default limit."""
+    page = as_member("admin").post(
+        admin_url("apikey_add"), {"name": "shop", "scopes": ["events"], "rate_per_minute": "0"}
+    )
+    assert set(page.context["adminform"].form.errors) == {"rate_per_minute"}
+    assert not ApiKey.objects.exists()
+
+
+def test_revoked_api_key_stays_revoked(as_member: Callable[[str], Client], admin_url: Url) -> None:
     client = as_member("admin")
     create_api_key("shop", ["events"])
     row = ApiKey.objects.get()
@@ -50,7 +60,7 @@ def test_revoked_api_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
-def test_api_key_changes_need_the_admin_group(as_member: Any, admin_url: Url, group: str) -> None:
+def test_api_key_changes_need_the_admin_group(as_member: Callable[[str], Client], admin_url: Url, group: str) -> None:
     client = as_member(group)
     create_api_key("shop", ["events"])
     row = ApiKey.objects.get()
@@ -59,7 +69,7 @@ def test_api_key_changes_need_the_admin_group(as_member: Any, admin_url: Url, gr
 
 
 def test_pause_is_shown_on_every_page_until_it_ends(
-    matrix: Any, operator: Client, viewer: Client, admin_url: Url
+    matrix: MatrixBuilder, operator: Client, viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node()
     to_pause = operator.get(admin_url("node_pause_or_resume", node.pk))["location"]
@@ -82,7 +92,7 @@ def test_ending_an_ended_pause_is_no_error(operator: Client, admin_url: Url) -> 
     assert "pause had already ended" in answer.content.decode()
 
 
-def test_viewer_cannot_pause_or_resume(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_pause_or_resume(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     assert viewer.post(admin_url("pause_add"), {"scope": "all"}).status_code == 403
     Pause.objects.create(scope="all")
     assert viewer.post(f"{admin_url('pause_end')}?scope=all").status_code == 403
@@ -90,9 +100,24 @@ def test_viewer_cannot_pause_or_resume(matrix: Any, viewer: Client, admin_url: U
 
 
 def test_pause_scope_all_is_shown_and_bad_scope_refused(
-    matrix: Any, operator: Client, viewer: Client, admin_url: Url
+    matrix: MatrixBuilder, operator: Client, viewer: Client, admin_url: Url
 ) -> None:
     operator.post(admin_url("pause_add"), {"scope": "all", "reason": ""})
     matrix.node(delay=timedelta(hours=1))
     assert "Paused: everything" in viewer.get(admin_url("node_matrix")).content.decode()
     assert operator.post(admin_url("pause_add"), {"scope": "node:nowhere"}).context["form"].errors
+
+
+def test_pause_shows_the_touches_that_it_holds(
+    matrix: MatrixBuilder, record_event: RecordEvent, operator: Client, admin_url: Url
+) -> None:
+    matrix.node()
+    record_event()
+    record_event(user="ben")
+    Touch.objects.filter(customer__user_id="ann").update(paused_by="node:guide")
+    pause_scope("node:guide")
+    page = operator.get(admin_url("pause_changelist")).content.decode()
+    assert "paused_by=node%3Aguide" in page
+    assert re.search(r'paused_by=node%3Aguide">1<', page)
+    held = operator.get(f"{admin_url('touch_changelist')}?paused_by=node:guide").context["cl"].result_list
+    assert [row.customer.user_id for row in held] == ["ann"]

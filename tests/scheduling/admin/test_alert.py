@@ -1,4 +1,4 @@
-"""Who is told of alerts: chosen, tried out and looked at in the back office."""
+"""Alert receivers in the back office: created, tested and listed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
 from scheduling.monitoring.alerting.conditions import get_default_limits
+from tests.scheduling.admin.conftest import Receiver
 
 pytestmark = pytest.mark.django_db
 
@@ -19,7 +21,7 @@ Url = Callable[..., str]
 
 
 @pytest.fixture
-def hook(receiver: Any) -> ChannelConfig:
+def hook(receiver: Receiver) -> ChannelConfig:
     return ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})
 
 
@@ -29,7 +31,7 @@ def alert_receiver(hook: ChannelConfig) -> AlertReceiver:
 
 
 def test_new_alert_receiver_has_default_limits(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url = admin_url("alertreceiver_add")
     answer = editor.post(url, fill_form(url, name="on duty", channel=hook.pk))
@@ -40,9 +42,9 @@ def test_new_alert_receiver_has_default_limits(
 
 
 def test_alert_limits_are_parsed_and_empty_removed(
-    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Any
+    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
-    """The pass that holds it just now keeps its fence; what could not be told is tried again at once."""
+    """A running pass keeps its fence; a failed notification is repeated at once."""
     AlertReceiver.objects.update(lease_no=7, watched_until=now(), tries=3, retry_at=now(), problem="connect")
     url = admin_url("alertreceiver_change", alert_receiver.pk)
     page = editor.get(url)
@@ -61,7 +63,9 @@ def test_alert_limits_are_parsed_and_empty_removed(
     )
 
 
-def test_alert_receiver_without_address_is_refused(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_alert_receiver_without_address_is_refused(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     robot = ChannelConfig.objects.create(key="robot", kind="wecom")
     mail = ChannelConfig.objects.create(key="mail", kind="email")
     log = ChannelConfig.objects.create(key="log", kind="log")
@@ -77,7 +81,7 @@ def test_alert_receiver_without_address_is_refused(editor: Client, admin_url: Ur
 
 
 def test_test_alert_is_delivered(
-    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, receiver: Any, valkey: Any
+    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, receiver: Receiver, valkey: redis.Redis
 ) -> None:
     url = admin_url("alertreceiver_send_test", alert_receiver.pk)
     assert editor.get(url).status_code == 200
@@ -92,7 +96,7 @@ def test_open_alerts_and_problems_are_shown(alert_receiver: AlertReceiver, viewe
         condition="queue_age",
         subject="touch.high",
         since=now(),
-        told_at=now(),
+        notified_at=now(),
         value=1,
         first_value=1,
     )

@@ -1,4 +1,4 @@
-"""What is done to more than a page is done by workers; its page says how far it is, and who may stops it."""
+"""Workers execute actions on more than a page; the page shows progress, and permitted users stop it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import pytest
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils.timezone import localtime, now
+from pytest_django import Settings
 
-from scheduling.admin.failed_tasks import failed_bulk, retry_sample
-from scheduling.admin.touches import touch as touch_page
+from scheduling.admin.failed_tasks import bulk_action, failed_bulk, retry_sample
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
+from scheduling.operations.bulk_lists import matching_rows
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.filters import matching_rows, read_filter
+from scheduling.operations.filters import read_filter
 from scheduling.operations.row_actions import ROW_ACTIONS
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -28,12 +30,13 @@ Url = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """And time to count, however slow the machine is."""
+def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """And time to count, however slow the machine is. Batches start at once."""
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
     monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
-    for module in (failed_bulk, touch_page):
+    for module in (failed_bulk, bulk_action):
         monkeypatch.setattr(module, "count_within", lambda count: count())
+    monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 
 
@@ -162,7 +165,7 @@ def test_bulk_action_is_stopped_by_operators_only(
 
 
 def test_bulk_cancel_cancels_matching_touches(
-    matrix: Any, record_event: Callable[..., Any], operator: Client, admin_url: Url
+    matrix: MatrixBuilder, record_event: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
     record_event(user="ann")
@@ -178,7 +181,7 @@ def test_bulk_cancel_cancels_matching_touches(
     assert states == {node.pk: "cancelled", other.pk: "scheduled"}
 
 
-def test_bulk_cancel_refuses_unknown_filter(matrix: Any, operator: Client, admin_url: Url) -> None:
+def test_bulk_cancel_refuses_unknown_filter(matrix: MatrixBuilder, operator: Client, admin_url: Url) -> None:
     answer = operator.get(f"{admin_url('touch_cancel_matching')}?chat_id__startswith=c")
     assert answer.status_code == 302
     assert "chat_id__startswith: many cannot be chosen by it" in read_messages(answer)
@@ -224,14 +227,14 @@ def test_failed_task_list_matches_bulk_selection(rows: list[FailedTask], viewer:
 
 
 def test_touch_list_matches_bulk_selection(
-    matrix: Any, record_event: Callable[..., Any], viewer: Client, admin_url: Url
+    matrix: MatrixBuilder, record_event: Callable[..., Any], viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node(delay=timedelta(hours=2))
     other = matrix.node("other", delay=timedelta(minutes=30), priority=0)
     record_event(user="ann", chat_id="c1", event_id="e1")
     record_event(user="bob")
     late, *_rest = Touch.objects.filter(node=other)
-    Touch.objects.filter(pk=late.pk).update(due_at=now() - timedelta(minutes=10), parked="all", reason="x")
+    Touch.objects.filter(pk=late.pk).update(due_at=now() - timedelta(minutes=10), paused_by="all", reason="x")
     found = {}
     for address in OF_TOUCHES:
         ids = address.format(node=node.pk, channel=node.channel_id)

@@ -23,7 +23,9 @@ def hook() -> ChannelConfig:
 
 
 @pytest.mark.parametrize("group", ["viewer", "editor"])
-def test_channel_secret_is_never_shown(hook: ChannelConfig, as_member: Any, admin_url: Url, group: str) -> None:
+def test_channel_secret_is_never_shown(
+    hook: ChannelConfig, as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
     client = as_member(group)
     for url in (admin_url("channelconfig_change", hook.pk), admin_url("channelconfig_history", hook.pk)):
         page = client.get(url).content.decode()
@@ -33,7 +35,7 @@ def test_channel_secret_is_never_shown(hook: ChannelConfig, as_member: Any, admi
 
 
 def test_channel_secret_empty_stays_and_dash_removes(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
     answer = editor.post(url, fill_form(url, timeout="5s", retry_delays="10s, 1m"))
@@ -56,10 +58,18 @@ def test_channel_secret_empty_stays_and_dash_removes(
         ({"settings": "no mapping"}, "settings"),
         ({"timeout": "1h"}, "timeout"),
         ({"retry_delays": "soon"}, "retry_delays"),
+        ({"daily_limit": "0"}, "daily_limit"),
+        ({"daily_limit": "10", "monthly_limit": "9"}, "monthly_limit"),
+        ({"kind": "log", "secret_url": "-", "secret_secret": "-", "monthly_limit": "9"}, "monthly_limit"),
     ],
 )
 def test_channel_form_errors_name_the_field(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, str], field: str
+    hook: ChannelConfig,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    changes: dict[str, str],
+    field: str,
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
     answer = editor.post(url, fill_form(url, **changes))
@@ -70,7 +80,7 @@ def test_channel_form_errors_name_the_field(
 
 
 def test_channel_kind_change_removes_old_secrets(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url = admin_url("channelconfig_change", hook.pk)
     assert editor.post(url, fill_form(url, kind="wecom", settings="format: markdown")).status_code == 302
@@ -87,7 +97,9 @@ def test_channel_shows_pause_and_disabled_targets(hook: ChannelConfig, operator:
     assert "gone" in operator.get(admin_url("channelconfig_change", hook.pk)).content.decode()
 
 
-def test_editor_enables_disabled_target(hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_editor_enables_disabled_target(
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     DisabledTarget.objects.create(channel=hook, target_digest="0" * 64, chat_id="c1")
     url = admin_url("channelconfig_change", hook.pk)
     data = fill_form(url)
@@ -97,7 +109,9 @@ def test_editor_enables_disabled_target(hook: ChannelConfig, editor: Client, adm
     assert not DisabledTarget.objects.exists()
 
 
-def test_community_keeps_targets_left_empty(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_community_keeps_targets_left_empty(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     community = Community.objects.create(chat_id="c1", targets={"wecom": {"url": ROBOT}})
     url = admin_url("community_change", community.pk)
     assert "hush" not in editor.get(url).content.decode()
@@ -112,7 +126,9 @@ def test_community_keeps_targets_left_empty(editor: Client, admin_url: Url, fill
     assert list(community.targets) == ["dingtalk"]
 
 
-def test_community_target_with_foreign_host_is_refused(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_community_target_with_foreign_host_is_refused(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     community = Community.objects.create(chat_id="c1")
     url = admin_url("community_change", community.pk)
     answer = editor.post(url, fill_form(url, target_wecom_url="https://example.com/robot"))
@@ -122,7 +138,9 @@ def test_community_target_with_foreign_host_is_refused(editor: Client, admin_url
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator", "editor", "admin"])
-def test_version_page_post_saves_nothing(hook: ChannelConfig, as_member: Any, admin_url: Url, group: str) -> None:
+def test_version_page_post_saves_nothing(
+    hook: ChannelConfig, as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
     """The form is the one that the page of the channel takes, so that only the method can be the reason."""
     client = as_member(group)
     form = {

@@ -12,6 +12,7 @@ from django.utils.timezone import now
 
 from scheduling.models import Complaint, Touch
 from scheduling.operations import queries
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -20,7 +21,7 @@ RecordEvent = Callable[..., Any]
 
 
 @pytest.fixture
-def delivered(matrix: Any, record_event: RecordEvent) -> Callable[..., Touch]:
+def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Touch]:
     """A touch that was delivered some days ago, complained about or not."""
     matrix.node("guide")
     matrix.node("paid", trigger="order.paid", template=matrix.template("paid"))
@@ -89,7 +90,7 @@ def test_complaint_rates_are_translated(delivered: Callable[..., Touch], viewer:
         assert words in page
 
 
-def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monkeypatch: Any) -> None:
+def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(since: Any) -> None:
         raise OperationalError("canceling statement due to statement timeout")
 

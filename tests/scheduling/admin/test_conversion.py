@@ -1,16 +1,16 @@
-"""The page that says what touches bring about."""
+"""The page of conversions after touches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.test import Client
 
 from scheduling.policy.rollout import Lift, Share
 from tests.scheduling.core.conftest import deliver, pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -18,7 +18,7 @@ Url = Callable[..., str]
 
 
 def test_effect_shows_goal_beside_control_group(
-    matrix: Any, record_event: Callable[..., Any], viewer: Client, admin_url: Url
+    matrix: MatrixBuilder, record_event: RecordEvent, viewer: Client, admin_url: Url
 ) -> None:
     node = matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=timedelta(days=1))
     for number in range(8):
@@ -36,7 +36,7 @@ def test_effect_shows_goal_beside_control_group(
     assert admin_url("node_change", node.pk) in said
 
 
-def test_effect_without_goal_or_control_shows_advice(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     assert "No node has a goal yet." in viewer.get(admin_url("node_conversion")).content.decode()
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
     assert "No control group" in viewer.get(admin_url("node_conversion"), {"days": "30"}).content.decode()
@@ -51,6 +51,6 @@ def test_effect_without_goal_or_control_shows_advice(matrix: Any, viewer: Client
     ],
 )
 def test_effect_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
-    from scheduling.admin.experiments.conversion import _judge_lift
+    from scheduling.admin.experiments.conversion import judge_lift
 
-    assert _judge_lift(lift)[0] == tone
+    assert judge_lift(lift)[0] == tone

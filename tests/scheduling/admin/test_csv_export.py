@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import AsyncClient, Client
+from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import csv_export
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, FailedTask, Touch
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -30,7 +32,7 @@ def read_csv_rows(answer: Any) -> list[dict[str, str]]:
 
 
 def test_export_contains_filtered_rows(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node()
     Customer.objects.create(user_id="ann", name="王小安")
@@ -49,7 +51,9 @@ def test_export_contains_filtered_rows(
     )  # fmt: skip
 
 
-def test_export_escapes_formulas(matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_export_escapes_formulas(
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node()
     record_event(user='=HYPERLINK("http://evil.example")', chat_id="@SUM(1)", event_id="-2+3")
     (row,) = read_csv_rows(operator.get(admin_url("touch_export")))
@@ -77,8 +81,8 @@ def test_format_cell_escapes_formula_starts(value: Any, cell: Any) -> None:
     "=1;=1", "x,=1", "x;\n=1", 'x\n"=1', "x;=1;=2|=3",
 ])  # fmt: skip
 def test_export_escapes_formulas_after_any_separator(separator: str, text: str) -> None:
-    """Excel takes the separator from the reader's country, and a quote only where a cell begins with it."""
-    file = csv_export._format_csv_rows([["id", csv_export.format_cell(text), "end"]])
+    """Excel takes the separator from the reader's country, and a quote only at the start of a cell."""
+    file = csv_export.format_csv_rows([["id", csv_export.format_cell(text), "end"]])
     cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
     assert not [cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＋－＠"))]
 
@@ -91,7 +95,7 @@ def test_format_cell_keeps_harmless_text(text: str) -> None:
 
 
 def test_export_uses_the_reader_language(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
     record_event()
@@ -101,7 +105,7 @@ def test_export_uses_the_reader_language(
 
 
 def test_export_is_recorded_in_the_log(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
     for user in ("ann", "bob"):
@@ -125,7 +129,7 @@ def test_export_needs_operator_permission(as_member: Callable[[str], Client], na
 
 
 def test_export_is_cut_at_the_row_limit(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_export, "MOST", 5)
     monkeypatch.setattr(csv_export, "BATCH", 2)
@@ -139,7 +143,11 @@ def test_export_is_cut_at_the_row_limit(
 
 
 def test_export_batch_takes_one_query(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent, django_assert_num_queries: Any
+    matrix: MatrixBuilder,
+    operator: Client,
+    admin_url: Url,
+    record_event: RecordEvent,
+    django_assert_num_queries: DjangoAssertNumQueries,
 ) -> None:
     matrix.node()
     for number in range(10):
@@ -160,7 +168,9 @@ def test_failed_task_export_contains_the_action(failed: Callable[..., Any], oper
 
 
 @pytest.mark.django_db(transaction=True)
-def test_export_streams_over_asgi(matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_export_streams_over_asgi(
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     from asgiref.sync import async_to_sync
 
     matrix.node()

@@ -1,4 +1,4 @@
-"""A customer's page says whether and when they may be sent something again, and why the last things were not."""
+"""A customer's page shows whether and when the next touch may be sent, and why earlier ones were not."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils.timezone import now
+from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin.touches.timeline import format_instant
 from scheduling.delivery.pipeline import deliver_touches
-from scheduling.models import Complaint, Customer, HarassmentRule, Touch
+from scheduling.models import Complaint, Customer, CustomerProfile, HarassmentRule, Touch
+from scheduling.operations import commands
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -47,7 +50,7 @@ def read_node_rows(answer: Any) -> dict[str, tuple[str, str, str]]:
 
 
 def test_customer_below_cap_may_be_sent_more(
-    matrix: Any, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
+    matrix: MatrixBuilder, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
 ) -> None:
     matrix.node("a", trigger="a")
     matrix.node("b", trigger="b")
@@ -62,8 +65,26 @@ def test_customer_below_cap_may_be_sent_more(
     }
 
 
+def test_conditions_count_for_the_customer_now(
+    matrix: MatrixBuilder, record_event: RecordEvent, open_customer_page: Callable[..., Any]
+) -> None:
+    def condition(field: str, operator: str, value: Any) -> dict[str, Any]:
+        return {"all": [{"field": field, "op": operator, "value": value}]}
+
+    record_event("b")
+    matrix.node("vip", trigger="a", when=condition("customer.level", "eq", "vip"))
+    matrix.node("first", trigger="b", when=condition("customer.events.b.count", "eq", 0))
+    matrix.node("big", trigger="c", when=condition("event.data.total", "gte", 500))
+    matrix.node("plain", trigger="d")
+    nodes = {each["node"]: each for each in open_customer_page().context["eligibility"]["nodes"]}
+    assert {key: each["words"] for key, each in nodes.items()} == {
+        "vip": "Would not be sent", "first": "Would not be sent", "big": "Would not be sent", "plain": "May be sent",
+    }  # fmt: skip
+    assert [key for key, each in nodes.items() if each["reads_event"]] == ["big"]
+
+
 def test_customer_at_cap_shows_next_possible_time(
-    matrix: Any, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
+    matrix: MatrixBuilder, send: Callable[..., Touch], open_customer_page: Callable[..., Any]
 ) -> None:
     HarassmentRule.objects.filter(kind="dedupe").delete()
     matrix.node("a", trigger="a")
@@ -83,7 +104,7 @@ def test_customer_at_cap_shows_next_possible_time(
 
 
 def test_customer_opted_out_shows_blocked_nodes(
-    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any]
+    matrix: MatrixBuilder, record_event: RecordEvent, open_customer_page: Callable[..., Any]
 ) -> None:
     record_event("a")
     matrix.node("ad", trigger="a", template=matrix.template("ad", category="marketing"))
@@ -104,7 +125,7 @@ def test_customer_without_nodes_has_no_next_time(
 
 
 def test_customer_page_lists_events_and_complaints(
-    matrix: Any,
+    matrix: MatrixBuilder,
     record_event: RecordEvent,
     send: Callable[..., Touch],
     open_customer_page: Callable[..., Any],
@@ -121,7 +142,7 @@ def test_customer_page_lists_events_and_complaints(
 
 
 def test_customer_page_hides_parts_without_permission(
-    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any]
+    matrix: MatrixBuilder, record_event: RecordEvent, open_customer_page: Callable[..., Any]
 ) -> None:
     from django.contrib.auth.models import Permission, User
 
@@ -137,11 +158,42 @@ def test_customer_page_hides_parts_without_permission(
 
 
 def test_customer_page_query_count_is_constant(
-    matrix: Any, record_event: RecordEvent, open_customer_page: Callable[..., Any], django_assert_max_num_queries: Any
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    open_customer_page: Callable[..., Any],
+    django_assert_max_num_queries: DjangoAssertNumQueries,
 ) -> None:
     matrix.node("a", trigger="a", delay=HOUR)
     for _ in range(8):
         record_event("a")
     open_customer_page()
-    with django_assert_max_num_queries(25):
+    with django_assert_max_num_queries(27):
         open_customer_page()
+
+
+def test_editor_changes_attributes_and_tags_with_history(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    ann = commands.update_customer("ann", {"attributes": {"city": "上海", "old": 1}, "tags": ["vip"]}, actor="api:shop")
+    page = admin_url("customer_change", ann.pk)
+    wanted = "city: 杭州\npaid: 12.5\nmember: true"
+
+    assert editor.post(page, fill_form(page, attributes="a b: 1")).status_code == 200
+    assert editor.post(page, fill_form(page, attributes=wanted, tags="new，vip")).status_code == 302
+
+    profile = CustomerProfile.objects.get()
+    assert profile.attributes == {"city": "杭州", "paid": 12.5, "member": True}
+    assert profile.tags == ["new", "vip"]
+    assert "上海" in editor.get(page).content.decode()  # the value before, in the history
+
+
+def test_customer_list_finds_parts_of_names_and_tags(viewer: Client, admin_url: Url) -> None:
+    commands.update_customer("u1", {"name": "欧阳小明", "tags": ["vip"]})
+    commands.update_customer("u2", {"name": "王小明"})
+    page = admin_url("customer_changelist")
+
+    def found(**chosen: str) -> set[str]:
+        return {row.user_id for row in viewer.get(page, chosen).context["cl"].result_list}
+
+    assert found(q="小明") == {"u1", "u2"}
+    assert found(q="小明", tag="vip") == {"u1"}

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from scheduling.admin import retirement
+from scheduling.admin import list_filters, retirement
 from scheduling.admin.failed_tasks import failed_task, retry_sample
 from scheduling.models import FailedTask
 
@@ -38,7 +38,7 @@ def test_reason_filter_lists_latest_reasons(viewer: Client, admin_url: Url, monk
     for reason in ("oldest", "later", "latest", "later"):
         fail(reason)
     fail("handled", state="ignored")
-    monkeypatch.setattr(failed_task, "LOOKED_AT", 3)
+    monkeypatch.setattr(list_filters, "LOOKED_AT", 3)
     specs = viewer.get(admin_url("failedtask_changelist")).context["cl"].filter_specs
     (causes,) = [each for each in specs if isinstance(each, failed_task.CauseFilter)]
     assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]

@@ -1,4 +1,4 @@
-"""What ops type to find a failed task: ids that others told them, and words they remember."""
+"""Searches for a failed task: complete ids and remembered words."""
 
 from __future__ import annotations
 

@@ -164,3 +164,116 @@ def test_viewer_cannot_act_on_failed_tasks(failed: Failed, viewer: Client, admin
     )
     row.refresh_from_db()
     assert row.state == "open"
+
+
+def test_editor_edits_text_and_both_pages_show_the_difference(
+    failed: Failed, editor: Client, viewer: Client, admin_url: Url
+) -> None:
+    row = failed()
+    url = admin_url("failedtask_edit", row.pk)
+    assert url in editor.get(admin_url("failedtask_change", row.pk)).content.decode()
+    assert editor.get(url).context["form"].initial == {"subject": "", "body": "{{ event.data.order_no }}"}
+    refused = editor.post(url, {"body": "Order {{ event.data.order_no }}", "reason": "number missing"})
+    assert "{{ event.data.order_no }}" in str(refused.context["form"].errors["body"])
+
+    editor.post(url, {"body": "Order 7 for 13812345678", "reason": "number missing"})
+
+    row.refresh_from_db()
+    again = Touch.objects.get(retry_of=row.task_id)
+    assert (row.state, row.retried_as, row.action_reason) == ("retried", again.pk, "number missing")
+    assert row.difference["after"] == {"subject": "", "body": "Order 7 for 13812345678"}
+    for page in (("failedtask_change", row.pk), ("touch_change", row.task_id), ("touch_change", again.pk)):
+        shown = viewer.get(admin_url(*page)).content.decode()
+        assert "<ins>Order 7 for 138****5678</ins>" in shown
+        assert "13812345678" not in shown
+
+
+def test_edit_needs_the_right_to_change_texts(failed: Failed, operator: Client, viewer: Client, admin_url: Url) -> None:
+    row = failed()
+    url = admin_url("failedtask_edit", row.pk)
+    for client in (operator, viewer):
+        assert url not in client.get(admin_url("failedtask_change", row.pk)).content.decode()
+        assert client.get(url).status_code == 403
+        assert client.post(url, {"body": "x", "reason": "x"}).status_code == 403
+    row.refresh_from_db()
+    assert row.state == "open"
+
+
+def test_second_edit_reports_a_conflict(failed: Failed, editor: Client, admin_url: Url) -> None:
+    row = failed()
+    url = admin_url("failedtask_edit", row.pk)
+    editor.post(url, {"body": "first", "reason": "x"})
+    answer = editor.post(url, {"body": "second", "reason": "x"})
+    assert "already" in read_messages(answer)
+    assert "already" in editor.get(url).context["problem"]
+    assert Touch.objects.filter(retry_of=row.task_id).count() == 1
+
+
+def test_edit_of_unknown_outcome_warns_and_sends_as_new(failed: Failed, editor: Client, admin_url: Url) -> None:
+    row = failed(unknown=True)
+    url = admin_url("failedtask_edit", row.pk)
+    assert "may have had its effect" in editor.get(url).content.decode()
+    editor.post(url, {"body": "again", "reason": "x"})
+    again = Touch.objects.get(retry_of=row.task_id)
+    assert again.root_id == again.pk
+    assert again.reserved_at
+
+
+def test_message_has_no_edit_page(editor: Client, admin_url: Url) -> None:
+    row = FailedTask.objects.create(origin="message", failure="unreadable", reason="not_json", fingerprint="m")
+    assert editor.get(admin_url("failedtask_edit", row.pk)).status_code == 404
+    assert editor.get(admin_url("failedtask_change", row.pk)).context["edit_link"] == ""
+
+
+def test_operator_assigns_comments_and_filters(
+    failed: Failed, operator: Client, viewer: Client, admin_url: Url
+) -> None:
+    mine, other = failed("ann"), failed("bob")
+    operator.post(admin_url("failedtask_assign", mine.pk), {"user": "operator"})
+    text = "see https://example.com/a?b=1 <script> call 13812345678"
+    operator.post(admin_url("failedtask_comment", mine.pk), {"text": text})
+    shown = viewer.get(admin_url("failedtask_change", mine.pk)).content.decode()
+    assert 'href="https://example.com/a?b=1" target="_blank" rel="noopener noreferrer nofollow"' in shown
+    assert "&lt;script&gt; call 138****5678" in shown
+    assert 'name="text"' not in shown
+
+    changelist = admin_url("failedtask_changelist")
+
+    def listed(client: Client, assignee: str) -> list[Any]:
+        found = client.get(f"{changelist}?assignee={assignee}").context["cl"].result_list
+        return [row.pk for row in found]
+
+    assert (listed(operator, "me"), listed(viewer, "me")) == ([mine.pk], [])
+    assert listed(operator, "none") == [other.pk]
+    assert "operator" in operator.get(changelist).content.decode()
+    operator.post(admin_url("failedtask_assign", mine.pk), {"user": ""})
+    assert listed(operator, "me") == []
+
+
+def test_invalid_assignee_and_empty_comment_are_reported(failed: Failed, operator: Client, admin_url: Url) -> None:
+    row = failed()
+    assert "no active user" in read_messages(operator.post(admin_url("failedtask_assign", row.pk), {"user": "x"}))
+    assert "required" in read_messages(operator.post(admin_url("failedtask_comment", row.pk), {"text": " "}))
+    assert not row.comments.exists()
+
+
+def test_causes_show_the_trend_of_a_day(failed: Failed, viewer: Client, admin_url: Url) -> None:
+    rows = [failed(f"user{number}") for number in range(3)]
+    FailedTask.objects.filter(pk=rows[0].pk).update(failed_at=now() - timedelta(days=2))
+    page = viewer.get(admin_url("failedtask_groups"))
+    (group,) = page.context["groups"]
+    assert (group["count"], len(group["trend"].bars)) == (3, 1)
+    assert group["trend"].words.startswith("2 in the last 24 hours")
+    assert 'role="img" aria-label="2 in the last 24 hours' in page.content.decode()
+
+
+def test_causes_without_time_to_count_show_no_trend(
+    failed: Failed, viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scheduling.admin.failed_tasks import trend
+
+    failed()
+    monkeypatch.setattr(trend, "count_within", lambda count: None)
+    page = viewer.get(admin_url("failedtask_groups"))
+    assert page.context["groups"][0]["trend"] is None
+    assert "Counting took too long." in page.content.decode()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.utils.formats import date_format
 from django.utils.translation import override
 
 from scheduling.admin.form_fields import DelayRulesField, DurationsField, LevelsField, NamesField
-from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.labels import REASONS, translate_error, translate_reason
 from scheduling.admin.touches.timeline import format_verdict_figure
 from scheduling.monitoring.duration_text import describe_duration
 
@@ -67,3 +68,17 @@ def test_verdict_figures_are_translated() -> None:
         assert format_verdict_figure("2026-01-02T03:04:05+00:00") == "2026-01-02 11:04:05"
         assert format_verdict_figure("marketing") == "营销（退订后不发）"
         assert format_verdict_figure("c1") == "c1"
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+def test_each_reason_has_a_label_of_its_own(language: str) -> None:
+    with override(language):
+        labels = [str(label) for label in REASONS.values()]
+    assert sorted(labels) == sorted(set(labels))
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+def test_dates_have_one_format_in_both_languages(language: str) -> None:
+    at = datetime(2026, 11, 6, 8, 5, 9, tzinfo=UTC)
+    with override(language):
+        assert (date_format(at), date_format(at, "DATETIME_FORMAT")) == ("2026-11-06", "2026-11-06 08:05:09")

@@ -1,8 +1,9 @@
-"""Who guesses passwords is stopped, and nobody else is."""
+"""Password guessing is stopped; other users are not affected."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -15,6 +16,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
 
 from scheduling.models import FailedLogin
 from scheduling.web.login_lockout import ADDRESSES, ANY, KNOWN_FOR
@@ -62,7 +64,7 @@ def test_login_success_resets_the_count() -> None:
     assert not FailedLogin.objects.filter(tries__gt=0).exclude(address=ANY).exists()
 
 
-def test_login_many_addresses_lock_name_except_known(settings: Any) -> None:
+def test_login_many_addresses_lock_name_except_known(settings: Settings) -> None:
     settings.AFTERTOUCH_LOGIN_TRIES = 2
     assert attempt("right", address="198.51.100.1") is None
     for number in range(2 * ADDRESSES):
@@ -72,7 +74,7 @@ def test_login_many_addresses_lock_name_except_known(settings: Any) -> None:
     assert LOCKED in attempt("right", address="192.0.2.99"), "one login elsewhere does not release the name"
 
 
-def test_login_old_known_address_is_not_exempt(settings: Any) -> None:
+def test_login_old_known_address_is_not_exempt(settings: Settings) -> None:
     settings.AFTERTOUCH_LOGIN_TRIES = 1
     assert attempt("right") is None
     FailedLogin.objects.filter(address="192.0.2.1").update(succeeded_at=Now() - KNOWN_FOR)
@@ -90,7 +92,7 @@ def test_cleanup_keeps_known_addresses_only() -> None:
     assert list(found.values_list("address", flat=True)) == ["192.0.2.1"]
 
 
-def test_login_lock_ends_and_is_not_prolonged(settings: Any) -> None:
+def test_login_lock_ends_and_is_not_prolonged(settings: Settings) -> None:
     guess(5)
     last = FailedLogin.objects.exclude(address=ANY).get().last_at
     guess(3)
@@ -140,7 +142,7 @@ def test_unlock_login_command_releases_the_name() -> None:
     assert attempt("right") is None
 
 
-def test_login_unlock_needs_the_admin_group(as_member: Any, admin_url: Any) -> None:
+def test_login_unlock_needs_the_admin_group(as_member: Callable[[str], Client], admin_url: Callable[..., str]) -> None:
     guess(5)
     url = admin_url("failedlogin_changelist")
     pick = {"action": "unlock", "_selected_action": [FailedLogin.objects.exclude(address=ANY).get().pk]}
@@ -159,7 +161,7 @@ def test_login_old_failures_are_deleted() -> None:
     assert FailedLogin.objects.exclude(address=ANY).get().user is not None
 
 
-def test_login_count_works_without_redis(settings: Any) -> None:
+def test_login_count_works_without_redis(settings: Settings) -> None:
     settings.REDIS_URL = settings.CELERY_BROKER_URL = "redis://127.0.0.1:1/0"
     guess(4)
     assert attempt("right") is None
@@ -188,7 +190,7 @@ def test_login_concurrent_failures_are_all_counted() -> None:
 
 
 def test_login_starts_a_new_session() -> None:
-    """Whoever knows a visitor's session from before the login knows nothing afterwards."""
+    """The session id from before the login is useless after it."""
     client = Client()
     session = client.session
     session["planted"] = True

@@ -1,4 +1,4 @@
-"""Chats that write themselves down are as many as conversations: nobody chooses among them."""
+"""Communities created by events are numerous; no form lists them all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from django.db import connection
 from django.test import Client
 
 from scheduling.models import AlertReceiver, ChannelConfig, Community
+from tests.scheduling.admin.conftest import Receiver
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -26,7 +29,9 @@ def chats() -> None:
 
 
 @pytest.mark.usefixtures("chats")
-def test_alert_receiver_offers_configured_communities(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_alert_receiver_offers_configured_communities(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     def offered(page: Any) -> list[str]:
         field = page.context["adminform"].form.fields["community"]
         return [row.chat_id for row in field.queryset]
@@ -45,7 +50,7 @@ def test_alert_receiver_offers_configured_communities(editor: Client, admin_url:
 
 @pytest.mark.usefixtures("chats")
 def test_template_test_accepts_any_known_community(
-    editor: Client, admin_url: Url, matrix: Any, receiver: Any, valkey: Any
+    editor: Client, admin_url: Url, matrix: MatrixBuilder, receiver: Receiver, valkey: redis.Redis
 ) -> None:
     template = matrix.template("guide")
     hook = ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils.timezone import now
 
-from scheduling.models import Node, Stage
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage
+from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
@@ -15,7 +19,7 @@ Url = Callable[..., str]
 
 
 def test_edited_delay_stores_version_author_and_reason(
-    matrix: Any, editor: Client, admin_url: Url, fill_form: Any
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     node = matrix.node(delay=timedelta(minutes=15))
     url = admin_url("node_change", node.pk)
@@ -31,7 +35,7 @@ def test_edited_delay_stores_version_author_and_reason(
 
 
 def test_node_save_without_change_keeps_the_version(
-    matrix: Any, editor: Client, admin_url: Url, fill_form: Any
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     rules = {"by_level": {"vip": 3600}, "default": 86400, "active_within": 86400, "active_factor": 0.6}
     node = matrix.node(delay_rules=rules, cancel_on=["order.paid", "a.b"], rollout_communities=["c1"], dynamic=True)
@@ -55,7 +59,13 @@ def test_node_save_without_change_keeps_the_version(
     ],
 )
 def test_node_form_errors_name_the_field(
-    matrix: Any, editor: Client, admin_url: Url, fill_form: Any, field: str, value: str, complaint: str
+    matrix: MatrixBuilder,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    field: str,
+    value: str,
+    complaint: str,
 ) -> None:
     url = admin_url("node_change", matrix.node().pk)
     answer = editor.post(url, fill_form(url, **{field: value}))
@@ -65,7 +75,9 @@ def test_node_form_errors_name_the_field(
     assert complaint in str(errors)
 
 
-def test_node_rules_and_lists_are_parsed_from_text(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_node_rules_and_lists_are_parsed_from_text(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     node = matrix.node()
     url = admin_url("node_change", node.pk)
     changes = {
@@ -80,7 +92,7 @@ def test_node_rules_and_lists_are_parsed_from_text(matrix: Any, editor: Client, 
     assert node.rollout_communities == ["c1", "c2"]
 
 
-def test_matrix_shows_nodes_by_stage_and_trigger(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_matrix_shows_nodes_by_stage_and_trigger(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     Stage.objects.create(key="aftersale", name="After the sale")
     matrix.node("guide", delay=timedelta(minutes=15), rollout_percent=30)
     matrix.node("off", trigger="order.paid", enabled=False, dynamic=True)
@@ -94,7 +106,7 @@ def test_matrix_shows_nodes_by_stage_and_trigger(matrix: Any, viewer: Client, ad
     assert "at-add" not in text
 
 
-def test_new_node_form_is_prefilled_from_its_cell(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_new_node_form_is_prefilled_from_its_cell(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     matrix.node()
     page = editor.get(admin_url("node_matrix"))
     link = page.context["rows"][0].cells[0].add_link
@@ -104,13 +116,16 @@ def test_new_node_form_is_prefilled_from_its_cell(matrix: Any, editor: Client, a
 
 
 def test_used_node_is_retired_not_deleted(
-    matrix: Any, editor: Client, admin_url: Url, record_event: Callable[..., Any]
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     node = matrix.node()
     record_event()
     assert editor.post(admin_url("node_delete", node.pk), {"post": "yes"}).status_code == 403
     retire = admin_url("node_retire", node.pk)
-    assert "Retire “guide”?" in editor.get(retire).content.decode()
+    page = editor.get(retire).content.decode()
+    assert "Retire “guide”?" in page
+    assert "1 touch waits at this node." in page
+    assert "They are suppressed when they fall due, unless the node is restored by then." in page
     editor.post(retire)
     node.refresh_from_db()
     assert node.retired_at is not None
@@ -121,13 +136,37 @@ def test_used_node_is_retired_not_deleted(
     assert node.retired_at is None
 
 
-def test_unused_node_can_be_deleted(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_node_is_not_restored_before_what_it_uses(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    """All touches of the restored node failed: their channel was retired since."""
+    node = matrix.node()
+    for name, row in (("node", node), ("channelconfig", matrix.channel), ("node", node)):
+        url = admin_url(f"{name}_bring_back" if row.retired_at else f"{name}_retire", row.pk)
+        page = editor.post(url, follow=True).content.decode()
+        row.refresh_from_db()
+    assert "It uses objects that are retired: log. Restore them first." in page
+    assert node.retired_at is not None
+
+
+def test_channel_that_a_rule_names_is_neither_retired_nor_deleted(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url
+) -> None:
+    """The exported configuration was refused: its rule named no channel."""
+    channel = ChannelConfig.objects.create(key="other", kind="log")
+    HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(days=1), channel="other")
+    page = editor.post(admin_url("channelconfig_retire", channel.pk), follow=True).content.decode()
+    assert "A rule still counts the messages of this channel." in page
+    assert editor.post(admin_url("channelconfig_delete", channel.pk), {"post": "yes"}).status_code == 403
+    channel.refresh_from_db()
+    assert channel.retired_at is None
+
+
+def test_unused_node_can_be_deleted(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     node = matrix.node()
     editor.post(admin_url("node_delete", node.pk), {"post": "yes"})
     assert not Node.objects.filter(pk=node.pk).exists()
 
 
-def test_viewer_cannot_change_a_node(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_change_a_node(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     node = matrix.node(delay=timedelta(minutes=15))
     page = viewer.get(admin_url("node_change", node.pk)).content.decode()
     assert "15 minutes" in page
@@ -142,7 +181,7 @@ def test_viewer_cannot_change_a_node(matrix: Any, viewer: Client, admin_url: Url
 
 
 def test_node_page_counts_waiting_touches(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     node = matrix.node(delay=timedelta(hours=1))
     record_event(user="ann")
@@ -151,3 +190,68 @@ def test_node_page_counts_waiting_touches(
     link = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}&amp;state__in=scheduled,queued"
     assert f'href="{link}">2<' in page
     assert len(viewer.get(link.replace("&amp;", "&")).context["cl"].result_list) == 2
+
+
+def test_node_form_stores_followed_nodes(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    matrix.node("guide")
+    node = matrix.node("reminder")
+    url = admin_url("node_change", node.pk)
+    assert editor.post(url, fill_form(url, trigger="touch.delivered", from_nodes="guide")).status_code == 302
+    node.refresh_from_db()
+    assert (node.trigger, node.from_nodes) == ("touch.delivered", ["guide"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "complaint"),
+    [
+        ({"trigger": "touch.delivered", "from_nodes": "last"}, "guide ← last ← reminder ← guide"),
+        ({"trigger": "touch.delivered", "from_nodes": "gone"}, "there is no “gone”"),
+        ({"trigger": "touch.delivered", "from_nodes": ""}, "is about touches of other nodes"),
+        ({"from_nodes": "reminder"}, "needs one of these triggers: touch.bounced, touch.cancelled"),
+        ({"trigger": "touch.failed", "from_nodes": "last\nold"}, "guide ← old ← guide"),
+    ],
+)
+def test_node_form_refuses_cycle_and_unknown_nodes(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]],
+    sent: dict[str, str], complaint: str,
+) -> None:  # fmt: skip
+    node = matrix.node("guide")
+    matrix.node("reminder", "touch.delivered", from_nodes=["guide"])
+    matrix.node("last", "touch.failed", from_nodes=["reminder"])
+    matrix.node("old", "touch.failed", from_nodes=["guide"], retired_at=now())
+    url = admin_url("node_change", node.pk)
+    answer = editor.post(url, fill_form(url, **sent))
+    assert answer.status_code == 200
+    errors = answer.context["adminform"].form.errors
+    assert list(errors) == ["from_nodes"]
+    assert complaint in unescape(str(errors))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_saves_close_no_cycle(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]], race: Race
+) -> None:
+    matrix.node("a")
+    matrix.node("b")
+    urls = {node.key: admin_url("node_change", node.pk) for node in Node.objects.all()}
+    sent = {
+        key: fill_form(url, trigger="touch.delivered", from_nodes="b" if key == "a" else "a")
+        for key, url in urls.items()
+    }
+    answers = race(2, lambda number: editor.post(urls["ab"[number]], sent["ab"[number]]).status_code)
+    assert sorted(answers) == [200, 302]
+    assert sorted(Node.objects.values_list("from_nodes", flat=True), key=len)[0] == []
+
+
+def test_followed_node_cannot_be_retired(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    node = matrix.node("guide")
+    follower = matrix.node("reminder", "touch.delivered", from_nodes=["guide"])
+    editor.post(admin_url("node_retire", node.pk))
+    node.refresh_from_db()
+    assert node.retired_at is None
+    editor.post(admin_url("node_retire", follower.pk))
+    editor.post(admin_url("node_retire", node.pk))
+    node.refresh_from_db()
+    assert node.retired_at is not None

@@ -1,4 +1,4 @@
-"""An edit of a node says what it means for what waits, and moves it only when asked to."""
+"""An edit of a node shows its effect on waiting touches, and moves them only on request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from django.db import OperationalError
 from django.test import Client
 
 from scheduling.admin.matrix import node_impact as impact
-from scheduling.models import Node, Touch
+from scheduling.models import Customer, HarassmentRule, Node, Touch
+from tests.scheduling.admin.test_conditions import rows
 from tests.scheduling.core.conftest import pass_time
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -21,7 +23,7 @@ Filled = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def node(matrix: Any, record_event: Callable[..., Any]) -> Node:
+def node(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Node:
     """Two touches wait: one for an hour already."""
     found: Node = matrix.node(delay=timedelta(hours=2))
     record_event()
@@ -49,7 +51,7 @@ def test_impact_of_new_delay_counts_moved_touches(
 
 
 def test_impact_describes_content_and_switch_changes(
-    node: Node, matrix: Any, editor: Client, admin_url: Url, fill_form: Filled
+    node: Node, matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled
 ) -> None:
     other = matrix.template("other")
     assert "new content" in lines(editor, admin_url, fill_form, node, template=other.pk)[1]
@@ -57,6 +59,66 @@ def test_impact_describes_content_and_switch_changes(
     assert lines(editor, admin_url, fill_form, node) == []
     assert lines(editor, admin_url, fill_form, node, delay="soon") == []
     assert lines(editor, admin_url, fill_form, node, priority=0) == []
+
+
+def test_impact_describes_guards_tags_trigger_and_exits(
+    node: Node, editor: Client, admin_url: Url, fill_form: Filled
+) -> None:
+    for field, value, words in (
+        ("guard_dedupe", "ignore", "new guards"), ("holdout_percent", "5", "new guards"), ("tags", "sale", "new tags"),
+        ("trigger", "order.paid", "later events"), ("cancel_on", "order.paid", "cancel them"),
+    ):  # fmt: skip
+        count, effect = lines(editor, admin_url, fill_form, node, **{field: value})
+        assert count == "2 touches wait at this node."
+        assert words in effect
+
+
+def test_impact_of_a_condition_counts_touches_that_would_not_meet_it(
+    node: Node, editor: Client, admin_url: Url, fill_form: Filled
+) -> None:
+    Customer.objects.filter(user_id="ann").update(level="vip")
+    condition = rows(("customer.level", "eq", "vip", ""))
+    assert lines(editor, admin_url, fill_form, node, **condition)[1:] == [
+        "They are judged by the new conditions when they fall due.",
+        "If they fell due now, 1 of 2 would not meet them.",
+    ]
+
+
+def test_impact_of_a_rule_counts_the_touches_that_it_covers(
+    node: Node, matrix: MatrixBuilder, record_event: Callable[..., Any], editor: Client, admin_url: Url,
+    fill_form: Filled,
+) -> None:  # fmt: skip
+    matrix.node("sale", trigger="order.paid", tags=["sale"], delay=timedelta(hours=1))
+    matrix.node("free", trigger="order.paid", guard_cap="ignore", delay=timedelta(hours=1))
+    record_event("order.paid")
+    rule = HarassmentRule.objects.get(kind="cap")
+
+    def rule_lines(url: str, form: str, **changes: Any) -> list[str]:
+        answer = editor.post(url, fill_form(form, **changes))
+        return [each["text"] for each in answer.json()["lines"]]
+
+    later = "They are judged by the new rule when they fall due."
+    page, change = admin_url("harassmentrule_impact", rule.pk), admin_url("harassmentrule_change", rule.pk)
+    assert rule_lines(page, change, limit=5) == ["The rule covers 3 waiting touches.", later]
+    assert rule_lines(page, change) == []
+    added = {"kind": "cap", "scope": "user", "limit": 1, "window": "1h", "tag": "sale"}
+    new = rule_lines(admin_url("harassmentrule_impact_of_new"), admin_url("harassmentrule_add"), **added)
+    assert new == ["The rule covers 1 waiting touch.", later]
+
+
+def test_impact_of_the_holdout_counts_customers_inside_the_share(
+    node: Node, editor: Client, admin_url: Url, fill_form: Filled
+) -> None:
+    def holdout_lines(**changes: Any) -> list[str]:
+        answer = editor.post(admin_url("holdout_impact_of_new"), fill_form(admin_url("holdout_add"), **changes))
+        return [each["text"] for each in answer.json()["lines"]]
+
+    assert holdout_lines(percent="99.99") == [
+        "Of 2 customers with waiting touches the new share includes 2.",
+        "Their touches are suppressed when they fall due.",
+    ]
+    Node.objects.update(guard_holdout="ignore")
+    assert holdout_lines(percent="99.99") == ["Of 0 customers with waiting touches the new share includes 0."]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -114,9 +176,16 @@ def test_failed_move_keeps_the_edit_and_reports_it(
 
 def test_impact_needs_edit_permission(node: Node, viewer: Client, admin_url: Url) -> None:
     assert viewer.post(admin_url("node_impact", node.pk), {}).status_code == 403
-    assert "node-impact" not in viewer.get(admin_url("node_change", node.pk)).content.decode()
+    assert "edit-impact" not in viewer.get(admin_url("node_change", node.pk)).content.decode()
 
 
-def test_new_node_form_has_no_move_option(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_new_node_form_has_no_move_option(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     form = editor.get(admin_url("node_add")).context["adminform"]
     assert "move_waiting" not in [field for _, options in form.fieldsets for field in options["fields"]]
+
+
+def test_impact_of_switched_off_node_names_followers(
+    node: Node, matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled
+) -> None:
+    matrix.node("reminder", "touch.delivered", from_nodes=[node.key])
+    assert "plan no more touches: reminder." in lines(editor, admin_url, fill_form, node, enabled="")[1]

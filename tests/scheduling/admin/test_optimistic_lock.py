@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.db import connection, transaction
 from django.test import Client
 from django.utils.timezone import localtime
 
@@ -17,7 +16,8 @@ from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations import commands
-from tests.scheduling.api.serving import eventually
+from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import act_behind_locks
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +27,7 @@ RELOAD = "Reload the page to see the current values."
 
 
 @pytest.fixture
-def node(matrix: Any) -> Node:
+def node(matrix: MatrixBuilder) -> Node:
     node: Node = matrix.node(rollout_percent=100)
     return node
 
@@ -40,7 +40,9 @@ def refuse(client: Client, url: str, page: dict[str, Any]) -> str:
     return answer.content.decode()
 
 
-def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_old_page_does_not_opt_a_customer_in_again(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     commands.update_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = fill_form(url)
@@ -52,7 +54,9 @@ def test_old_page_does_not_opt_a_customer_in_again(editor: Client, admin_url: Ur
     assert ann.opted_out_at is not None
 
 
-def test_activity_of_a_customer_is_no_edit(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_activity_of_a_customer_is_no_edit(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     commands.update_customer("ann", {"name": "Ann"})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = fill_form(url)
@@ -62,7 +66,7 @@ def test_activity_of_a_customer_is_no_edit(editor: Client, admin_url: Url, fill_
     assert (ann.name, ann.last_active_at is None) == ("Anna", False)
 
 
-def test_unticked_box_is_saved(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_unticked_box_is_saved(editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]) -> None:
     commands.update_customer("ann", {"opted_out": True})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = fill_form(url)
@@ -71,7 +75,9 @@ def test_unticked_box_is_saved(editor: Client, admin_url: Url, fill_form: Any) -
     assert not Customer.objects.get().opted_out
 
 
-def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_old_page_does_not_enable_a_node_again(
+    node: Node, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     url = admin_url("node_change", node.pk)
     page = fill_form(url)
     before = node.delay
@@ -82,7 +88,11 @@ def test_old_page_does_not_enable_a_node_again(node: Node, editor: Client, admin
 
 
 def test_page_without_the_canary_does_not_write_it_after_the_roll_out_pauses(
-    node: Node, editor: Client, admin_url: Url, fill_form: Any, monkeypatch: pytest.MonkeyPatch
+    node: Node,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Template and canary cannot be edited while an automatic roll-out moves them; then it pauses, and they can."""
     url = admin_url("node_change", node.pk)
@@ -97,7 +107,11 @@ def test_page_without_the_canary_does_not_write_it_after_the_roll_out_pauses(
 
 
 def test_column_that_the_form_does_not_have_keeps_its_stored_value(
-    node: Node, editor: Client, admin_url: Url, fill_form: Any, monkeypatch: pytest.MonkeyPatch
+    node: Node,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An automatic roll-out moves the canary between the two requests; the page shows it read-only."""
     url = admin_url("node_change", node.pk)
@@ -110,7 +124,11 @@ def test_column_that_the_form_does_not_have_keeps_its_stored_value(
 
 
 def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
-    node: Node, editor: Client, as_member: Callable[[str], Client], admin_url: Url, fill_form: Any
+    node: Node,
+    editor: Client,
+    as_member: Callable[[str], Client],
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
 ) -> None:
     url = admin_url("node_change", node.pk)
     page = fill_form(url)
@@ -128,16 +146,20 @@ def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
     assert editor.post(url, {**fill_form(url), "rollout_percent": "50"}).status_code == 302
 
 
-def test_change_without_an_author_is_of_a_program(node: Node, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_change_without_an_author_is_of_a_program(
+    node: Node, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     url = admin_url("node_change", node.pk)
     page = fill_form(url)
     node.refresh_from_db()
     node.rollout_percent = 7
     node.save()
-    assert "Changed by a program at " in refuse(editor, url, {**page, "delay": "44m"})
+    assert "Changed by system or configuration file at " in refuse(editor, url, {**page, "delay": "44m"})
 
 
-def test_old_page_does_not_write_an_old_text_back(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_old_page_does_not_write_an_old_text_back(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     template = Template.objects.create(content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Helo,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
@@ -148,7 +170,9 @@ def test_old_page_does_not_write_an_old_text_back(editor: Client, admin_url: Url
     assert (text.body, Template.objects.get().category) == ("Hello,\n{{ user.name }}", template.category)
 
 
-def test_line_ends_of_a_browser_are_no_edit(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_line_ends_of_a_browser_are_no_edit(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     template = Template.objects.create(content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Hello,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
@@ -158,7 +182,9 @@ def test_line_ends_of_a_browser_are_no_edit(editor: Client, admin_url: Url, fill
     assert (text.body, text.history.count()) == ("Hello,\n{{ user.name }}", 1)
 
 
-def test_old_page_does_not_make_a_channel_idempotent_again(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_old_page_does_not_make_a_channel_idempotent_again(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     row = ChannelConfig.objects.create(
         key="hook", kind="webhook", config={"url": "https://a.example.org/"}, idempotent=True
     )
@@ -170,8 +196,10 @@ def test_old_page_does_not_make_a_channel_idempotent_again(editor: Client, admin
     assert (row.idempotent, row.retry_delays) == (False, [])
 
 
-def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, fill_form: Any) -> None:
-    """A page shows no secret, so that its fields cannot tell that another user replaced it."""
+def test_two_edits_of_one_secret_save_the_first(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    """A page shows no secret, so its fields cannot show that another user replaced it."""
     row = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://a.example.org/"})
     url = admin_url("channelconfig_change", row.pk)
     page = fill_form(url)
@@ -180,7 +208,9 @@ def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, 
     assert ChannelConfig.objects.get().config["url"] == "https://b.example.org/"
 
 
-def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_old_page_does_not_write_an_old_limit_back(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     rule = HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     url = admin_url("harassmentrule_change", rule.pk)
     page = fill_form(url)
@@ -192,7 +222,11 @@ def test_old_page_does_not_write_an_old_limit_back(editor: Client, admin_url: Ur
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_concurrent_saves_the_second_shows_the_error(
-    matrix: Any, editor: Client, as_member: Callable[[str], Client], admin_url: Url, fill_form: Any
+    matrix: MatrixBuilder,
+    editor: Client,
+    as_member: Callable[[str], Client],
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
 ) -> None:
     """Both requests pass the page's other checks before either of them writes."""
     node = matrix.node(rollout_percent=100)
@@ -200,33 +234,17 @@ def test_of_two_concurrent_saves_the_second_shows_the_error(
     other, page = as_member("admin"), fill_form(url)
 
     def post(client: Client, **changes: str) -> int:
-        try:
-            return client.post(url, {**page, **changes}).status_code
-        finally:
-            connection.close()
+        return client.post(url, {**page, **changes}).status_code
 
-    with ThreadPoolExecutor(3) as pool:
-        with transaction.atomic():
-            lock_for_write(Node.objects.all()).get(pk=node.pk)
-            answers = [pool.submit(post, editor, delay="44m"), pool.submit(post, other, rollout_percent="7")]
-            eventually(lambda: pool.submit(count_waiting_for_locks).result(20) == 2)
-        statuses = [each.result(30) for each in answers]
+    statuses = act_behind_locks(
+        lambda: lock_for_write(Node.objects.all()).get(pk=node.pk),
+        partial(post, editor, delay="44m"),
+        partial(post, other, rollout_percent="7"),
+    )
 
     stored = Node.objects.get()
     saved = (timedelta(minutes=44), 100) if statuses == [302, 200] else (node.delay, 7)
     assert (sorted(statuses), (stored.delay, stored.rollout_percent)) == ([200, 302], saved)
-
-
-def count_waiting_for_locks() -> int:
-    """Count from another connection: a transaction reads the statistics once."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-            return int(cursor.fetchone()[0])
-    finally:
-        connection.close()
 
 
 def test_pages_and_versions_contain_no_secrets(editor: Client, admin_url: Url) -> None:
@@ -239,14 +257,14 @@ def test_pages_and_versions_contain_no_secrets(editor: Client, admin_url: Url) -
 
 
 def test_viewers_and_new_rows_have_no_version(
-    node: Node, viewer: Client, editor: Client, admin_url: Url, matrix: Any
+    node: Node, viewer: Client, editor: Client, admin_url: Url, matrix: MatrixBuilder
 ) -> None:
     pages = [viewer.get(admin_url("node_change", node.pk)), editor.get(admin_url("node_add"))]
     pages.append(viewer.get(admin_url("template_change", node.template_id)))
     assert not [page for page in pages if "row_version" in page.content.decode()]
 
 
-def test_every_form_has_a_version(as_member: Any) -> None:
+def test_every_form_has_a_version(as_member: Callable[[str], Client]) -> None:
     """A form without it writes back what other users changed."""
     ours = {"scheduling", "rpa_tasks", "chat_sessions"}
     request: Any = type("Request", (), {"user": None, "GET": {}})()

@@ -9,6 +9,7 @@ from django.test import Client
 
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Event
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -16,7 +17,7 @@ Url = Callable[..., str]
 
 
 def test_preview_shows_what_would_be_sent(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:
     matrix.node(delay=timedelta(minutes=15))
     matrix.node("again", template=matrix.template("again", content_type="used"))
@@ -37,19 +38,40 @@ def test_preview_shows_what_would_be_sent(
     assert used.touches.count() == 1
 
 
-def test_preview_without_node_plans_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_of_an_imagined_customer_judges_its_values(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url
+) -> None:
+    matrix.node(when={"all": [{"field": "customer.tags", "op": "contains", "value": "new"}]})
+    asked = {"type": "material.downloaded", "user_id": "unknown"}
+    titles = []
+    for given in ({}, {"tags": "b2b，new", "attributes": '{"city": "上海"}'}):
+        page = viewer.get(admin_url("event_preview"), asked | given)
+        titles += [each["title"] for each in page.context["outcomes"]]
+    assert titles == ["No touch is planned", "Would be sent"]
+
+
+def test_preview_of_an_invalid_attribute_is_refused_at_its_field(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url
+) -> None:
+    asked = {"type": "material.downloaded", "user_id": "ann", "attributes": '{"1": 2}'}
+    page = viewer.get(admin_url("event_preview"), asked)
+    assert list(page.context["form"].errors) == ["attributes"]
+    assert page.context["outcomes"] is None
+
+
+def test_preview_without_node_plans_nothing(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("event_preview"), {"type": "order.paid", "user_id": "ann"})
     assert page.context["outcomes"] == []
     assert "no enabled node" in page.content.decode()
 
 
-def test_preview_bad_data_is_refused_at_its_field(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_bad_data_is_refused_at_its_field(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("event_preview"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
     assert list(page.context["form"].errors) == ["event_data"]
     assert page.context["outcomes"] is None
 
 
-def test_preview_renders_stored_templates_only(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_preview_renders_stored_templates_only(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     matrix.node()
     asked = {"type": "material.downloaded", "user_id": "ann", "body": "bye {{ user.name }}", "subject": "bye",
              "template": "bye"}  # fmt: skip
@@ -59,3 +81,17 @@ def test_preview_renders_stored_templates_only(matrix: Any, viewer: Client, admi
     inside = {"type": "material.downloaded", "user_id": "{{ event.type }}"}
     (outcome,) = viewer.get(admin_url("event_preview"), inside).context["outcomes"]
     assert outcome["body"] == "hi {{ event.type }}"
+
+
+def test_preview_names_followers_and_follows_only_their_node(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url
+) -> None:
+    matrix.node("guide")
+    matrix.node("reminder", "touch.delivered", from_nodes=["guide"])
+    page = viewer.get(admin_url("event_preview"), {"type": "material.downloaded", "user_id": "ann"})
+    assert [each["followers"] for each in page.context["outcomes"]] == [["reminder (touch.delivered)"]]
+    assert "reminder (touch.delivered)" in page.content.decode()
+    for node, expected in (("guide", ["reminder"]), ("other", [])):
+        asked = {"type": "touch.delivered", "user_id": "ann", "event_data": f'{{"node": "{node}"}}'}
+        page = viewer.get(admin_url("event_preview"), asked)
+        assert [each["node"] for each in page.context["outcomes"]] == expected

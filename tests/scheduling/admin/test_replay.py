@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.test import Client
 
 from scheduling.experiments.replay import runs
-from scheduling.models import Node, WhatIfRun
+from scheduling.models import Node, Replay
 from tests.scheduling.core.conftest import pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -19,7 +19,7 @@ Url = Callable[..., str]
 
 
 @pytest.fixture
-def node(matrix: Any, record_event: Callable[..., Any]) -> Node:
+def node(matrix: MatrixBuilder, record_event: RecordEvent) -> Node:
     found: Node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
     for user in ("ann", "bob"):
         record_event(user=user)
@@ -27,39 +27,39 @@ def node(matrix: Any, record_event: Callable[..., Any]) -> Node:
     return found
 
 
-def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, WhatIfRun]:
-    answer = client.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, Replay]:
+    answer = client.post(admin_url("replay_add"), {"draft": text, "days": 7})
     assert answer.status_code == 302, answer.context["form"].errors
     runs.execute_next_replay()
-    return answer["location"], WhatIfRun.objects.latest("pk")
+    return answer["location"], Replay.objects.latest("pk")
 
 
 def test_draft_starts_with_the_live_configuration(node: Node, editor: Client, admin_url: Url) -> None:
-    page = editor.get(admin_url("whatifrun_add"))
+    page = editor.get(admin_url("replay_add"))
     assert page.context["form"].initial["draft"] == runs.export_live_draft()
     assert "delay: 15m" in page.content.decode()
 
 
 def test_draft_errors_name_each_field(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.export_live_draft().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
-    page = editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+    page = editor.post(admin_url("replay_add"), {"draft": text, "days": 7})
     said = " ".join(page.context["form"].errors["draft"])
     assert "nodes[0].delay: “soon” is not a duration" in said
     assert "nodes[0].template: there is no “none”" in said
     assert "delay: soon" in page.content.decode()
-    assert not WhatIfRun.objects.exists()
+    assert not Replay.objects.exists()
 
 
 def test_replay_result_compares_live_and_draft(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.export_live_draft().replace("limit: 3", "limit: 0")
-    assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
+    assert editor.post(admin_url("replay_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
     link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 3d"))
     page = editor.get(link)
     figures = {each.words: (each.live, each.draft) for each in page.context["results"]["figures"]}
     assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
     said = page.content.decode()
     assert all(words in said for words in ("Limits of the replay", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))
-    assert "<script>" not in said.partition('id="what-if"')[2].partition("</main>")[0]
+    assert "<script>" not in said.partition('id="replay"')[2].partition("</main>")[0]
     assert (run.state, run.actor_name) == ("done", "editor")
 
 
@@ -76,18 +76,18 @@ def test_replay_result_reports_incomplete_waiting(node: Node, editor: Client, ad
 
 
 def test_running_replay_page_refreshes_itself(node: Node, editor: Client, admin_url: Url) -> None:
-    editor.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7})
-    run = WhatIfRun.objects.get()
-    assert "data-live-again" in editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    editor.post(admin_url("replay_add"), {"draft": runs.export_live_draft(), "days": 7})
+    run = Replay.objects.get()
+    assert "data-live-again" in editor.get(admin_url("replay_change", run.pk)).content.decode()
     runs.execute_next_replay()
-    said = editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    said = editor.get(admin_url("replay_change", run.pk)).content.decode()
     assert "data-live-again" not in said
     assert "No change: the draft equals the live configuration." in said
 
 
 def test_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
     _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
-    page = editor.post(admin_url("whatifrun_publish", run.pk), {"move_waiting": "on"}, follow=True)
+    page = editor.post(admin_url("replay_publish", run.pk), {"reason": "r", "move_waiting": "on"}, follow=True)
     assert [str(each) for each in page.context["messages"]] == ["The draft is live.", "0 waiting touches were moved."]
     node.refresh_from_db()
     assert node.delay == timedelta(minutes=20)
@@ -98,7 +98,7 @@ def test_outdated_draft_is_not_published(node: Node, editor: Client, admin_url: 
     _, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     node.priority = 0
     node.save()
-    page = editor.post(admin_url("whatifrun_publish", run.pk), follow=True)
+    page = editor.post(admin_url("replay_publish", run.pk), {"reason": "r"}, follow=True)
     assert "The configuration changed after the replay" in str(next(iter(page.context["messages"])))
     node.refresh_from_db()
     assert node.delay == timedelta(minutes=15)
@@ -108,25 +108,25 @@ def test_draft_is_discarded_once_and_reused(node: Node, editor: Client, admin_ur
     text = runs.export_live_draft().replace("delay: 15m", "delay: 20m")
     _, run = replayed(editor, admin_url, text)
     for said in ("The draft was discarded.", "Another user has already decided, or the replay is not finished."):
-        page = editor.post(admin_url("whatifrun_discard", run.pk), follow=True)
+        page = editor.post(admin_url("replay_discard", run.pk), follow=True)
         assert said in str(next(iter(page.context["messages"])))
-    page = editor.get(admin_url("whatifrun_add"), {"from": run.pk})
+    page = editor.get(admin_url("replay_add"), {"from": run.pk})
     assert page.context["form"].initial["draft"] == text
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_what_if_changes_need_the_editor_group(
-    node: Node, as_member: Any, admin_url: Url, editor: Client, group: str
+def test_replay_changes_need_the_editor_group(
+    node: Node, as_member: Callable[[str], Client], admin_url: Url, editor: Client, group: str
 ) -> None:
     link, run = replayed(editor, admin_url, runs.export_live_draft().replace("delay: 15m", "delay: 20m"))
     member = as_member(group)
-    assert member.get(admin_url("whatifrun_add")).status_code == 403
-    assert member.post(admin_url("whatifrun_add"), {"draft": runs.export_live_draft(), "days": 7}).status_code == 403
-    assert member.post(admin_url("whatifrun_publish", run.pk)).status_code == 403
-    assert member.post(admin_url("whatifrun_discard", run.pk)).status_code == 403
+    assert member.get(admin_url("replay_add")).status_code == 403
+    assert member.post(admin_url("replay_add"), {"draft": runs.export_live_draft(), "days": 7}).status_code == 403
+    assert member.post(admin_url("replay_publish", run.pk), {"reason": "r"}).status_code == 403
+    assert member.post(admin_url("replay_discard", run.pk)).status_code == 403
     page = member.get(link)
     assert page.status_code == 200
     assert "Publish the draft" not in page.content.decode()
-    assert member.get(admin_url("whatifrun_changelist")).status_code == 200
+    assert member.get(admin_url("replay_changelist")).status_code == 200
     node.refresh_from_db()
     assert node.delay == timedelta(minutes=15)

@@ -1,4 +1,4 @@
-"""A guarded roll-out at the page of its node: begun, watched, paused, resumed and stopped."""
+"""An automatic roll-out on the page of its node: started, watched, paused, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from django.test import Client
 
 from scheduling.admin.matrix.node import NodeAdmin, NodeForm
 from scheduling.experiments import rollout_runs
-from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove
+from scheduling.models import AutomaticRollout, Configuration, Node, RolloutMove
 from scheduling.operations.failed_tasks import Actor
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -29,12 +30,12 @@ TYPED = {
 
 
 @pytest.fixture
-def node(matrix: Any) -> Node:
+def node(matrix: MatrixBuilder) -> Node:
     return matrix.node(canary_template=matrix.template("guide-v2"), canary_communities=["c9"])  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def rollout(node: Node) -> GuardedRollout:
+def rollout(node: Node) -> AutomaticRollout:
     return rollout_runs.start_rollout(node.pk, {}, Actor("ops"))
 
 
@@ -45,13 +46,13 @@ def page(client: Client, url: str) -> str:
 
 
 def test_editor_starts_rollout_with_default_plan(node: Node, editor: Client, admin_url: Url) -> None:
-    url = admin_url("guardedrollout_start", node.pk)
+    url = admin_url("automaticrollout_start", node.pk)
     assert url in page(editor, admin_url("node_change", node.pk))
     form = page(editor, url)
     for value in ("5, 20, 50, 100", "1d", "+0.5", "+2", "+1"):
         assert f'value="{value}"' in form
     assert editor.post(url, TYPED).status_code == 302
-    row = GuardedRollout.objects.get()
+    row = AutomaticRollout.objects.get()
     assert row.plan == {
         "steps": [10, 50, 100], "time": 7200, "touches": 30, "judged_from": 20,
         "complaints": "x2", "failures": "+3", "opt_outs": "",
@@ -78,26 +79,26 @@ def test_editor_starts_rollout_with_default_plan(node: Node, editor: Client, adm
 def test_rollout_form_errors_name_the_field(
     node: Node, editor: Client, admin_url: Url, field: str, value: str, complaint: str
 ) -> None:
-    answer = editor.post(admin_url("guardedrollout_start", node.pk), TYPED | {field: value})
+    answer = editor.post(admin_url("automaticrollout_start", node.pk), TYPED | {field: value})
     assert answer.status_code == 200
     assert list(answer.context["form"].errors) == [field]
     assert complaint in str(answer.context["form"].errors)
-    assert not GuardedRollout.objects.exists()
+    assert not AutomaticRollout.objects.exists()
 
 
-def test_rollout_without_canary_is_refused(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_rollout_without_canary_is_refused(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     bare = matrix.node("bare")
-    assert "guarded-rollout" not in page(editor, admin_url("node_change", bare.pk))
-    answer = editor.post(admin_url("guardedrollout_start", bare.pk), TYPED)
+    assert "automatic-rollout" not in page(editor, admin_url("node_change", bare.pk))
+    answer = editor.post(admin_url("automaticrollout_start", bare.pk), TYPED)
     assert "Choose a canary template" in answer.content.decode()
 
 
 def test_rollout_page_compares_both_versions(
-    rollout: GuardedRollout, editor: Client, viewer: Client, admin_url: Url
+    rollout: AutomaticRollout, editor: Client, viewer: Client, admin_url: Url
 ) -> None:
     rollout.state, rollout.reason, rollout.figures = "paused", "limit:complaints", WORSE
     rollout.save()
-    for url in (admin_url("node_change", rollout.node_id), admin_url("guardedrollout_change", rollout.pk)):
+    for url in (admin_url("node_change", rollout.node_id), admin_url("automaticrollout_change", rollout.pk)):
         for client in (editor, viewer):
             text = page(client, url)
             for said in (
@@ -115,35 +116,35 @@ def test_rollout_page_compares_both_versions(
     assert "Resume the roll-out" not in page(viewer, admin_url("node_change", rollout.node_id))
 
 
-def test_editor_moves_rollout_after_confirmation(rollout: GuardedRollout, editor: Client, admin_url: Url) -> None:
+def test_editor_moves_rollout_after_confirmation(rollout: AutomaticRollout, editor: Client, admin_url: Url) -> None:
     for verb, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
-        url = admin_url("guardedrollout_act", rollout.pk, verb)
-        before = GuardedRollout.objects.get().state
+        url = admin_url("automaticrollout_act", rollout.pk, verb)
+        before = AutomaticRollout.objects.get().state
         page(editor, url)
-        assert GuardedRollout.objects.get().state == before
+        assert AutomaticRollout.objects.get().state == before
         assert editor.post(url).status_code == 302
-        assert GuardedRollout.objects.get().state == state
-    answer = editor.post(admin_url("guardedrollout_act", rollout.pk, "pause"), follow=True)
+        assert AutomaticRollout.objects.get().state == state
+    answer = editor.post(admin_url("automaticrollout_act", rollout.pk, "pause"), follow=True)
     assert "The roll-out changed since you loaded the page" in answer.content.decode()
-    assert editor.get(admin_url("guardedrollout_act", rollout.pk, "explode")).status_code == 404
+    assert editor.get(admin_url("automaticrollout_act", rollout.pk, "explode")).status_code == 404
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
 def test_rollout_is_read_only_without_edit_rights(
-    as_member: Callable[[str], Client], rollout: GuardedRollout, admin_url: Url, group: str
+    as_member: Callable[[str], Client], rollout: AutomaticRollout, admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
     text = page(client, admin_url("node_change", rollout.node_id))
-    assert "guarded-rollout" in text
+    assert "automatic-rollout" in text
     assert "Pause the roll-out" not in text
-    assert client.post(admin_url("guardedrollout_start", rollout.node_id), TYPED).status_code == 403
+    assert client.post(admin_url("automaticrollout_start", rollout.node_id), TYPED).status_code == 403
     for verb in ("pause", "resume", "stop"):
-        assert client.post(admin_url("guardedrollout_act", rollout.pk, verb)).status_code == 403
-    assert GuardedRollout.objects.get().state == "running"
+        assert client.post(admin_url("automaticrollout_act", rollout.pk, verb)).status_code == 403
+    assert AutomaticRollout.objects.get().state == "running"
 
 
 def test_node_form_locks_canary_during_rollout(
-    rollout: GuardedRollout, editor: Client, admin_url: Url, fill_form: Any
+    rollout: AutomaticRollout, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url = admin_url("node_change", rollout.node_id)
     data = fill_form(url)
@@ -152,7 +153,7 @@ def test_node_form_locks_canary_during_rollout(
     assert editor.post(url, sent).status_code == 302
     node = Node.objects.get()
     assert (str(node.delay), node.canary_percent, node.canary_communities) == ("3:00:00", 5, ["c9"])
-    assert (rollout_runs.advance_all_rollouts(), GuardedRollout.objects.get().reason) == (0, "time"), (
+    assert (rollout_runs.advance_all_rollouts(), AutomaticRollout.objects.get().reason) == (0, "time"), (
         "it is not disturbed"
     )
     rollout_runs.pause_rollout(rollout.pk, Actor("ops"))
@@ -178,9 +179,13 @@ def pause_in_parallel(node: Node) -> Callable[[], None]:
 
 @pytest.mark.django_db(transaction=True)
 def test_node_save_does_not_undo_rollout_pause(
-    node: Node, pause_in_parallel: Callable[[], None], editor: Client, admin_url: Url, fill_form: Any,
+    node: Node,
+    pause_in_parallel: Callable[[], None],
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The view reads the row, the roll-out pauses, the form locks and writes the row."""
     url = admin_url("node_change", node.pk)
     data = fill_form(url, delay="3h", change_reason="later")
@@ -220,12 +225,12 @@ def test_node_retirement_does_not_undo_rollout_pause(
     assert (stored.canary_percent, stored.canary_communities) == (0, [])
 
 
-def test_overview_shows_paused_rollouts(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
-    words = "Guarded roll-outs that paused"
+def test_overview_shows_paused_rollouts(rollout: AutomaticRollout, viewer: Client, admin_url: Url) -> None:
+    words = "Automatic roll-outs that paused"
     assert words not in page(viewer, "/admin/")
     rollout_runs.pause_rollout(rollout.pk, Actor("ops"))
     text = page(viewer, "/admin/")
-    link = f"{admin_url('guardedrollout_changelist')}?state__exact=paused"
+    link = f"{admin_url('automaticrollout_changelist')}?state__exact=paused"
     assert words in text
     assert link in text
     assert "Paused by a user." in page(viewer, link)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import time, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.utils import flatten_fieldsets
 from django.test import Client
 
-from scheduling.models import DelayRule, HarassmentRule
+from scheduling.models import DelayRule, HarassmentRule, Holdout
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -18,13 +20,13 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def cap(matrix: Any) -> HarassmentRule:
+def cap(matrix: MatrixBuilder) -> HarassmentRule:
     """Three in 24 hours."""
     return HarassmentRule.objects.get(kind="cap")
 
 
 @pytest.fixture
-def delays(matrix: Any) -> DelayRule:
+def delays(matrix: MatrixBuilder) -> DelayRule:
     DelayRule.objects.all().delete()
     return DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
 
@@ -36,7 +38,7 @@ def read_last_change(row: Any) -> tuple[int, str, str | None]:
 
 
 def test_rule_save_stores_version_author_and_reason(
-    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Any
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url, version = admin_url("harassmentrule_change", cap.pk), cap.version
     answer = editor.post(url, fill_form(url, limit="2", window="48h", change_reason="too many complaints"))
@@ -50,7 +52,7 @@ def test_rule_save_stores_version_author_and_reason(
 
 
 def test_delay_save_stores_version_author_and_reason(
-    delays: DelayRule, editor: Client, admin_url: Url, fill_form: Any
+    delays: DelayRule, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     url, version = admin_url("delayrule_change", delays.pk), delays.version
     changes = {"by_level": "vip=30m, normal=3h", "default": "2d", "active_factor": "0.5", "change_reason": "vips wait"}
@@ -61,13 +63,58 @@ def test_delay_save_stores_version_author_and_reason(
     assert read_last_change(delays) == (version + 1, "editor", "vips wait")
 
 
+def test_rule_form_stores_channel_category_tag_and_limits_by_level(
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    url = admin_url("harassmentrule_change", cap.pk)
+    parts = {"limits": "vip=5，normal=2", "channel": "log", "category": "marketing", "tag": "sale"}
+    assert editor.post(url, fill_form(url, **parts)).status_code == 302
+    cap.refresh_from_db()
+    assert (cap.limits, cap.channel, cap.category, cap.tag) == ({"vip": 5, "normal": 2}, "log", "marketing", "sale")
+    assert fill_form(url)["limits"] == "vip=5, normal=2"
+    page = editor.get(admin_url("harassmentrule_changelist")).content.decode()
+    assert "At most 3 (vip=5, normal=2) in 1 day (Customer) · log · Marketing (blocked by opt-out) · sale" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"channel": "fax"}, "channel"), ({"limits": "vip"}, "limits"), ({"limits": "vip=many"}, "limits"),
+     ({"limits": "vip=0"}, "limits"), ({"limits": "vip=5", "scope": "community"}, "limits"),
+     ({"kind": "conversation", "tag": "sale"}, "tag"), ({"kind": "conversation", "scope": "community"}, "scope")],
+)  # fmt: skip
+def test_rule_form_refuses_a_part_that_cannot_be_counted(
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]], changes: Any,
+    field: str,
+) -> None:  # fmt: skip
+    url = admin_url("harassmentrule_change", cap.pk)
+    answer = editor.post(url, fill_form(url, **changes))
+    assert list(answer.context["adminform"].form.errors) == [field]
+
+
+def test_global_holdout_is_edited_with_history(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    Holdout.objects.create(pk=1)
+    url = admin_url("holdout_change", 1)
+    assert editor.post(url, fill_form(url, percent="2.5", key="2026", change_reason="measure")).status_code == 302
+    row = Holdout.objects.get()
+    assert (row.percent, row.key) == (2.5, "2026")
+    assert read_last_change(row) == (2, "editor", "measure")
+    assert list(editor.post(url, fill_form(url, percent="101")).context["adminform"].form.errors) == ["percent"]
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"limit": "0"}, "limit"), ({"limit": "-1"}, "limit"), ({"limit": None}, "limit"), ({"limit": "many"}, "limit"),
      ({"window": "0s"}, "window"), ({"window": "soon"}, "window"), ({"window": None}, "window")],
 )  # fmt: skip
 def test_rule_form_errors_name_the_field(
-    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, Any], field: str
+    cap: HarassmentRule,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    changes: dict[str, Any],
+    field: str,
 ) -> None:
     url, changes_so_far = admin_url("harassmentrule_change", cap.pk), cap.history.count()
     answer = editor.post(url, fill_form(url, **changes))
@@ -83,7 +130,12 @@ def test_rule_form_errors_name_the_field(
      ({"active_factor": "-1"}, "active_factor"), ({"active_within": "a while"}, "active_within")],
 )  # fmt: skip
 def test_delay_form_errors_name_the_field(
-    delays: DelayRule, editor: Client, admin_url: Url, fill_form: Any, changes: dict[str, Any], field: str
+    delays: DelayRule,
+    editor: Client,
+    admin_url: Url,
+    fill_form: Callable[..., dict[str, Any]],
+    changes: dict[str, Any],
+    field: str,
 ) -> None:
     url = admin_url("delayrule_change", delays.pk)
     answer = editor.post(url, fill_form(url, **changes))
@@ -101,3 +153,27 @@ def test_rules_and_delays_need_the_editor_group(
     for name, row in (("harassmentrule", cap), ("delayrule", delays)):
         assert member.post(admin_url(f"{name}_change", row.pk), {"limit": "9", "by_level": ""}).status_code == 403
         assert type(row).objects.get(pk=row.pk).version == row.version
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("cap", {"limit", "limits", "window", "channel", "category", "tag"}),
+     ("dedupe", {"window", "channel", "category", "tag"}), ("conversation", set()),
+     ("quiet_hours", {"quiet_from", "quiet_to", "timezone"})],
+)  # fmt: skip
+def test_viewer_sees_only_the_fields_of_the_rules_kind(
+    cap: HarassmentRule, viewer: Client, admin_url: Url, kind: str, fields: set[str]
+) -> None:
+    HarassmentRule.objects.filter(pk=cap.pk).update(kind=kind, quiet_from=time(21), quiet_to=time(9))
+    shown = viewer.get(admin_url("harassmentrule_change", cap.pk)).context["adminform"].fieldsets
+    names = {name.removesuffix("_text") for name in flatten_fieldsets(shown)}
+    assert names - {"kind", "scope", "enabled", "version"} == fields
+
+
+def test_history_names_the_system_where_no_user_changed_a_rule(
+    cap: HarassmentRule, viewer: Client, admin_url: Url
+) -> None:
+    cap.limit = 4
+    cap.save()
+    viewer.cookies["django_language"] = "zh-hans"
+    assert "系统或配置文件" in viewer.get(admin_url("harassmentrule_history", cap.pk)).content.decode()

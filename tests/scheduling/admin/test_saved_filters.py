@@ -1,4 +1,4 @@
-"""Looks at a list that are kept under a name: each their own, and some for everybody."""
+"""Named filters of a list: private ones, and shared ones."""
 
 from __future__ import annotations
 

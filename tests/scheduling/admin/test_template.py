@@ -7,13 +7,17 @@ import pytest
 from django.test import Client
 
 from scheduling.models import Community, Template, TemplateText, Touch
+from tests.scheduling.admin.conftest import Receiver
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
 
 
-def test_template_body_with_error_is_refused(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_template_body_with_error_is_refused(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     template = matrix.template("guide")
     url = admin_url("template_change", template.pk)
     for body, complaint in (
@@ -32,7 +36,9 @@ def test_template_body_with_error_is_refused(matrix: Any, editor: Client, admin_
         assert complaint in str(errors)
 
 
-def test_changed_text_is_a_new_template_version(matrix: Any, editor: Client, admin_url: Url, fill_form: Any) -> None:
+def test_changed_text_is_a_new_template_version(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
     template = matrix.template("guide")
     url = admin_url("template_change", template.pk)
     assert editor.post(url, fill_form(url, **{"texts-0-body": "dear {{ user.name }}"})).status_code == 302
@@ -50,7 +56,7 @@ def test_template_is_created_with_its_first_text(editor: Client, admin_url: Url)
     assert Template.objects.get(key="new").texts.get().body == "您好 {{ user.name }}"
 
 
-def test_template_preview_renders_for_a_customer(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_preview_renders_for_a_customer(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     from scheduling.operations.commands import update_customer
 
     update_customer("ann", {"name": "Ann Lee"})
@@ -62,7 +68,7 @@ def test_template_preview_renders_for_a_customer(matrix: Any, editor: Client, ad
     assert "not JSON" in editor.post(url, {"body": body, "data": "{"}).json()["problem"]
 
 
-def test_viewer_previews_stored_texts_only(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_previews_stored_texts_only(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     template = matrix.template("guide", body="hi {{ user.name }}, order {{ event.data.order_no }}")
     text = template.texts.get()
     page = viewer.get(admin_url("template_change", template.pk)).content.decode()
@@ -75,7 +81,9 @@ def test_viewer_previews_stored_texts_only(matrix: Any, viewer: Client, admin_ur
 
 
 @pytest.mark.parametrize("group", ["viewer", "operator"])
-def test_preview_of_own_text_needs_edit_permission(matrix: Any, as_member: Any, admin_url: Url, group: str) -> None:
+def test_preview_of_own_text_needs_edit_permission(
+    matrix: MatrixBuilder, as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
     client, url = as_member(group), admin_url("template_preview")
     for asked in ({"body": "bye {{ user.name }}"}, {"subject": "bye"}, {}):
         answer = client.post(url, asked)
@@ -84,7 +92,7 @@ def test_preview_of_own_text_needs_edit_permission(matrix: Any, as_member: Any, 
     assert client.get(url, {"body": "bye"}).status_code == 403
 
 
-def test_template_test_is_marked_and_makes_no_touch(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_test_is_marked_and_makes_no_touch(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     template = matrix.template("guide")
     url = admin_url("template_send_test", template.pk)
     page = editor.post(url, {"channel": matrix.channel.pk, "user_id": "ann"})
@@ -93,7 +101,7 @@ def test_template_test_is_marked_and_makes_no_touch(matrix: Any, editor: Client,
     assert Touch.objects.count() == 0
 
 
-def test_template_test_without_target_is_not_sent(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_template_test_without_target_is_not_sent(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     from scheduling.models import ChannelConfig
 
     robot = ChannelConfig.objects.create(key="robot", kind="wecom")
@@ -106,7 +114,9 @@ def test_template_test_without_target_is_not_sent(matrix: Any, editor: Client, a
     assert "No target to send to" in page.context["result"]["text"]
 
 
-def test_template_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, receiver: Any) -> None:
+def test_template_test_reaches_a_webhook(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, receiver: Receiver
+) -> None:
     from scheduling.models import ChannelConfig
 
     hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": receiver.url})
@@ -115,7 +125,7 @@ def test_template_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url:
     assert [each["data"]["node"] for each in receiver.bodies] == ["test"]
 
 
-def test_used_template_is_not_deleted_or_retired(matrix: Any, editor: Client, admin_url: Url) -> None:
+def test_used_template_is_not_deleted_or_retired(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     template = matrix.node().template
     assert editor.post(admin_url("template_delete", template.pk), {"post": "yes"}).status_code == 403
     assert "guide" in editor.get(admin_url("template_retire", template.pk)).context["problem"]
@@ -124,7 +134,19 @@ def test_used_template_is_not_deleted_or_retired(matrix: Any, editor: Client, ad
     assert template.retired_at is None
 
 
-def test_viewer_cannot_send_a_template_test(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_viewer_cannot_send_a_template_test(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     url = admin_url("template_send_test", matrix.template("guide").pk)
     assert viewer.get(url).status_code == 403
     assert viewer.post(url, {"channel": matrix.channel.pk}).status_code == 403
+
+
+@pytest.mark.parametrize(("language", "shown"), [("zh-hans", "您好"), ("en", "Dear"), ("fr", "您好")])
+def test_template_list_shows_the_text_of_the_readers_language(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, language: str, shown: str
+) -> None:
+    template = matrix.template("guide", body="您好，{{ user.name }}")
+    TemplateText.objects.filter(template=template).update(locale="zh-hans")
+    TemplateText.objects.create(template=template, locale="en", body="Dear {{ user.name }}")
+    editor.cookies["django_language"] = language
+    page = editor.get(admin_url("template_changelist"), headers={"accept-language": "zh-hans"}).content.decode()
+    assert [each for each in ("您好", "Dear") if each in page] == [shown]

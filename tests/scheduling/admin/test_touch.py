@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
+from pytest_django import DjangoAssertNumQueries
 
+from scheduling.admin import list_filters
+from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.touches.timeline import build_timeline, format_instant
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
+from scheduling.models.touch_log import MOST_VERDICTS
+from tests.support.matrix import MatrixBuilder
+from tests.support.touch_logs import add_attempts, add_verdicts
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +32,7 @@ def listed(client: Client, url: str) -> set[Any]:
 
 
 def test_delivered_touch_shows_its_timeline(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -39,21 +44,19 @@ def test_delivered_touch_shows_its_timeline(
     assert "hi ann" in page.content.decode()
 
 
-def test_timeline_is_ordered_by_time(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_timeline_is_ordered_by_time(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node()
     (task_id,) = record_event(occurred_at=LONG_AGO).task_ids
     Event.objects.update(received_at=LONG_AGO + HOUR)
     Touch.objects.update(
-        state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None, hints=2,
+        state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None, wakeups=2,
         settled_at=LONG_AGO + 6 * HOUR,
     )  # fmt: skip
     touch = Touch.objects.get()
-    Verdict.objects.create(touch=touch, at=LONG_AGO + 5 * HOUR, decision="send")
-    Verdict.objects.create(touch=touch, at=LONG_AGO + 3 * HOUR, decision="hold", rule="quiet_hours")
-    Attempt.objects.create(
-        touch=touch, number=1, lease_no=2, started_at=LONG_AGO + 5 * HOUR, ended_at=LONG_AGO + 6 * HOUR,
-        outcome="delivered", status=200, body="hi",
-    )  # fmt: skip
+    add_verdicts(touch.pk, Verdict(LONG_AGO + 5 * HOUR, "send"), Verdict(LONG_AGO + 3 * HOUR, "hold", "quiet_hours"))
+    add_attempts(touch.pk, Attempt(1, 2, LONG_AGO + 5 * HOUR, LONG_AGO + 6 * HOUR, status=200, body="hi"))
     complaint = Complaint.objects.get(event_id=record_event("complaint.received").id)
     Complaint.objects.update(touch=touch)
     page = viewer.get(admin_url("touch_change", task_id))
@@ -69,92 +72,69 @@ def test_timeline_is_ordered_by_time(matrix: Any, viewer: Client, admin_url: Url
 
 
 def test_timeline_query_count_is_constant(
-    matrix: Any, record_event: RecordEvent, django_assert_num_queries: Any
+    matrix: MatrixBuilder, record_event: RecordEvent, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     matrix.node(delay=HOUR)
     (task_id,) = record_event().task_ids
     for number in range(5):
-        Verdict.objects.create(touch_id=task_id, at=LONG_AGO, decision="hold", rule=str(number))
+        add_verdicts(task_id, Verdict(LONG_AGO, "hold", str(number)))
     touch = Touch.objects.select_related("event", "node").get()
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(4):
         build_timeline(touch)
 
 
 @pytest.fixture
-def create_deferred_touch(matrix: Any, record_event: RecordEvent) -> Iterator[Callable[[int], Touch]]:
-    """A touch that was held so often: each time a minute later, by one more of 100. It is told in English."""
+def create_deferred_touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Iterator[Callable[[int], Touch]]:
+    """A touch deferred this many times: each time a minute later, by one more of 100. In English."""
 
     def create_deferred_touch(times: int) -> Touch:
         matrix.node(delay=HOUR)
         (task_id,) = record_event().task_ids
         Touch.objects.update(state="scheduled", reason="user_cap")
-        Verdict.objects.bulk_create(
-            Verdict(
-                touch_id=task_id, at=LONG_AGO + number * timedelta(minutes=1), decision="hold", rule="user_cap",
-                observed=str(number), limit="100",
-            )
-            for number in range(1, times + 1)
-        )  # fmt: skip
+        add_verdicts(
+            task_id,
+            *(
+                Verdict(LONG_AGO + number * timedelta(minutes=1), "hold", "user_cap", observed=str(number), limit="100")
+                for number in range(1, times + 1)
+            ),
+        )
         return Touch.objects.select_related("event", "node").get()
 
     with translation.override("en"):
         yield create_deferred_touch
 
 
-@pytest.fixture
-def loaded_verdicts() -> Iterator[list[Any]]:
-    """The verdicts that were read meanwhile."""
-    found: list[Any] = []
+def test_timeline_of_full_list_names_missing_verdicts(create_deferred_touch: Callable[[int], Touch]) -> None:
+    entries = build_timeline(create_deferred_touch(MOST_VERDICTS))
 
-    def note(instance: Any, **_: Any) -> None:
-        found.append(instance)
-
-    post_init.connect(note, sender=Verdict)
-    yield found
-    post_init.disconnect(note, sender=Verdict)
+    deferred = [each for each in entries if each.title in ("Deferred", "Earlier verdicts are not shown")]
+    assert [each.title for each in deferred[:3]] == ["Deferred", "Earlier verdicts are not shown", "Deferred"]
+    assert len(deferred) == MOST_VERDICTS + 1
 
 
-def test_timeline_shows_latest_50_verdicts(
-    create_deferred_touch: Callable[[int], Touch], loaded_verdicts: list[Any]
-) -> None:
-    touch = create_deferred_touch(90)
-    loaded_verdicts.clear()
+def test_timeline_of_shorter_list_hides_none(create_deferred_touch: Callable[[int], Touch]) -> None:
+    titles = [each.title for each in build_timeline(create_deferred_touch(MOST_VERDICTS - 1))]
 
-    told = [
-        moment for moment in build_timeline(touch) if moment.title in ("Deferred", "Earlier verdicts are not shown")
-    ]
-
-    assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Deferred"]
-    assert [dict(moment.facts)["observed"] for moment in told[1:]] == [str(number) for number in range(41, 91)]
-    assert len(loaded_verdicts) == 51
-
-
-def test_timeline_with_50_verdicts_hides_none(create_deferred_touch: Callable[[int], Touch]) -> None:
-    titles = [moment.title for moment in build_timeline(create_deferred_touch(50))]
-
-    assert titles.count("Deferred") == 50
+    assert titles.count("Deferred") == MOST_VERDICTS - 1
     assert "Earlier verdicts are not shown" not in titles
 
 
-def test_customer_page_reads_one_verdict_per_touch(
-    create_deferred_touch: Callable[[int], Touch], loaded_verdicts: list[Any], viewer: Client, admin_url: Url
+def test_customer_page_shows_explaining_verdict(
+    create_deferred_touch: Callable[[int], Touch], viewer: Client, admin_url: Url
 ) -> None:
-    touch = create_deferred_touch(90)
-    Verdict.objects.create(touch=touch, at=LONG_AGO + HOUR * 2, decision="send")
-    loaded_verdicts.clear()
+    touch = create_deferred_touch(40)
+    add_verdicts(touch.pk, Verdict(LONG_AGO + HOUR * 2, "send"))
 
     page = viewer.get(admin_url("customer_change", touch.customer_id))
 
-    assert [each["figures"] for each in page.context["upcoming"]] == ["90 / 100"]
-    assert len(loaded_verdicts) == 1
+    assert [each["figures"] for each in page.context["upcoming"]] == ["40 / 100"]
     Touch.objects.update(state="suppressed", settled_at=LONG_AGO)
     page = viewer.get(admin_url("customer_change", touch.customer_id))
-    assert [each["figures"] for each in page.context["past"]] == ["90 / 100"]
-    assert len(loaded_verdicts) == 2
+    assert [each["figures"] for each in page.context["past"]] == ["40 / 100"]
 
 
 def test_suppressed_touch_shows_rule_and_figures(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node()
     first, second = record_event().task_ids[0], record_event().task_ids[0]
@@ -181,7 +161,7 @@ def test_touch_links_to_failed_task_and_retry(failed: Callable[..., Any], operat
 
 @pytest.mark.parametrize("by", ["task_id", "user", "event", "chat"])
 def test_touch_search_finds_whole_ids(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent, by: str
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent, by: str
 ) -> None:
     matrix.node()
     (wanted,) = record_event(user="ann", chat_id="c1", event_id="e1").task_ids
@@ -190,7 +170,9 @@ def test_touch_search_finds_whole_ids(
     assert listed(viewer, f"{admin_url('touch_changelist')}?q={term}") == {wanted}
 
 
-def test_touch_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_touch_filters_narrow_the_list(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     node, other = matrix.node(), matrix.node("other", template=matrix.template("other"))
     first, second = record_event().task_ids
     deliver_touches([first, second])
@@ -200,7 +182,26 @@ def test_touch_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: U
     assert listed(viewer, f"{url}?reason=cap") == set()
 
 
-def test_touch_list_runs_no_count(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_reason_filter_offers_what_the_latest_touches_have(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix.node()
+
+    def offered(query: str = "") -> list[str]:
+        specs = viewer.get(f"{admin_url('touch_changelist')}{query}").context["cl"].filter_specs
+        return [code for each in specs if isinstance(each, ReasonFilter) for code, _ in each.lookup_choices]
+
+    for reason in ("cap", "by:ann", ""):
+        Touch.objects.filter(pk=record_event().task_ids[0]).update(reason=reason)
+    assert offered() == ["by:ann", "cap"]
+    assert offered("?reason=dedupe") == ["by:ann", "cap", "dedupe"]
+    monkeypatch.setattr(list_filters, "LOOKED_AT", 0)
+    assert offered() == []
+
+
+def test_touch_list_runs_no_count(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node()
     record_event()
     with CaptureQueriesContext(
@@ -212,7 +213,7 @@ def test_touch_list_runs_no_count(matrix: Any, viewer: Client, admin_url: Url, r
 
 
 def test_operator_cancels_waiting_touches(
-    matrix: Any, operator: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=timedelta(hours=1))
     one, two = record_event(user="ann").task_ids[0], record_event(user="bob").task_ids[0]
@@ -223,7 +224,9 @@ def test_operator_cancels_waiting_touches(
     assert "already" in answer.content.decode()
 
 
-def test_viewer_cannot_cancel_touches(matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent) -> None:
+def test_viewer_cannot_cancel_touches(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
     matrix.node(delay=timedelta(hours=1))
     (task_id,) = record_event().task_ids
     assert "Cancel the touch" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
@@ -233,7 +236,7 @@ def test_viewer_cannot_cancel_touches(matrix: Any, viewer: Client, admin_url: Ur
 
 
 def test_customer_page_shows_past_and_upcoming(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node("now")
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
@@ -245,7 +248,7 @@ def test_customer_page_shows_past_and_upcoming(
 
 
 def test_touch_search_finds_words_of_the_text(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(template=matrix.template("guide", body="Dear {{ user.name }}, 100% yours"))
     wanted, other = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
@@ -266,7 +269,7 @@ def test_touch_search_by_delivery_key_finds_retries(viewer: Client, admin_url: U
 
 
 def test_time_filter_includes_start_and_excludes_end(
-    matrix: Any, viewer: Client, admin_url: Url, record_event: RecordEvent
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node(delay=HOUR)
     begins = datetime(2026, 3, 1, 4, tzinfo=UTC)  # noon in the server's time zone

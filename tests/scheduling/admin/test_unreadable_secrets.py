@@ -1,4 +1,4 @@
-"""A secret that this node has not the key for: it is told, it stays, and nothing else suffers."""
+"""A secret without its key on this node: it is reported, it stays, and nothing else fails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.test import Client
 from scheduling.configuration import snapshot
 from scheduling.models import AlertReceiver, ChannelConfig, Community
 from scheduling.models.encrypted import Sealed, Unreadable
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -66,7 +67,7 @@ def test_alert_receivers_with_unreadable_secret_are_listed(
 
 
 def test_alert_receiver_unreadable_is_edited_and_not_sent(
-    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Any
+    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     break_secret()
     url = admin_url("alertreceiver_change", alert_receiver.pk)
@@ -79,7 +80,7 @@ def test_alert_receiver_unreadable_is_edited_and_not_sent(
 
 
 def test_channel_unreadable_is_edited_and_secret_kept(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     break_secret()
     assert TOLD in editor.get(admin_url("channelconfig_changelist")).content.decode()
@@ -95,7 +96,7 @@ def test_channel_unreadable_is_edited_and_secret_kept(
 
 
 def test_channel_new_secret_must_be_complete(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Any
+    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     break_secret()
     url = admin_url("channelconfig_change", hook.pk)
@@ -107,7 +108,7 @@ def test_channel_new_secret_must_be_complete(
 
 
 def test_community_unreadable_is_edited_and_targets_kept(
-    community_row: Community, editor: Client, admin_url: Url, fill_form: Any
+    community_row: Community, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
     break_secret("community", "targets", "c1")
     assert TOLD in editor.get(admin_url("community_changelist")).content.decode()
@@ -124,7 +125,7 @@ def test_community_unreadable_is_edited_and_targets_kept(
 
 
 def test_template_test_with_unreadable_secret_is_not_sent(
-    hook: ChannelConfig, matrix: Any, editor: Client, admin_url: Url
+    hook: ChannelConfig, matrix: MatrixBuilder, editor: Client, admin_url: Url
 ) -> None:
     template = matrix.template("guide")
     break_secret()
@@ -133,7 +134,9 @@ def test_template_test_with_unreadable_secret_is_not_sent(
     assert ("Not sent" in page, TOLD in page) == (True, True)
 
 
-def test_touches_of_other_channels_are_delivered(matrix: Any, record_event: Any, hook: ChannelConfig) -> None:
+def test_touches_of_other_channels_are_delivered(
+    matrix: MatrixBuilder, record_event: RecordEvent, hook: ChannelConfig
+) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
     from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Touch
@@ -182,10 +185,10 @@ def test_apply_config_replaces_unreadable_targets(community_row: Community, tmp_
     assert community_row.targets == {"wecom": {"url": robot}}
 
 
-def test_check_and_what_if_work_with_unreadable_secret(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
+def test_check_and_replay_work_with_unreadable_secret(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
     break_secret()
     call_command("check", databases=["default"], stdout=StringIO(), stderr=StringIO())
-    assert editor.get(admin_url("whatifrun_add")).status_code == 200
+    assert editor.get(admin_url("replay_add")).status_code == 200
     with pytest.raises(Unreadable):  # never a dump in which it is nothing
         call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL cannot keep is refused at the door, not by it."""
+"""Text that PostgreSQL cannot store is refused by the form, not by the database."""
 
 from __future__ import annotations
 

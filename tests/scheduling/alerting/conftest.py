@@ -1,4 +1,4 @@
-"""A robot of a group chat, a receiver that is told through it, and something that is wrong."""
+"""A group robot, an alert receiver that uses it, and a condition that holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import redis
 from django.utils.timezone import now
+from pytest_django import Settings
 
 from scheduling.models import AlertReceiver, ChannelConfig, Community, Pause
 from scheduling.monitoring.alerting import messages
@@ -19,7 +21,7 @@ BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)  #: 16:00 in Shanghai
 
 
 class Robot(ThreadingHTTPServer):
-    """Answers 200 to everything and says in the body whether it took the message."""
+    """Respond with 200 always, and with the result in the body."""
 
     daemon_threads = True
 
@@ -45,7 +47,7 @@ class Answer(BaseHTTPRequestHandler):
         robot.asked.append(document)
         robot.headers.append(self.headers)
         robot.waits.set()
-        robot.may_answer.wait(30)
+        robot.may_answer.wait(120)
         verdict = robot.verdicts.pop(0) if robot.verdicts else {"errcode": 0, "errmsg": "ok"}
         if verdict["errcode"] == 0:
             robot.taken.append(document["text"]["content"] if "text" in document else document["data"]["body"])
@@ -56,11 +58,11 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Nobody reads it."""
+        """Discard the log line."""
 
 
 @pytest.fixture
-def robot(settings: Any) -> Iterator[Robot]:
+def robot(settings: Settings) -> Iterator[Robot]:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     with Robot() as server:
@@ -73,13 +75,13 @@ def robot(settings: Any) -> Iterator[Robot]:
 
 
 @pytest.fixture
-def create_alert_receiver(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
-    """Makes whom to tell."""
-    messages._get_quota_gate.cache_clear()  # it keeps to the server of the settings of whoever came first
+def create_alert_receiver(robot: Robot, valkey: redis.Redis) -> Callable[..., AlertReceiver]:
+    """Create an alert receiver."""
+    messages.get_alert_quota.cache_clear()  # it keeps the server of the first caller's settings
 
     def create_alert_receiver(name: str = "on duty", **changes: Any) -> AlertReceiver:
         channel, _ = ChannelConfig.objects.get_or_create(
-            key="ops", kind="wecom", defaults={"timeout": timedelta(seconds=20)}
+            key="ops", kind="wecom", defaults={"timeout": timedelta(seconds=80)}
         )
         place, _ = Community.objects.get_or_create(chat_id="ops", defaults={"targets": {"ops": {"url": robot.url}}})
         given = {"channel": channel, "community": place, "limits": {"paused": 3600}, **changes}

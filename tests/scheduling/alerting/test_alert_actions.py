@@ -1,4 +1,4 @@
-"""When something is said, with nothing but a clock."""
+"""When a message is due, by a clock alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_alert_over_before_it_fired_is_dropped() -> None:
 
 
 def test_alert_survives_one_missed_observation() -> None:
-    """One in six, and at the very time when it is to be said."""
+    """Present in one of six evaluations, and exactly when the message is due."""
     timeline = AlertTimeline()
     seen = {sixth / 6: None if sixth % 6 == 0 else 10.0 for sixth in range(1, 14)}
     words = {minutes: timeline.at(minutes, value) for minutes, value in seen.items()}
@@ -71,12 +71,12 @@ def test_alert_is_reminded_at_the_interval() -> None:
 
 
 def test_alert_resolves_after_hold_time() -> None:
-    """What flickers is neither over nor begins anew."""
+    """A flickering condition neither ends nor starts again."""
     timeline = AlertTimeline()
     seen = [(2, 10), (3, None), (4, 10), (5, None), (6, None), (7, None)]
     words = [timeline.at(minute, value) for minute, value in seen]
     assert words == [AlertAction.FIRE, "", "", "", "", AlertAction.RESOLVE]
-    assert timeline.alert.gone_at == BEGAN + 5 * MINUTE
+    assert timeline.alert.absent_since == BEGAN + 5 * MINUTE
 
 
 def test_alert_undelivered_is_repeated_until_delivered() -> None:

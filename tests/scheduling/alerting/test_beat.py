@@ -73,5 +73,5 @@ def headlines(robot: Robot) -> list[str]:
 
 
 def last_of_database(robot: Robot) -> str:
-    """A look that stalls may have told that it is lost, and that it is over, before it was."""
+    """A stalled evaluation may have reported a lost database and its return before."""
     return next((each for each in reversed(headlines(robot)) if "PostgreSQL" in each), "")

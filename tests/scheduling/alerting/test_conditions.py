@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
+import redis
 from django.db import connection
 from django.utils.timezone import now
 
-from scheduling.models import FailedTask, GuardedRollout, Touch
+from scheduling.models import AutomaticRollout, FailedTask, Touch
 from scheduling.monitoring.alerting import conditions
 from tests.scheduling.api.serving import eventually
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +35,7 @@ def test_failed_lately_counts_new_open_tasks() -> None:
     assert read("failed_lately") == {"touch": 2}
 
 
-def test_touches_unanswered_counts_receiver_failures(matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_touches_unanswered_counts_receiver_failures(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(delay=timedelta(minutes=5))
     ids = [record_event(user=f"u{number}").task_ids[0] for number in range(4)]
     for task_id, reason in zip(ids, ("target_down", "connect", "quota", ""), strict=True):
@@ -43,7 +43,7 @@ def test_touches_unanswered_counts_receiver_failures(matrix: Any, record_event: 
     assert read("touches_unanswered") == {"log": 2}
 
 
-def test_queue_unattended_lists_core_and_nonempty(valkey: Any) -> None:
+def test_queue_unattended_lists_core_and_nonempty(valkey: redis.Redis) -> None:
     valkey.lpush("mq:low", "{}")
     assert read("queue_unattended") == dict.fromkeys(["low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0)
 
@@ -58,11 +58,11 @@ def test_alert_figures_scan_no_whole_table() -> None:
             assert "Seq Scan on scheduling_failedtask" not in plan
 
 
-def test_rollouts_stopped_counts_automatic_pauses(matrix: Any) -> None:
+def test_rollouts_stopped_counts_automatic_pauses(matrix: MatrixBuilder) -> None:
     for number, reason in enumerate(("limit:complaints", "unseen", "person", "edited")):
         canary = matrix.template(f"canary-{number}")
         node = matrix.node(f"node-{number}", canary_template=canary)
-        GuardedRollout.objects.create(
+        AutomaticRollout.objects.create(
             node=node, stable=node.template, stable_version=1, canary=canary, canary_version=1, plan={},
             state="paused", reason=reason,
         )  # fmt: skip

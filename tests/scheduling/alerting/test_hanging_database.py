@@ -1,4 +1,4 @@
-"""A PostgreSQL that is alive for TCP and says nothing."""
+"""A PostgreSQL that accepts TCP connections and never responds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_hanging_database_is_reported_and_resolved(
     run_alert_pass(WAIT_LIMIT)
     assert robot.taken == []
     gate.hangs()
-    for _ in range(3):  # a question that nobody answers, then connections that nobody greets
+    for _ in range(3):  # a query without a response, then connections without a greeting
         run_alert_pass(1)
     assert [each.splitlines()[0] for each in robot.taken] == [TOLD]
     gate.answers()

@@ -8,17 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import OperationalError, connection
 from django.utils.timezone import now
 from kombu import Connection
 
 from config.celery.application import app
-from scheduling.channels.quota import QuotaGate, _key_names, receiver_key
+from scheduling.channels.quota import QuotaGate, name_quota_keys, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
 from scheduling.monitoring.alerting import conditions, messages, notifier
 from scheduling.monitoring.alerting.alert_actions import AlertAction, create_alert
 from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
 from scheduling.monitoring.alerting.notifier import AlertEvaluator
+from scheduling.redis_client import connect_redis
 from tests.scheduling.alerting.conftest import BEGAN, Robot
 
 pytestmark = pytest.mark.django_db
@@ -82,7 +84,7 @@ def test_refused_message_is_repeated_later(
     evaluate_at(10)
     assert len(robot.asked) == 1, "it was asked again before the time that it names"
     receiver.refresh_from_db()
-    assert (receiver.tries, receiver.told_at) == (1, None)
+    assert (receiver.tries, receiver.notified_at) == (1, None)
     assert receiver.problem.startswith("vendor_-1 企业微信系统繁忙")
     clear_quota(receiver, robot)
     evaluate_at(20)
@@ -103,19 +105,19 @@ def slot(receiver: AlertReceiver, robot: Robot) -> str:
 
 def clear_quota(receiver: AlertReceiver, robot: Robot) -> None:
     """The time that the vendor named is over."""
-    for name in _key_names(slot(receiver, robot)):
-        messages._get_quota_gate()._redis.delete(name)
+    for name in name_quota_keys(slot(receiver, robot)):
+        connect_redis(settings.REDIS_URL).delete(name)
 
 
 def test_quota_exhausted_robot_is_not_called(
     robot: Robot, create_alert_receiver: CreateAlertReceiver, create_old_pause: CreateOldPause
 ) -> None:
-    """Whoever sent those messages: the vendor counts them all."""
+    """The vendor counts all messages, whatever process sent them."""
     receiver = create_alert_receiver(holds_for=timedelta(0))
     create_old_pause()
     used = slot(receiver, robot)
     quotas = messages.resolve_route(receiver).channel.quotas
-    assert messages._get_quota_gate().acquire(quotas, {used: 20})[used].granted == 20
+    assert messages.get_alert_quota().acquire(quotas, {used: 20})[used].granted == 20
     evaluate_at(0)
     receiver.refresh_from_db()
     assert (robot.asked, receiver.problem) == ([], "quota")
@@ -145,8 +147,8 @@ def test_concurrent_passes_send_one_message(
 
     running = threading.Thread(target=first)
     running.start()
-    assert robot.waits.wait(30)
-    evaluate_at(600)  # while the first one waits for the robot's answer; it began long ago
+    assert robot.waits.wait(60)
+    evaluate_at(600)  # while the first one waits for the robot's response; it started long ago
     robot.may_answer.set()
     running.join()
     evaluate_at(610)
@@ -161,11 +163,11 @@ def test_crash_after_send_repeats_with_same_key(
 ) -> None:
     """At least once. A receiver that honours the key sees one effect."""
     config = {"url": robot.url}
-    hook = ChannelConfig.objects.create(key="hook", kind="webhook", config=config)
+    hook = ChannelConfig.objects.create(key="hook", kind="webhook", config=config, timeout=timedelta(seconds=80))
     create_alert_receiver(channel=hook, community=None, holds_for=timedelta(0))
     create_old_pause()
     with monkeypatch.context() as dying:
-        dying.setattr(notifier, "_store_result", lambda *_: (_ for _ in ()).throw(SystemExit))
+        dying.setattr(notifier, "store_notification_result", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             evaluate_at(0)
     evaluate_at(60)
@@ -239,7 +241,7 @@ def test_broker_outage_is_reported_without_broker(
 ) -> None:
     create_alert_receiver(limits={"broker": 0, "queue_length": 0, "unattended": 0}, holds_for=timedelta(0))
     monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection("redis://127.0.0.1:1/0", **options))
-    monkeypatch.setattr(messages, "_get_quota_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(messages, "get_alert_quota", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
     evaluate_at(0)
     (told,) = robot.taken
     assert told.startswith("【告警】消息中间件没有响应\n")
@@ -259,7 +261,7 @@ def test_database_outage_is_reported_once_from_memory(
         raise OperationalError("the database is away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(AlertEvaluator, "_evaluate", away)
+        outage.setattr(AlertEvaluator, "evaluate_receivers", away)
         for seconds in (10, 20, 40, 50, 60):
             evaluate_at(seconds, watching)
     (told,) = robot.taken
@@ -273,12 +275,12 @@ def test_database_outage_is_reported_once_from_memory(
 def test_flapping_database_is_reported_once(
     robot: Robot, create_alert_receiver: CreateAlertReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look in six reaches it: neither that nor what was said before begins the outage anew."""
+    """One evaluation in six reaches it. Neither that nor earlier messages restart the outage."""
     create_alert_receiver(limits={"database": 0}, holds_for=timedelta(minutes=1))
     watching = AlertEvaluator()
     evaluate_at(0, watching)
     with monkeypatch.context() as outage:
-        really = AlertEvaluator._evaluate
+        really = AlertEvaluator.evaluate_receivers
         reached: list[int] = []
 
         def now_and_then(self: AlertEvaluator, at: Any) -> None:
@@ -287,7 +289,7 @@ def test_flapping_database_is_reported_once(
             reached.append(1)
             really(self, at)
 
-        outage.setattr(AlertEvaluator, "_evaluate", now_and_then)
+        outage.setattr(AlertEvaluator, "evaluate_receivers", now_and_then)
         for seconds in range(10, 300, 10):
             evaluate_at(seconds, watching)
     assert len(reached) == 4
@@ -312,7 +314,7 @@ def test_second_database_outage_is_reported_again(
 
     for begin_at in (10, 100):
         with monkeypatch.context() as outage:
-            outage.setattr(AlertEvaluator, "_evaluate", away)
+            outage.setattr(AlertEvaluator, "evaluate_receivers", away)
             for seconds in range(begin_at, begin_at + 30, 10):
                 evaluate_at(seconds, watching)
         for seconds in range(begin_at + 30, begin_at + 60, 10):
@@ -330,7 +332,7 @@ def test_outage_of_replaced_beat_is_resolved_by_successor(
     cut_off = AlertEvaluator()
     evaluate_at(0, cut_off)
     with monkeypatch.context() as outage:
-        outage.setattr(AlertEvaluator, "_evaluate", lambda *_: (_ for _ in ()).throw(OperationalError))
+        outage.setattr(AlertEvaluator, "evaluate_receivers", lambda *_: (_ for _ in ()).throw(OperationalError))
         evaluate_at(10, cut_off)
     cut_off.store_outages()
     evaluate_at(20)
@@ -347,7 +349,7 @@ def test_stored_outage_and_successor_do_not_conflict(
     cut_off = AlertEvaluator()
     evaluate_at(0, cut_off)
     with monkeypatch.context() as outage:
-        outage.setattr(AlertEvaluator, "_evaluate", lambda *_: (_ for _ in ()).throw(OperationalError))
+        outage.setattr(AlertEvaluator, "evaluate_receivers", lambda *_: (_ for _ in ()).throw(OperationalError))
         evaluate_at(10, cut_off)
     robot.may_answer.clear()
     robot.waits.clear()
@@ -360,7 +362,7 @@ def test_stored_outage_and_successor_do_not_conflict(
     with monkeypatch.context() as slow:
         slow.setattr(conditions, "read_metrics", lambda _wanted: {})  # the database is too slow for the collectors
         heir.start()
-        assert robot.waits.wait(30)
+        assert robot.waits.wait(60)
         cut_off.store_outages()
         robot.may_answer.set()
         heir.join()

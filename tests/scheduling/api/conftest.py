@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django import DjangoDbBlocker
 
 from scheduling.models import Configuration, Scope
 from scheduling.operations import commands
@@ -18,14 +19,14 @@ def configuration_row(transactional_db: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     with django_db_blocker.unblock(), serving() as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def server_without_redis(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """A server whose Redis and broker are away."""
+def server_without_redis(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """A server whose Redis and broker are unavailable."""
     with django_db_blocker.unblock(), serving(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
         yield address
 
@@ -60,6 +61,6 @@ def key_for(server: str, configuration_row: None) -> Callable[..., Client]:
     """A client whose key has only these scopes."""
 
     def key_for(*scopes: str, **changes: Any) -> Client:
-        return Client(server, commands.create_api_key("some-" + "-".join(scopes), scopes, **changes))
+        return Client(server, commands.create_api_key(("some-" + "-".join(scopes))[:100], scopes, **changes))
 
     return key_for

@@ -19,6 +19,11 @@ OPERATIONS = [
 ]
 
 
+@schemathesis.serializer("message/rfc822", "text/csv")
+def serialize_text(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 def check_generated_requests(api: Client, operation: Any) -> None:
     """Send generated requests of an operation: never a 5xx, and every refusal is a problem."""
 
@@ -26,7 +31,10 @@ def check_generated_requests(api: Client, operation: Any) -> None:
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         headers = {"Authorization": f"Bearer {api.key}"}
-        answer = case.call(base_url=api.address, headers=headers, timeout=WAIT_LIMIT)
+        for _ in range(10):  # an overloaded server refuses what is late, and the client asks again
+            answer = case.call(base_url=api.address, headers=headers, timeout=WAIT_LIMIT)
+            if answer.status_code != 503:
+                break
         assert answer.status_code < 500, answer.text
         if answer.status_code >= 400:
             assert answer.headers["content-type"] == ["application/problem+json"]

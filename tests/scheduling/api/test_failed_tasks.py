@@ -13,12 +13,13 @@ from scheduling.ledger import dead_letters
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from tests.scheduling.api.serving import Client, run_concurrently
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def fail(configuration_row: None, matrix: Any, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
+def fail(configuration_row: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
     matrix.node(delay=timedelta(hours=1))
 
     def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
@@ -181,3 +182,55 @@ def test_search_narrows_list_and_bulk_action(api: Client, fail: Callable[..., Fa
     assert found("nothing") == []
     told = api("POST", "/failed-tasks/bulk", {"action": "ignore", "filter": {"q": "order-7"}}).json()
     assert told["total"] == 1
+
+
+def test_retry_with_payload_sends_it_and_returns_the_difference(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    refused = api("POST", f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "", "chat": 1}})
+    assert refused.status_code == 422
+    assert {each["field"] for each in refused.json()["errors"]} == {"payload.body", "payload.chat"}
+    told = api("POST", f"/failed-tasks/{row.pk}/retry", {"reason": "typo", "payload": {"body": "Hello"}}).json()
+    assert (told["state"], told["difference"]["after"]) == ("retried", {"subject": "", "body": "Hello"})
+    again = Touch.objects.get(pk=told["retried_as"])
+    assert (again.retry_of, again.root_id) == (row.task_id, again.pk)
+    assert api("POST", f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "Bye"}}).status_code == 409
+
+
+def test_retry_with_payload_needs_a_scope_of_its_own(
+    key_for: Callable[..., Client], fail: Callable[..., FailedTask]
+) -> None:
+    row, path = fail(), "/failed-tasks/{}/retry"
+    plain = key_for("failed-tasks")
+    assert plain("POST", path.format(row.pk), {"payload": {"body": "Hello"}}).status_code == 403
+    row.refresh_from_db()
+    assert row.state == "open"
+    assert (
+        key_for("failed-tasks", "failed-tasks.edit")(
+            "POST", path.format(row.pk), {"payload": {"body": "Hello"}}
+        ).status_code
+        == 200
+    )
+
+
+def test_retry_with_payload_of_unknown_outcome_needs_as_new(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail("unknown", "timeout")
+    refused = api("POST", f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "Hello"}})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "as_new")
+    sent = {"payload": {"body": "Hello"}, "as_new": True, "confirm": True}
+    assert api("POST", f"/failed-tasks/{row.pk}/retry", sent).status_code == 200
+
+
+def test_comments_and_assignee_are_listed(api: Client, fail: Callable[..., FailedTask]) -> None:
+    from django.contrib.auth.models import User
+
+    row = fail()
+    User.objects.create_user("olga", is_staff=True)
+    api("POST", f"/failed-tasks/{row.pk}/comments", {"text": "vendor informed"})
+    assert api("POST", f"/failed-tasks/{row.pk}/assign", {"user": "olga"}).json()["assignee"] == "olga"
+    (item,) = api.get("/failed-tasks").json()["items"]
+    assert (item["assignee"], item["state"]) == ("olga", "open")
+    assert [(each["author"], each["text"]) for each in item["comments"]] == [("api:shop", "vendor informed")]
+    assert api("POST", f"/failed-tasks/{row.pk}/assign", {"user": None}).json()["assignee"] is None
+    refused = api("POST", f"/failed-tasks/{row.pk}/assign", {"user": "nobody"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "user")
+    assert api("POST", f"/failed-tasks/{row.pk}/comments", {"text": ""}).status_code == 422

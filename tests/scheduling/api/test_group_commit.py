@@ -1,4 +1,6 @@
-"""The writer thread: what gathers while it commits goes into the next transaction, and nobody pays for another."""
+"""The writer thread: events that arrive during a commit share the next transaction; no request fails because of
+another.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.scheduling.api.serving import WAIT_LIMIT
 
 
 class Book:
-    """Stands in for the database: remembers each transaction, and waits or fails when told."""
+    """Replace the database: record each transaction, and wait or fail on request."""
 
     def __init__(self) -> None:
         self.transactions: list[list[str]] = []

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import psycopg
 import pytest
+from pytest_django import Settings
 
 from scheduling.models import Customer, Event
 from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
@@ -22,7 +22,7 @@ HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 
 
 @pytest.fixture
-def ann_is_held(configuration_row: None, settings: Any) -> Iterator[psycopg.Connection]:
+def ann_is_held(configuration_row: None, settings: Settings) -> Iterator[psycopg.Connection]:
     """Another transaction holds Ann's row until the test ends or rolls it back."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="ann")
@@ -58,7 +58,7 @@ def test_batch_with_locked_customer_stores_nothing(api: Client, ann_is_held: psy
 
 
 def test_recently_locked_customer_waits_apart(
-    ann_is_held: psycopg.Connection, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ann_is_held: psycopg.Connection, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
     monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", WAIT_LIMIT)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from scheduling.models import ApiKey, Customer, Event, EventType
 from scheduling.operations import commands
@@ -21,7 +22,7 @@ MEGABYTE = 1_048_576
 
 
 @pytest.fixture(scope="module")
-def api(server: str, django_db_blocker: Any) -> Iterator[Client]:
+def api(server: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Client]:
     """One key for all of them: nothing is stored, so there is nothing to empty in between."""
     with django_db_blocker.unblock():
         yield Client(server, commands.create_api_key("careless", ["events"]))

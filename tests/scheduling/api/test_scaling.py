@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+import redis
 
 from tests.scheduling.api.serving import Client
 
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 KINDS = ("workers", "execution_nodes", "watchers")
 
 
-def test_scaling_answer_has_all_fields(api: Client, valkey: Any) -> None:
+def test_scaling_answer_has_all_fields(api: Client, valkey: redis.Redis) -> None:
     answer = api.get("/scaling")
     assert answer.status_code == 200
     assert set(answer.json()) == set(KINDS)

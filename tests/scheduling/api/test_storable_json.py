@@ -1,4 +1,4 @@
-"""What the strict parser lets through, PostgreSQL stores and gives back unchanged."""
+"""PostgreSQL stores and returns unchanged what the strict parser accepts."""
 
 from __future__ import annotations
 

@@ -10,31 +10,31 @@ import pytest
 from django.test import Client as DjangoClient
 
 from scheduling.ids import new_id
-from scheduling.models import Attempt, Event, Pause, Touch, Verdict
+from scheduling.models import Attempt, Customer, Event, Pause, Touch, Verdict
 from scheduling.operations import queries
 from tests.scheduling.api.serving import Client, cloud_event
+from tests.support.matrix import MatrixBuilder
+from tests.support.touch_logs import add_attempts, add_verdicts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SHAPE = {
     "task_id", "delivery_key", "retry_of", "retried_as", "event", "node", "user_id", "chat_id", "state", "reason",
-    "parked", "priority", "due_at", "planned_at", "expires_at", "created_at", "settled_at", "attempt", "content_type",
-    "verdicts", "attempts",
+    "paused_by", "priority", "due_at", "planned_at", "expires_at", "created_at", "settled_at", "attempt",
+    "content_type", "verdicts", "attempts", "receipts",
 }  # fmt: skip
 
 
 @pytest.fixture
-def touch(configuration_row: None, matrix: Any, record_event: Callable[..., Any]) -> Touch:
+def touch(configuration_row: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Touch:
     matrix.node(delay=timedelta(hours=1))
     return Touch.objects.get(pk=record_event(event_id="e1", chat_id="c1").task_ids[0])
 
 
 def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
-    Verdict.objects.create(
-        touch=touch, at=at, decision="hold", rule="cap", rule_version=4, observed="3", limit="3", next_eligible_at=at
-    )
-    Attempt.objects.create(touch=touch, number=1, lease_no=1, started_at=at, outcome="transient", reason="timeout")
+    add_verdicts(touch.pk, Verdict(at, "hold", "cap", 4, "3", "3", at))
+    add_attempts(touch.pk, Attempt(1, 1, at, outcome="transient", reason="timeout"))
 
     shown = api.get(f"/touches/{touch.task_id}").json()
 
@@ -60,11 +60,9 @@ def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
 
 def test_touch_shows_latest_50_verdicts(api: Client, touch: Touch) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
-    Verdict.objects.bulk_create(
-        Verdict(touch=touch, at=at, decision="hold", rule="target_down", observed=str(number)) for number in range(60)
-    )
+    add_verdicts(touch.pk, *(Verdict(at, "hold", "target_down", observed=str(number)) for number in range(50)))
     for found in (api.get(f"/touches/{touch.task_id}").json(), *api.get("/touches").json()["items"]):
-        assert [each["observed"] for each in found["verdicts"]] == [str(number) for number in range(10, 60)]
+        assert [each["observed"] for each in found["verdicts"]] == [str(number) for number in range(50)]
 
 
 @pytest.mark.parametrize("path", ["/touches/{}", "/touches/{}/cancel"])
@@ -79,7 +77,9 @@ def test_invalid_touch_id_is_refused(api: Client) -> None:
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "task_id")
 
 
-def test_touch_cursor_is_stable_when_rows_are_added(api: Client, matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_touch_cursor_is_stable_when_rows_are_added(
+    api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]
+) -> None:
     matrix.node()
     made = [str(record_event(user=f"u{number}").task_ids[0]) for number in range(7)]
 
@@ -95,7 +95,7 @@ def test_touch_cursor_is_stable_when_rows_are_added(api: Client, matrix: Any, re
 
 
 def test_touch_list_of_a_rare_node_advances_the_cursor(
-    touch: Touch, key: str, matrix: Any, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    touch: Touch, key: str, matrix: MatrixBuilder, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process: the bound is a constant."""
     monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 2)
@@ -117,7 +117,7 @@ def test_full_last_page_has_no_cursor(api: Client, touch: Touch) -> None:
     assert api.get("/touches", limit=1).json()["next"] is None
 
 
-def test_touch_filters_narrow_the_list(api: Client, matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_touch_filters_narrow_the_list(api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     matrix.node("guide")
     matrix.node("paid", trigger="order.paid")
     guide = record_event(user="ann", event_id="e1", source="shop").task_ids[0]
@@ -171,7 +171,7 @@ def test_retried_touch_names_its_successor(api: Client, touch: Touch) -> None:
     assert (shown["retry_of"], shown["delivery_key"]) == (str(touch.pk), str(touch.pk))
 
 
-def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: Any) -> None:
+def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node(delay=timedelta(minutes=15))
     answer = api("POST", "/preview", cloud_event(time="2026-03-01T00:00:00Z"))
 
@@ -179,17 +179,47 @@ def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: Any) -> N
     assert answer.status_code == 200
     assert (item["node"], item["channel"], item["template"]) == ("guide", "log", "guide")
     assert item["due_at"] == "2026-03-01T00:15:00Z"
+    assert (item["planned"], item["steps"]) == (True, [{"step": "delay", "at": "2026-03-01T00:15:00Z"}])
     assert item["verdict"]["decision"] in ("send", "suppress")
     assert item["body"].startswith("hi")
     assert not Event.objects.exists()
     assert not Touch.objects.exists()
 
 
-def test_preview_shows_why_a_touch_is_deferred(api: Client, matrix: Any) -> None:
+def test_preview_shows_why_a_touch_is_deferred(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node()
     Pause.objects.create(scope="node:guide")
     (item,) = api("POST", "/preview", cloud_event()).json()["items"]
     assert (item["verdict"]["decision"], item["verdict"]["rule"]) == ("hold", "paused")
+
+
+def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: MatrixBuilder) -> None:
+    matrix.node(when={"all": [{"field": "customer.tags", "op": "contains", "value": "new"},
+                                    {"field": "customer.level", "op": "eq", "value": "vip"}]},
+                template=matrix.template("city", body="{{ customer.attributes.city }}"))  # fmt: skip
+    (unknown,) = api("POST", "/preview", cloud_event()).json()["items"]
+    chosen = {"level": "vip", "tag": ["new", "b2b"], "attributes": '{"city": "上海"}'}
+    (imagined,) = api("POST", "/preview", cloud_event(), params=chosen).json()["items"]
+    assert (unknown["planned"], imagined["planned"], imagined["body"]) == (False, True, "上海")
+    assert not Customer.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"attributes": "{"}, "attributes"),
+        ({"attributes": "[]"}, "attributes"),
+        ({"attributes": '{"1": 2}'}, "attributes.1"),
+        ({"tag": [" x"]}, "tags"),
+        ({"level": "x" * 41}, "level"),
+    ],
+)
+def test_preview_of_an_invalid_imagined_customer_names_the_field(
+    api: Client, given: dict[str, Any], field: str
+) -> None:
+    answer = api("POST", "/preview", cloud_event(), params=given)
+    assert answer.status_code == 422
+    assert field in answer.json()["errors"][0]["field"]
 
 
 def test_preview_of_invalid_event_is_refused(api: Client) -> None:
@@ -198,7 +228,7 @@ def test_preview_of_invalid_event_is_refused(api: Client) -> None:
     assert api("POST", "/preview", [cloud_event("e1"), cloud_event("e2")], headers=batch).status_code == 422
 
 
-def test_pause_and_resume_a_scope(api: Client, matrix: Any) -> None:
+def test_pause_and_resume_a_scope(api: Client, matrix: MatrixBuilder) -> None:
     matrix.node()
     paused = api("POST", "/pause", {"scope": "node:guide", "reason": "wrong price"})
     assert (paused.status_code, paused.json()["scope"]) == (200, "node:guide")

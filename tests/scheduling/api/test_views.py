@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -12,7 +11,7 @@ import time_machine
 from django.db import connection
 from django.test import Client as Browser
 from django.utils.timezone import now
-from pytest_django import Settings
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer
@@ -26,7 +25,7 @@ def _static_files(settings: Settings, tmp_path: Path) -> None:
     settings.STATIC_ROOT = tmp_path
 
 
-def test_live_probe_runs_no_query(client: Browser, django_assert_num_queries: Any) -> None:
+def test_live_probe_runs_no_query(client: Browser, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     with django_assert_num_queries(0):
         assert client.get("/health/live").json() == {"status": "ok"}
 

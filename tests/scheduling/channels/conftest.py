@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as Unreachable
 
 from config.local.processes import select_port
 from scheduling.channels.http_client import close_shared_transport
-from tests.scheduling.channels.receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import MessageFactory
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,7 +31,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     async def story() -> None:
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await pyfuncitem.obj(**arguments)
         finally:
             await close_shared_transport()
@@ -55,7 +55,7 @@ def message_factory() -> MessageFactory:
 
 @pytest.fixture
 def deadline() -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=10)
+    return datetime.now(UTC) + timedelta(seconds=60)
 
 
 @pytest.fixture(scope="session")

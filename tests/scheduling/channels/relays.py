@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
 
-from tests.scheduling.channels.receivers import reset
+from tests.scheduling.channels.http_receivers import reset
+from tests.support.loopback_server import LoopbackServer
 
 Hook = Callable[["SmtpDialog"], Awaitable[str | None]]
 
 
 @dataclass
 class SmtpDialog:
-    """One connection: what the client said, and the means to answer."""
+    """One connection: the client's lines, and methods to respond."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -32,56 +30,27 @@ class SmtpDialog:
 
 
 @dataclass
-class RelayServer:
+class RelayServer(LoopbackServer):
     """Accepts every mail, unless `answers` has another line or a hook for a verb (GREETING, EHLO, MAIL … and END)."""
 
+    schemes = ("smtp", "smtps")
     answers: dict[str, str | Hook] = field(default_factory=dict)
-    context: ssl.SSLContext | None = None  #: TLS from the first byte
     starttls: ssl.SSLContext | None = None
     mails: list[SmtpDialog] = field(default_factory=list)
     talks: list[SmtpDialog] = field(default_factory=list)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    _busy: set[asyncio.Task[Any]] = field(default_factory=set)
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"{'smtps' if self.context else 'smtp'}://127.0.0.1:{self.port}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.close()
-        for task in self._busy:
-            task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
-        await self._server.wait_closed()
 
     async def await_client_close(self) -> None:
-        """The one who called has hung up. On a machine that stalls a deadline may be over before anybody calls."""
+        """The client has hung up. On a slow machine a deadline may end before any call."""
         if self.talks:
             await self.gone.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         dialog = SmtpDialog(reader, writer)
         self.talks.append(dialog)
-        try:
-            await self._answer(dialog, "GREETING", "220 relay.test ESMTP")
-            while line := (await reader.readline()).decode().strip():
-                dialog.said.append(line)
-                await self._command(dialog, line.split(" ")[0].upper())
-        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            pass
-        finally:
-            self.gone.set()
-            writer.close()
-            with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
-                await writer.wait_closed()
+        await self._answer(dialog, "GREETING", "220 relay.test ESMTP")
+        while line := (await reader.readline()).decode().strip():
+            dialog.said.append(line)
+            await self._command(dialog, line.split(" ")[0].upper())
 
     async def _command(self, dialog: SmtpDialog, verb: str) -> None:
         if verb == "EHLO":

@@ -18,17 +18,17 @@ from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import Email, make_token, one_line, read_token
 from scheduling.channels.smtp import Conversation, Relay, deliver_mail, parse_relay
-from tests.scheduling.channels.receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 
-TIMEOUT = timedelta(seconds=5)
+TIMEOUT = timedelta(seconds=30)
 TO_ALICE = {"address": "alice@example.org"}
 
 
 async def sent(message_factory: MessageFactory, url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
     channel = Email({"url": url}, timeout)
     return await channel.send(
-        message_factory.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=30)
+        message_factory.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=60)
     )
 
 
@@ -189,7 +189,7 @@ async def test_endless_relay_reply_uses_bounded_memory(
     async with RelayServer({verb: endless}) as relay:
         tracemalloc.start()
         try:
-            outcome = await sent(message_factory, relay.url, timedelta(seconds=15))
+            outcome = await sent(message_factory, relay.url, timedelta(seconds=60))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -204,9 +204,7 @@ async def test_endless_relay_reply_uses_bounded_memory(
 @pytest.mark.parametrize("silent", [True, False])
 async def test_break_before_message_is_transient(message_factory: MessageFactory, verb: str, silent: bool) -> None:
     async with RelayServer({verb: hang if silent else reset_connection}) as relay:
-        outcome = await sent(
-            message_factory, relay.url, timedelta(milliseconds=200) if silent else timedelta(seconds=10)
-        )
+        outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200) if silent else TIMEOUT)
 
         assert isinstance(outcome, Transient), outcome
         await relay.await_client_close()
@@ -358,7 +356,7 @@ async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> N
         return "250 2.0.0 ok"
 
     async with RelayServer({"RCPT": wait_for_all}) as relay:
-        outcomes = await asyncio.gather(*(sent(message_factory, relay.url, timedelta(seconds=15)) for _ in range(20)))
+        outcomes = await asyncio.gather(*(sent(message_factory, relay.url, timedelta(seconds=60)) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
 
@@ -424,7 +422,7 @@ def test_one_line_is_limited_to_200_characters() -> None:
 
 
 async def hang(dialog: SmtpDialog) -> str | None:
-    """Say nothing until the client hangs up."""
+    """Stay silent until the client hangs up."""
     while await dialog.reader.read(1024):
         pass
     return None
@@ -444,7 +442,7 @@ def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: py
 async def test_configured_relay_cannot_be_private_address(
     message_factory: MessageFactory, settings: Settings, host: str
 ) -> None:
-    """Its greeting would be read out in the attempt: whoever edits a channel could scan what stands behind us."""
+    """The attempt would show its greeting: an editor of channels could scan internal ports."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
     async with RelayServer() as relay:
         url = relay.url.replace("127.0.0.1", host)
@@ -453,7 +451,7 @@ async def test_configured_relay_cannot_be_private_address(
         assert outcome.reason == "private_address"
         assert relay.talks == []
 
-        settings.AFTERTOUCH_EMAIL_URL = relay.url  # the administrator's own may stand next door
+        settings.AFTERTOUCH_EMAIL_URL = relay.url  # the administrator's own may be in the same network
         channel = Email({}, TIMEOUT)
         outcome = await channel.send(message_factory.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
         assert isinstance(outcome, Delivered)

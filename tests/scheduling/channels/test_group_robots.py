@@ -12,10 +12,10 @@ from scheduling.channels.robots.base import Robot, encode_json
 from scheduling.channels.robots.dingtalk import DingTalk, sign_url
 from scheduling.channels.robots.feishu import Feishu, signature_fields
 from scheduling.channels.robots.wecom import WeCom
-from tests.scheduling.channels.receivers import Answer, MessageFactory, Receiver, always, never, reply
+from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, time_out
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
 
-TIMEOUT = timedelta(seconds=5)
+TIMEOUT = timedelta(seconds=30)
 PATHS = {
     WeCom: "/cgi-bin/webhook/send?key=k",
     DingTalk: "/robot/send?access_token=t",
@@ -179,9 +179,9 @@ async def test_robot_error_detail_can_be_stored(message_factory: MessageFactory,
 
 @every
 async def test_robot_timeout_is_unknown_and_sent_once(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    async with Receiver(lambda request, writer: never()) as receiver:
+    async with Receiver(time_out) as receiver:
         message = message_factory.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
-        outcome = await robot({}, timedelta(seconds=1)).send(message, datetime.now(UTC) + TIMEOUT)
+        outcome = await robot({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Unknown)
     assert len(receiver.requests) == 1
@@ -253,3 +253,106 @@ async def test_dingtalk_slash_is_sent_as_2f(message_factory: MessageFactory, mon
         await DingTalk({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert receiver.requests[0].target.endswith("&sign=a%2Fb%2Bc%3D")
+
+
+OK = always(reply(200, b'{"errcode":0,"code":0}'))
+LETTER = "新订单 <b>\n请尽快处理\n[查看](https://shop.example.com/o/1)\n[拒绝](https://shop.example.com/o/2)"
+
+
+async def posted(
+    message_factory: MessageFactory, robot: type[Robot], config: dict[str, Any], **changes: Any
+) -> dict[str, Any]:
+    async with Receiver(OK) as receiver:
+        url = receiver.url.removesuffix("/hook") + PATHS[robot]
+        message = message_factory.message(target={"url": url}, **changes)
+        outcome = await robot(config, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
+        assert isinstance(outcome, Delivered), outcome
+        document: dict[str, Any] = receiver.requests[0].json
+        return document
+
+
+@every
+@pytest.mark.parametrize("form", ["text", "markdown"])
+async def test_robot_mentions_members_of_the_last_line(
+    message_factory: MessageFactory, robot: type[Robot], form: str
+) -> None:
+    body = "有新订单\n@all @13800138000 @zhangsan"
+    document = await posted(message_factory, robot, {"format": form, "mentions": True}, body=body)
+
+    expected: dict[Any, Any] = {
+        (WeCom, "text"): {"msgtype": "text", "text": {
+            "content": "有新订单", "mentioned_list": ["zhangsan", "@all"], "mentioned_mobile_list": ["13800138000"],
+        }},
+        (WeCom, "markdown"): {"msgtype": "markdown", "markdown": {"content": "有新订单<@zhangsan>"}},
+        (Feishu, "text"): {"msg_type": "text", "content": {
+            "text": '有新订单 <at user_id="all"></at> <at user_id="zhangsan"></at>',
+        }},
+        (Feishu, "markdown"): {"msg_type": "interactive", "card": {
+            "config": {"wide_screen_mode": True},
+            "elements": [{"tag": "markdown", "content": "有新订单 <at id=all></at> <at id=zhangsan></at>"}],
+        }},
+    }  # fmt: skip
+    if robot is DingTalk:
+        assert document["at"] == {"atMobiles": ["13800138000"], "atUserIds": ["zhangsan"], "isAtAll": True}
+        assert "有新订单 @13800138000 @zhangsan" in document[form].values()
+    else:
+        assert document == expected[robot, form]
+
+
+@every
+async def test_robot_without_the_setting_mentions_no_member(
+    message_factory: MessageFactory, robot: type[Robot]
+) -> None:
+    document = await posted(message_factory, robot, {}, body="客户说：\n@all")
+    text = json.dumps(document, ensure_ascii=False)
+    assert "客户说：\\n@all" in text
+    assert not {"mentioned_list", "at"} & {*document, *document.get("text", {})}
+    assert "<at" not in text
+
+
+async def test_robot_cards_have_title_and_buttons(message_factory: MessageFactory) -> None:
+    documents = [
+        await posted(message_factory, robot, {"format": "card"}, subject="", body=LETTER)
+        for robot in (WeCom, DingTalk, Feishu)
+    ]
+    links = ["https://shop.example.com/o/1", "https://shop.example.com/o/2"]
+    wecom, dingtalk, feishu = documents
+    assert wecom == {
+        "msgtype": "template_card",
+        "template_card": {
+            "card_type": "text_notice",
+            "main_title": {"title": "新订单 <b>"},
+            "sub_title_text": "请尽快处理",
+            "jump_list": [{"type": 1, "title": "查看", "url": links[0]}, {"type": 1, "title": "拒绝", "url": links[1]}],
+            "card_action": {"type": 1, "url": links[0]},
+        },
+    }
+    assert dingtalk == {
+        "msgtype": "actionCard",
+        "actionCard": {
+            "title": "新订单 <b>",
+            "text": "请尽快处理",
+            "btns": [{"title": "查看", "actionURL": links[0]}, {"title": "拒绝", "actionURL": links[1]}],
+        },
+    }
+    assert feishu["card"]["header"]["title"]["content"] == "新订单 <b>"
+    assert [each["url"] for each in feishu["card"]["elements"][1]["actions"]] == links
+
+
+@every
+@pytest.mark.parametrize("letter", ["您", "👩‍👩‍👧", '"'])
+async def test_robot_long_card_keeps_its_buttons(
+    message_factory: MessageFactory, robot: type[Robot], letter: str
+) -> None:
+    body = letter * 30_000 + "\n[查看](https://shop.example.com/o/1)"
+    document = await posted(message_factory, robot, {"format": "card"}, subject="标题", body=body)
+    assert "https://shop.example.com/o/1" in json.dumps(document)
+    assert len(encode_json(document)) <= 20_000
+
+
+@pytest.mark.parametrize("robot", [WeCom, DingTalk])
+async def test_robot_card_without_button_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
+    outcome = await robot({"format": "card"}, TIMEOUT).send(
+        message_factory.message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"}), datetime.now(UTC) + TIMEOUT
+    )
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")

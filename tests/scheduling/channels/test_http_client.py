@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import ssl
 import threading
@@ -23,11 +24,21 @@ from scheduling.channels.http_client import (
     shared_transport,
 )
 from scheduling.channels.ssrf import PrivateHosts
-from tests.scheduling.channels.receivers import Receiver, Request, always, never, read_request, reply, reset
+from tests.scheduling.channels.http_receivers import (
+    Receiver,
+    Request,
+    always,
+    end_time_limits,
+    never,
+    read_request,
+    reply,
+    reset,
+    time_out,
+)
 
 LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
 SHORT = timedelta(seconds=1)
-LONG = timedelta(seconds=10)
+LONG = timedelta(seconds=30)
 
 
 @asynccontextmanager
@@ -69,24 +80,33 @@ async def test_post_does_not_follow_redirects() -> None:
 
 
 async def test_post_without_reply_is_no_answer() -> None:
-    async with Receiver(lambda request, writer: never()) as receiver, transport() as out:
+    async with Receiver(time_out) as receiver, transport() as out:
         with pytest.raises(NoAnswer) as failure:
-            await post(out, receiver.url, SHORT)
+            await post(out, receiver.url)
 
     assert failure.value.reason == "timeout"
+
+
+async def drip_forever(
+    writer: asyncio.StreamWriter, piece: bytes = b"a", *, ends_at: int = 20, pause: float = 0.01
+) -> None:
+    """Write pieces without an end. The time limits end at piece `ends_at`."""
+    for number in itertools.count():
+        if number == ends_at:
+            end_time_limits()
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause)
 
 
 async def test_post_dripping_headers_end_at_the_deadline() -> None:
     async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
-        while True:
-            writer.write(b"a")
-            await writer.drain()
-            await asyncio.sleep(0.01)
+        await drip_forever(writer)
 
     async with Receiver(drip) as receiver, transport() as out:
         with pytest.raises(NoAnswer) as failure:
-            await post(out, receiver.url, SHORT)
+            await post(out, receiver.url)
 
         await receiver.gone.wait()  # the connection is not kept
     assert failure.value.reason == "timeout"
@@ -95,13 +115,10 @@ async def test_post_dripping_headers_end_at_the_deadline() -> None:
 async def test_post_dripping_body_is_incomplete() -> None:
     async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
-        while True:
-            writer.write(b"a")
-            await writer.drain()
-            await asyncio.sleep(0.01)
+        await drip_forever(writer)
 
     async with Receiver(drip) as receiver, transport() as out:
-        response = await post(out, receiver.url, SHORT)
+        response = await post(out, receiver.url)
 
     assert (response.status, response.complete, response.headers["retry-after"]) == (503, False, "7")
     assert 0 < len(response.body) < 1000
@@ -218,14 +235,11 @@ async def test_post_header_flood_is_no_answer() -> None:
 
 async def test_post_endless_100_continue_is_no_answer() -> None:
     async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
-        while True:
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await writer.drain()
-            await asyncio.sleep(0)
+        await drip_forever(writer, b"HTTP/1.1 100 Continue\r\n\r\n", ends_at=1000, pause=0)
 
     async with Receiver(go_on) as receiver, transport() as out:
         with pytest.raises(NoAnswer):
-            await post(out, receiver.url, SHORT)
+            await post(out, receiver.url)
 
 
 async def test_post_refused_connection_is_not_sent() -> None:
@@ -271,7 +285,7 @@ async def test_post_plain_server_on_https_is_not_sent() -> None:
 
 
 async def test_post_hanging_handshake_is_not_sent() -> None:
-    # The kernel accepts into the backlog; nobody ever speaks TLS.
+    # The kernel accepts into the backlog; no process speaks TLS.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with transport() as out:
             with pytest.raises(NotSent) as failure:

@@ -1,4 +1,4 @@
-"""What every kind of channel owes to the code that uses it."""
+"""The contract of every channel kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ from scheduling.channels.log import Log
 from scheduling.channels.robots.dingtalk import DingTalk
 from scheduling.channels.robots.feishu import Feishu
 from scheduling.channels.robots.wecom import WeCom
+from scheduling.channels.vendors.declared import DeclaredHttp
+from scheduling.channels.vendors.sms import AliyunSms, TencentSms
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
+from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
 from scheduling.channels.webhook import Webhook
-from tests.scheduling.channels.receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import MessageFactory
 
 MINIMAL: dict[type[Any], dict[str, Any]] = {
     Webhook: {"url": "https://example.com/"}, WeCom: {}, DingTalk: {}, Feishu: {}, Email: {}, Log: {},
+    WeComApp: {"corp_id": "ww1", "agent_id": 7, "secret": "s"},
+    WeChatService: {"corp_id": "ww1", "open_kfid": "wk1", "secret": "s"}, DeclaredHttp: {"url": "https://example.com/"},
+    OfficialAccount: {"app_id": "wx1", "secret": "s"}, MiniProgram: {"app_id": "wx1", "secret": "s"},
+    AliyunSms: {"access_key_id": "a", "sign_name": "n", "secret": "s"},
+    TencentSms: {"secret_id": "a", "sdk_app_id": 1, "sign_name": "n", "secret": "s"},
 }  # fmt: skip
 every = pytest.mark.parametrize("kind", list(MINIMAL))
 

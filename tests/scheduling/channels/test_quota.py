@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from pytest_django import Settings
 from redis import Redis
 from redis.connection import Connection
 
@@ -16,8 +16,8 @@ from config.local.processes import select_port
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import UNAVAILABLE_DELAY, Grant, QuotaGate
 
-ZERO = timedelta(0)
-MINUTE = timedelta(minutes=1)
+ZERO, MILLISECOND = timedelta(0), timedelta(milliseconds=1)
+MICROSECOND, MINUTE, HOUR = timedelta(microseconds=1), timedelta(minutes=1), timedelta(hours=1)
 TWENTY = (Quota(20, MINUTE),)
 KEY = "wecom:https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=secret"
 
@@ -88,8 +88,9 @@ def test_quota_tighter_limit_decides(gate: QuotaGate) -> None:
 
 def test_quota_slot_is_free_at_the_stated_time(gate: QuotaGate, server: Redis) -> None:
     quota = (Quota(1, timedelta(milliseconds=30)),)
-    gate.acquire(quota, {KEY: 1})
-    wait = gate.acquire(quota, {KEY: 1})[KEY].next_in / timedelta(microseconds=1)
+    while (denied := gate.acquire(quota, {KEY: 1})[KEY]).granted:
+        pass  # the first, and one more for each window that the machine stalls
+    wait = denied.next_in / MICROSECOND
     free_at = _microseconds(server) + wait
 
     while _microseconds(server) <= free_at:
@@ -141,11 +142,55 @@ def test_quota_muted_target_gets_no_grant(gate: QuotaGate) -> None:
     assert timedelta(minutes=9) < grant.next_in <= timedelta(minutes=10)
 
 
+def test_quota_shorter_mute_does_not_shorten_a_longer_one(gate: QuotaGate) -> None:
+    for minutes in (1, 10, 1):
+        assert gate.throttle(KEY, minutes * MINUTE)
+
+    assert timedelta(minutes=9) < gate.acquire(TWENTY, {KEY: 1})[KEY].next_in <= timedelta(minutes=10)
+
+
 def test_quota_script_is_reloaded_after_flush(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 1})
     server.script_flush()
 
     assert gate.acquire(TWENTY, {KEY: 1, "b": 2}) == {KEY: Grant(1, ZERO), "b": Grant(2, ZERO)}
+
+
+def test_quota_keeps_the_grants_that_another_row_counts(gate: QuotaGate, server: Redis) -> None:
+    """Two channel rows with one receiver: the second has a small limit in a short window."""
+    gate.acquire((Quota(3, HOUR),), {KEY: 3})
+    for _ in range(5):
+        assert gate.acquire((Quota(5, MILLISECOND),), {KEY: 1})[KEY].granted == 1
+        until = _microseconds(server) + 5_000
+        while _microseconds(server) <= until:
+            pass
+
+    grant = gate.acquire((Quota(3, HOUR),), {KEY: 1})[KEY]
+    assert grant.granted == 0
+    assert grant.next_in > HOUR - MINUTE
+    (name,) = server.keys()
+    assert HOUR - MINUTE < timedelta(milliseconds=server.pttl(name)) <= HOUR + MILLISECOND
+
+
+def test_moved_slot_of_another_row_keeps_all_grants(gate: QuotaGate, server: Redis) -> None:
+    gate.acquire((Quota(3, HOUR),), {KEY: 3})
+    short = (Quota(5, MILLISECOND),)
+    slot = gate.acquire(short, {KEY: 1})[KEY].slot
+    while gate.move(short, KEY, slot)[0] in (0, slot):
+        pass
+
+    (name,) = server.keys()
+    assert server.llen(name) == 4
+    assert timedelta(milliseconds=server.pttl(name)) > HOUR - MINUTE
+    assert gate.acquire((Quota(3, HOUR),), {KEY: 1})[KEY].granted == 0
+
+
+def test_log_of_one_row_is_no_longer_than_its_limit(gate: QuotaGate, server: Redis) -> None:
+    quotas = (Quota(3, 2 * MILLISECOND), Quota(20, 20 * MILLISECOND))
+    granted = 0
+    while granted < 100:
+        granted += gate.acquire(quotas, {KEY: 2})[KEY].granted
+        assert max(map(server.llen, server.keys()), default=0) <= 20
 
 
 def test_quota_clock_set_back_shortens_no_window(gate: QuotaGate, server: Redis) -> None:
@@ -181,7 +226,7 @@ def test_quota_without_redis_grants_nothing() -> None:
     gate.close()
 
 
-def test_quota_silent_redis_times_out(settings: Any) -> None:
+def test_quota_silent_redis_times_out(settings: Settings) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, redis_quota=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         gate = QuotaGate.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
@@ -190,7 +235,7 @@ def test_quota_silent_redis_times_out(settings: Any) -> None:
 
         connection, _ = silent.accept()
         with connection:
-            connection.settimeout(20)
+            connection.settimeout(60)
             while connection.recv(4096):  # it asked, and hung up without an answer
                 pass
         gate.close()
@@ -214,3 +259,51 @@ def test_quota_margin_widens_each_window(server: Redis, valkey_url: str) -> None
 def _microseconds(server: Redis) -> int:
     seconds, microseconds = server.time()
     return int(seconds * 1_000_000 + microseconds)
+
+
+def test_moved_slot_counts_from_now(gate: QuotaGate, server: Redis) -> None:
+    quota = (Quota(2, HOUR),)
+    slot = gate.acquire(quota, {KEY: 2})[KEY].slot
+    age_grants(server, HOUR * 3 / 4)
+
+    moved, wait = gate.move(quota, KEY, slot - HOUR * 3 / 4 // MICROSECOND)
+
+    assert moved >= slot
+    assert wait == ZERO
+    age_grants(server, HOUR / 2)
+    assert gate.acquire(quota, {KEY: 2})[KEY].granted == 1, "the slot that was moved still counts"
+
+
+def test_slot_moves_only_where_its_window_has_a_place(gate: QuotaGate, server: Redis) -> None:
+    quota = (Quota(2, HOUR),)
+    late = gate.acquire(quota, {KEY: 2})[KEY].slot - HOUR // MICROSECOND
+    age_grants(server, HOUR)
+    later = gate.acquire(quota, {KEY: 2})[KEY]
+    assert later.granted == 2
+
+    moved, wait = gate.move(quota, KEY, late)
+
+    assert moved == 0
+    assert ZERO < wait <= HOUR
+    age_grants(server, HOUR)
+    assert gate.move(quota, KEY, late - HOUR // MICROSECOND)[0] >= later.slot
+
+
+def test_muted_or_unreachable_target_moves_no_slot(gate: QuotaGate) -> None:
+    slot = gate.acquire(TWENTY, {KEY: 1})[KEY].slot
+    gate.throttle(KEY, MINUTE)
+
+    moved, wait = gate.move(TWENTY, KEY, slot)
+    assert moved == 0
+    assert wait > timedelta(seconds=50)
+
+    unreachable = QuotaGate(Redis(port=select_port(), socket_connect_timeout=0.2))
+    assert unreachable.move(TWENTY, KEY, slot) == (0, UNAVAILABLE_DELAY)
+
+
+def age_grants(server: Redis, span: timedelta) -> None:
+    """Let time pass for all grants."""
+    for name in server.keys("at:quota:*:log"):
+        earlier = [int(instant) - span // MICROSECOND for instant in server.lrange(name, 0, -1)]
+        server.delete(name)
+        server.rpush(name, *earlier)

@@ -13,7 +13,7 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.scheduling.channels.receivers import Request, reply
+from tests.scheduling.channels.http_receivers import Request, reply
 
 Verdict = Mapping[str, Any]
 

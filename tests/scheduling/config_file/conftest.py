@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scheduling.models import Configuration
-from tests.config_files import Apply as Apply
-from tests.config_files import apply as apply
-from tests.config_files import export as export
-from tests.config_files import refusal_of as refusal_of
+from tests.support.config_files import Apply as Apply
+from tests.support.config_files import apply as apply
+from tests.support.config_files import export as export
+from tests.support.config_files import refusal_of as refusal_of
 
 BASE_CONFIG = """
 version: 1

@@ -12,10 +12,11 @@ from pytest_django import Settings
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import KEY, Field, Text
 from scheduling.models import Stage
+from tests.support.config_files import Apply
 
 
 class Platforms(RowSection):
-    """Stands on the table of stages: what it is about is the table of fields."""
+    """It is on the table of stages: its content is about the table of fields."""
 
     name = "platforms"
     noun = "platform"
@@ -45,7 +46,9 @@ def test_section_of_missing_app_names_the_app(refusal_of: Callable[..., list[str
     assert refusal_of("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
 
 
-def test_other_app_section_check_is_called(apply: Any, refusal_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_app_section_check_is_called(
+    apply: Apply, refusal_of: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scheduling.errors import InvalidInput
 
     def check(self: Any, values: Any, draft: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import time, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.communities import Communities
 from scheduling.errors import Conflict
 from scheduling.models import (
     ChannelConfig,
@@ -29,6 +32,7 @@ from scheduling.models import (
     Template,
     TemplateText,
 )
+from tests.scheduling.core.conftest import WAIT_LIMIT
 
 Apply = Callable[..., str]
 HOOK = "https://192.0.2.7.example.org/hook"
@@ -211,6 +215,19 @@ def test_apply_absent_section_is_unchanged(apply: Apply, base_config: str) -> No
     assert Stage.objects.get().retired_at is None
 
 
+def test_apply_distinguishes_true_from_one_in_a_condition(apply: Apply, base_config: str) -> None:
+    """For Python `True == 1`, but a condition compares with types."""
+    node = base_config.rstrip().removesuffix("}")
+    versions = []
+    for value in ("1", "true", "1"):
+        assert "no changes" not in apply(
+            f"{node}, when: {{all: [{{field: event.data.n, op: eq, value: {value}}}]}}}}\n"
+        )
+        versions.append(Node.objects.get().version)
+        assert f'"value": {value}' in json.dumps(Node.objects.get().when)
+    assert versions == [1, 2, 3]
+
+
 def test_apply_ignores_recorded_communities(apply: Apply, export: Apply) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('c9', '', '')")
@@ -263,11 +280,52 @@ def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply)
     assert apply(whole) == "no changes\n"
 
 
+def test_counted_conversations_are_read_only_if_listed(apply: Apply, export: Apply) -> None:
+    apply("communities: [{chat_id: named, name: Regulars}]")
+    with connection.cursor() as cursor:  # as delivery does
+        cursor.execute(
+            "INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('c1', '', ''), ('c2', '', '')"
+        )
+    assert [row.chat_id for row in Communities().stored()] == ["named"]
+    assert apply(export()) == "no changes\n"
+    assert "  ~ c1\n" in apply("communities: [{chat_id: named, name: Regulars}, {chat_id: c1, name: New}]")
+    assert dict(Community.objects.values_list("chat_id", "name")) == {"named": "Regulars", "c1": "New", "c2": ""}
+
+
+@pytest.mark.parametrize("kind", ["log", "inapp", "rpa"])
+def test_channel_named_as_target_does_not_reveal_it(apply: Apply, export: Apply, kind: str) -> None:
+    target = "{wecom: {url: 'https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=s3'}}"
+    apply(f"communities: [{{chat_id: c1, targets: {target}}}]")
+    ChannelConfig.objects.create(key="wecom", kind=kind)
+    shown = export()
+    assert ("s3" in shown, "url: (kept)" in shown) == (False, True)
+    assert "s3" not in apply("communities: [{chat_id: c1, targets: {}}]", "--dry-run")
+
+
 def test_apply_kept_secret_of_other_kind_is_refused(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
     apply(f"channels: [{{key: hook, kind: webhook, url: '{HOOK}'}}]")
     assert refusal_of("channels: [{key: hook, kind: email, url: (kept)}]")[0] == (
         "channels[0].url: there is nothing stored to keep"
     )
+
+
+@pytest.mark.parametrize("place", ["/send", "/token"])
+def test_apply_kept_secret_of_other_host_is_refused(
+    apply: Apply, refusal_of: Callable[..., list[str]], place: str
+) -> None:
+    channel = """
+    channels:
+      - {key: sms, kind: http, url: "https://api.example.com/send", secret: long-secret,
+         token: {url: "https://api.example.com/token", body: {secret: "{{ channel.secret }}"}}}
+    """
+    apply(channel)
+    kept = channel.replace("long-secret", "(kept)")
+    problem = "channels[0].secret: must be entered again for another host"
+    for other in (f"evil.example.com{place}", f"api.example.com:8443{place}"):
+        assert refusal_of(kept.replace(f"api.example.com{place}", other))[0] == problem
+    apply(kept.replace(place, f"/v2{place}"))
+    assert ChannelConfig.objects.get().config["secret"] == "long-secret"
+    apply(channel.replace(f"api.example.com{place}", f"other.example.com{place}"))
 
 
 def test_store_plan_refuses_concurrent_edit(apply: Apply, base_config: str) -> None:
@@ -302,13 +360,13 @@ def test_store_plan_waits_for_open_edit_and_refuses(base_config: str) -> None:
         Node.objects.update(delay=timedelta(minutes=1))
         thread = threading.Thread(target=apply_later)
         thread.start()
-        planned_already.wait(10)
-    thread.join(20)
+        assert planned_already.wait(WAIT_LIMIT)
+    thread.join(WAIT_LIMIT)
     assert [type(each) for each in outcome] == [Conflict]
     assert Node.objects.get().delay == timedelta(minutes=1)
 
 
-def test_export_with_secrets_is_private_file(apply: Apply, base_config: str, tmp_path: Any) -> None:
+def test_export_with_secrets_is_private_file(apply: Apply, base_config: str, tmp_path: Path) -> None:
     apply(base_config)
     call_command("export_config", str(tmp_path / "open.yaml"))
     call_command("export_config", str(tmp_path / "closed.yaml"), "--with-secrets")
@@ -316,3 +374,35 @@ def test_export_with_secrets_is_private_file(apply: Apply, base_config: str, tmp
     assert (tmp_path / "closed.yaml").stat().st_mode & 0o777 == 0o600
     with pytest.raises(CommandError, match="No such file or directory"):
         call_command("export_config", str(tmp_path / "nowhere" / "x.yaml"))
+
+
+PERSONS = """
+version: 1
+channels:
+  - {key: members, kind: wecom_app, corp_id: ww1, agent_id: 7, secret: a-long-secret, format: card, quotas: [30/1m]}
+  - {key: notices, kind: wechat_official, app_id: wx1, secret: a-long-secret, type: subscription}
+  - {key: sms, kind: sms_tencent, secret_id: a, secret: a-long-secret, sdk_app_id: 14, sign_name: 示例}
+  - key: texts
+    kind: http
+    url: "https://api.vendor.example.com/send?key=a-long-secret"
+    secret: a-long-secret
+    headers: {X-Id: "{{ message.id }}"}
+    body: {to: ["{{ message.address }}"], flash: false, at: null, rate: 1.5}
+    token: {url: "https://api.vendor.example.com/token", body: {a: "{{ channel.secret }}"}, lifetime: 1h}
+    success: {field: code, op: in, value: [0, ok]}
+    code_field: code
+    errors: [{code: [1, x], then: retry, after: 1m}]
+"""
+
+
+@pytest.mark.django_db
+def test_apply_exported_person_channels_changes_nothing(apply: Apply, export: Apply) -> None:
+    apply(PERSONS)
+    before = {row.key: (row.config, row.version) for row in ChannelConfig.objects.all()}
+
+    text = export()
+    said = apply(text)
+
+    assert "a-long-secret" not in text + said
+    assert {row.key: (row.config, row.version) for row in ChannelConfig.objects.all()} == before
+    assert before["texts"][0]["body"] == {"to": ["{{ message.address }}"], "flash": False, "at": None, "rate": 1.5}

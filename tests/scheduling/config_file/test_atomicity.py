@@ -58,7 +58,7 @@ def test_apply_config_killed_late_stores_nothing(apply: Callable[..., str], tmp_
     ):
         assert wait_until(lambda: waits_for_a_lock(NAME), 60)
         process.kill()
-        process.wait(20)
+        process.wait(60)
     assert wait_until(lambda: not is_connected(NAME), 60)
 
     assert count_rows() == [0, 0, 0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -13,9 +14,15 @@ from django.core.management import call_command
 from django.db import connection
 from pytest_django import Settings
 
+from rpa_tasks.configuration.validation import check_flow
+from rpa_tasks.models import Flow, Platform
+from scheduling.configuration import snapshot
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
+from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating.rendering import render_message
+from sessions.models import SilencePolicy
+from tests.scheduling.core.conftest import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db
 
@@ -33,10 +40,10 @@ def bootstrap() -> str:
 
 
 def test_bootstrap_stores_the_shipped_matrix() -> None:
-    assert bootstrap().startswith("Shipped matrix: 5 nodes\n")
+    assert bootstrap().startswith("Shipped matrix: 10 nodes\n")
     assert [
         (node.stage.name, node.trigger, node.delay.total_seconds(), node.template.content_type, node.channel.kind)
-        for node in Node.objects.all()
+        for node in Node.objects.filter(enabled=True)
     ] == [
         ("售前", "material.downloaded", 900, "guide", "log"),
         ("售中", "order.paid", 7200, "order-followup", "log"),
@@ -44,13 +51,65 @@ def test_bootstrap_stores_the_shipped_matrix() -> None:
         ("流失预警", "customer.inactive", 86400, "winback", "log"),
         ("会话中", "session.silent", 0, "silence-guide", "inapp"),
     ]
+    example = Node.objects.get(enabled=False, trigger="order.paid")
+    window = {"days": ["working"], "from": "09:00", "to": "18:00", "calendar": "china"}
+    assert (example.at_day, example.send_window) == ("next_working", [window])
+    assert example.when == {"all": [{"field": "customer.events.order.paid.count", "op": "eq", "value": 0}]}
     silent = Node.objects.get(trigger="session.silent")
     assert (silent.guard_cap, silent.guard_dedupe, silent.guard_conversation, silent.guard_quiet_hours) == (
         "count_only", "ignore", "ignore", "ignore",
     )  # fmt: skip
     assert list(HarassmentRule.objects.values_list("kind", "limit", "enabled")) == [
         ("cap", 3, True), ("dedupe", None, True), ("conversation", None, True), ("quiet_hours", None, False),
+        ("cap", 1, False), ("dedupe", None, False),
     ]  # fmt: skip
+
+
+def test_shipped_dynamic_delays_are_those_of_the_matrix_without_a_level() -> None:
+    bootstrap()
+    config = snapshot.current()
+    dynamic = [node for node in config.nodes.values() if node.dynamic]
+    assert [node.key for node in dynamic] == ["aftersale-completed", "churn-inactive"]
+    at = datetime(2026, 3, 3, tzinfo=UTC)
+    for node in dynamic:
+        plain, vip = (
+            delay_for(node, CustomerSpec(1, "ann", level=level, last_active_at=at), config.delay_rules, occurred_at=at)
+            for level in ("", "vip")
+        )
+        assert plain == node.delay > vip
+
+
+def test_shipped_nodes_have_goals_and_one_holdout() -> None:
+    bootstrap()
+    nodes = Node.objects.filter(enabled=True).exclude(trigger="session.silent")
+    assert not nodes.filter(goal_event="").exists()
+    assert list(nodes.exclude(holdout_percent=0).values_list("key", "holdout_percent")) == [("churn-inactive", 5)]
+
+
+def test_bootstrap_stores_the_silence_policies_of_the_published_case() -> None:
+    bootstrap()
+    rows = SilencePolicy.objects.exclude(key="default")
+    assert {row.key: (row.threshold.total_seconds(), row.tags, row.after) for row in rows} == {
+        "new": (30, ["new"], "any"), "returning": (180, ["returning"], "any"), "vip": (180, ["vip"], "any"),
+    }  # fmt: skip
+
+
+def test_bootstrap_stores_platforms_and_flows_that_are_not_in_use() -> None:
+    assert "Shipped platforms, not in use: pdd, temu, tiktok\n" in bootstrap()
+    flows = Flow.objects.select_related("platform").order_by("platform__key", "task_type")
+    assert [flow.name for flow in flows] == [
+        f"{key}_{task}" for key in ("pdd", "temu", "tiktok") for task in ("batch_reply", "refresh_goods", "sync_order")
+    ]
+    assert all(flow.retired_at and flow.platform.retired_at for flow in flows)
+    assert flows[0].command == [
+        "rpa-cli", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
+    ]  # fmt: skip
+    for flow in flows:
+        check_flow({name: getattr(flow, name) for name in ("task_type", "command", "timeout", "exit_codes")})
+    Flow.objects.filter(platform__key="pdd").delete()
+    Platform.objects.filter(key="pdd").delete()
+    assert "platforms" not in bootstrap()
+    assert Platform.objects.count() == 2, "what an operator deleted does not return"
 
 
 def test_shipped_texts_render_in_both_languages(matrix_event: EventSpec) -> None:
@@ -66,8 +125,6 @@ def test_shipped_texts_render_in_both_languages(matrix_event: EventSpec) -> None
 
 @pytest.fixture
 def matrix_event() -> EventSpec:
-    from datetime import UTC, datetime
-
     from scheduling.ids import new_id
 
     return EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
@@ -91,7 +148,7 @@ def test_bootstrap_keeps_existing_configuration() -> None:
     assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
     Node.objects.filter(trigger="order.paid").delete()
     bootstrap()
-    assert Node.objects.count() == 4
+    assert Node.objects.count() == 8
 
 
 def test_bootstrap_names_event_types() -> None:
@@ -100,8 +157,11 @@ def test_bootstrap_names_event_types() -> None:
     bootstrap()
     assert set(EventType.objects.filter(is_activity=False).values_list("key", "name")) == {
         ("customer.inactive", "客户沉寂"), ("session.silent", "会话沉默"), ("order.paid", "付款"),
+        ("touch.delivered", "触达已送达"), ("touch.failed", "触达失败"), ("touch.suppressed", "触达被拦截"),
+        ("touch.cancelled", "触达已取消"), ("touch.unknown", "触达结果不明"),
+        ("session.unanswered", "客服未回复"), ("touch.bounced", "触达被退回"),
     }  # fmt: skip
-    assert EventType.objects.count() == 9
+    assert EventType.objects.count() == 19
 
 
 def test_bootstrap_groups_have_nested_permissions() -> None:
@@ -112,6 +172,7 @@ def test_bootstrap_groups_have_nested_permissions() -> None:
     assert {"view_touch", "view_node", "view_failedtask"} <= may["viewer"]
     assert may["operator"] - may["viewer"] == {
         "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch", "run_job", "cancel_job",
+        "take_over_shop",
     }  # fmt: skip
     assert {"add_node", "change_harassmentrule", "delete_channelconfig", "change_customer"} <= may["editor"]
     assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
@@ -155,7 +216,9 @@ def test_bootstrap_does_not_print_changed_password() -> None:
 
 def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: Path) -> None:
     settings.AFTERTOUCH_DEMO = False
-    assert bootstrap() == "Shipped matrix: 5 nodes\n"
+    assert bootstrap().splitlines() == [
+        "Shipped matrix: 10 nodes", "Shipped platforms, not in use: pdd, temu, tiktok"
+    ]  # fmt: skip
     del settings.AFTERTOUCH_DEMO
     assert bootstrap() == ""
     assert not get_user_model().objects.exists()
@@ -179,8 +242,8 @@ def test_concurrent_bootstraps_ship_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_LIMIT)
     assert failed == []
     assert sorted("Shipped" in each for each in said) == [False, False, True]
     assert len({each.splitlines()[-1] for each in said}) == 1
-    assert Node.objects.count() == 5
+    assert Node.objects.count() == 10

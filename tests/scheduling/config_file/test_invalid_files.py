@@ -1,10 +1,11 @@
-"""Everything that is wrong is said at once, by its path, and nothing is stored."""
+"""All errors are reported at once by their path, and nothing is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, Node, Stage, Template
 
@@ -22,8 +23,9 @@ def with_node(base_config: str, rest: str) -> str:
     ("section", "message"),
     [
         ("version: 2", "version: must be 1"),
-        ("node: []", "node: is not known here; known are version, channels, templates, communities, stages, nodes, "
-         "delay_rules, harassment_rules, platforms, flows, shops, silence_policies, campaigns"),
+        ("node: []", "node: is not known here; known are version, channels, templates, "
+         "communities, calendars, stages, nodes, delay_rules, harassment_rules, holdout, webhooks, platforms, flows, "
+         "shops, silence_policies, campaigns"),
         ("nodes: {}", "nodes: must be a list"),
         ("nodes:", "nodes: must be a list"),
         ("stages: [x]", "stages[0]: must be a mapping"),
@@ -36,8 +38,13 @@ def with_node(base_config: str, rest: str) -> str:
         ("stages: [{key: a, position: first}]", "stages[0].position: must be a whole number"),
         ("stages: [{key: a, colour: red}]", "stages[0].colour: is not known here; known are key, name, position"),
         ("channels: [{key: a, kind: fax}]",
-         "channels[0].kind: there is no channel kind “fax”; available: dingtalk, email, feishu, inapp, log, rpa, "
-         "webhook, wecom"),
+         "channels[0].kind: there is no channel kind “fax”; available: dingtalk, email, feishu, http, inapp, log, "
+         "rpa, sms_aliyun, sms_tencent, webhook, wechat_kf, wechat_miniprogram, wechat_official, wecom, wecom_app"),
+        ("channels: [{key: a, kind: wecom_app, corp_id: w, agent_id: 1}]", "channels[0].secret: is missing"),
+        ("channels: [{key: a, kind: http, url: 'https://a.example.com/', body: {a: '{{ user.name }}'}}]",
+         "channels[0].body.a: line 1: unknown variable “user”; available: channel, event, message, values"),
+        ("channels: [{key: a, kind: http, url: 'https://a.example.com/', code_field: c, errors: [{code: 1, then: x}]}]",
+         "channels[0].errors.0.then: must be one of permanent, retry, quota, address_invalid, refresh_token, unknown"),
         ("channels: [{key: a, kind: webhook}]", "channels[0].url: is missing"),
         ("channels: [{key: a, kind: log, url: x}]", "channels[0].url: is not known here; known are none"),
         ("channels: [{key: a, kind: log, timeout: 21s}]", "channels[0].timeout: must not be longer than 20s"),
@@ -46,7 +53,15 @@ def with_node(base_config: str, rest: str) -> str:
         ("channels: [{key: a, kind: log, retry: [10]}]",
          "channels[0].retry: “10” is not a duration; write it like 15m, 2h, 7d or 1h30m"),
         ("channels: [{key: a, kind: log, retry: [0]}]", "channels[0].retry: each must be above zero and at most 7d"),
-        ("channels: [{key: a, kind: wecom, secret: x}]", "channels[0].secret: is not known here; known are format"),
+        ("channels: [{key: a, kind: wecom, daily_limit: 0}]",
+         "channels[0].daily_limit: must be between 1 and 1000000"),
+        ("channels: [{key: a, kind: wecom, daily_limit: many}]", "channels[0].daily_limit: must be a whole number"),
+        ("channels: [{key: a, kind: wecom, daily_limit: 9, monthly_limit: 8}]",
+         "channels[0].monthly_limit: must be at least the limit of a day, 9"),
+        ("channels: [{key: a, kind: log, daily_limit: 9}]",
+         "channels[0].daily_limit: channels of the kind log call no receiver and take no limit"),
+        ("channels: [{key: a, kind: wecom, secret: x}]",
+         "channels[0].secret: is not known here; known are format, mentions"),
         ("channels: [{key: a, kind: webhook, url: (kept)}]", "channels[0].url: there is nothing stored to keep"),
         ("templates: [{key: a, content_type: t}]", "templates[0].body: is missing"),
         ("templates: [{key: a, body: x}]", "templates[0].content_type: is missing"),
@@ -58,7 +73,7 @@ def with_node(base_config: str, rest: str) -> str:
         ("templates: [{key: a, content_type: t, body: 'hi {{ user.name'}]",
          "templates[0].body: line 1: unexpected end of template, expected 'end of print statement'."),
         ("templates: [{key: a, content_type: t, body: x, subject: '{{ me }}'}]",
-         "templates[0].subject: line 1: unknown variable “me”; available: chat, event, user"),
+         "templates[0].subject: line 1: unknown variable “me”; available: chat, customer, event, user"),
         ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: t, body: y}]",
          "templates[1].locale: “zh-hans” is listed already for “a”"),
         ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: u, body: y, locale: en}]",
@@ -78,6 +93,18 @@ def with_node(base_config: str, rest: str) -> str:
         ("delay_rules: {active_factor: 0}", "delay_rules.active_factor: must be between 0.01 and 10"),
         ("delay_rules: {level: {}}",
          "delay_rules.level: is not known here; known are active_factor, active_within, by_level, default"),
+        ("calendars: [{key: a, country: XX}]",
+         "calendars[0].country: the holidays of “XX” are not known; use a code like CN, or leave it empty"),
+        ("calendars: [{key: a, timezone: Peking}]",
+         "calendars[0].timezone: “Peking” is not an IANA time zone, like Asia/Shanghai"),
+        ("calendars: [{key: a, closed: ['2026-02-30']}]",
+         "calendars[0].closed[0]: “2026-02-30” is not a day like 2026-10-10"),
+        ("calendars: [{key: a, closed: ['2026-02-01', '2026-02-01']}]",
+         "calendars[0].closed: names something twice"),
+        ("calendars: [{key: a, open: ['2026-02-28'], closed: ['2026-02-28']}]",
+         "calendars[0].open: 2026-02-28 is also among the closed days"),
+        ("calendars: [{key: a, send_window: {from: '9:00', to: '18:00', calendar: b}}]",
+         "calendars[0].send_window.calendar: there is no calendar “b”"),
         ("harassment_rules: [{}]", "harassment_rules[0].kind: is missing"),
         ("harassment_rules: [{kind: mute}]",
          "harassment_rules[0].kind: must be one of cap, dedupe, conversation, quiet_hours"),
@@ -85,8 +112,26 @@ def with_node(base_config: str, rest: str) -> str:
         ("harassment_rules: [{kind: cap, window: 24h, limit: 0}]",
          "harassment_rules[0].limit: must be between 1 and 1000000"),
         ("harassment_rules: [{kind: cap, window: 0, limit: 3}]", "harassment_rules[0].window: must be above zero"),
-        ("harassment_rules: [{kind: dedupe, window: 1h, scope: community}]",
-         "harassment_rules[0].scope: only a cap can be counted for a community"),
+        ("harassment_rules: [{kind: conversation, scope: community}]",
+         "harassment_rules[0].scope: only a cap or a dedupe can be counted for a community"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, channel: fax}]",
+         "harassment_rules[0].channel: there is no channel or channel kind “fax”"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, category: ads}]",
+         "harassment_rules[0].category: must be one of marketing, service"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, tag: 5}]",
+         "harassment_rules[0].tag: must be text; put it in quotes"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: 0}}]",
+         "harassment_rules[0].limits.vip: must be a whole number from 1 to 1000000"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: many}}]",
+         "harassment_rules[0].limits.vip: must be a whole number"),
+        ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: 5}, scope: community}]",
+         "harassment_rules[0].limits: a level belongs to a customer: a cap for a community has one limit"),
+        ("harassment_rules: [{kind: quiet_hours, from: '22:00', to: '08:00', tag: sale}]",
+         "harassment_rules[0].tag: is not known here; known are enabled, from, kind, scope, timezone, to"),
+        ("holdout: 5", "holdout: must be a mapping"),
+        ("holdout: {percent: 101}", "holdout.percent: must be between 0 and 100"),
+        ("holdout: {percent: five}", "holdout.percent: must be a number"),
+        ("holdout: {share: 5}", "holdout.share: is not known here; known are key, percent"),
         ("harassment_rules: [{kind: dedupe, window: 1h, by: body}]",
          "harassment_rules[0].by: must be one of content_type"),
         ("harassment_rules: [{kind: conversation, limit: 3}]",
@@ -118,9 +163,10 @@ def test_bad_section_is_refused(refusal_of: Refused, section: str, message: str)
         ("rollout: {percent: true}", "nodes[0].rollout.percent: must be a number"),
         ("rollout: 50", "nodes[0].rollout: must be a mapping"),
         ("rollout: {share: 5}", "nodes[0].rollout.share: is not known here; known are communities, percent"),
-        ("rollout.percent: 5", "nodes[0].rollout.percent: is not known here; known are canary, cancel_on, channel, "
-         "delay, delay_rules, dynamic, enabled, expires_after, goal, guards, holdout, key, on_repeat, over_cap, "
-         "priority, rollout, stage, template, trigger"),
+        ("rollout.percent: 5", "nodes[0].rollout.percent: is not known here; known are at, at_day, canary, cancel_on, "
+         "channel, delay, delay_rules, dynamic, enabled, expires_after, from_nodes, goal, guards, holdout, key, "
+         "name, not_before, on_repeat, over_cap, priority, rollout, send_window, stage, tags, template, trigger, "
+         "variants, when"),
         ("rollout: {communities: [c1, c1]}", "nodes[0].rollout.communities: names something twice"),
         ("over_cap: wait", "nodes[0].over_cap: must be one of suppress, defer"),
         ("expires_after: 0", "nodes[0].expires_after: must be above zero"),
@@ -141,6 +187,46 @@ def test_bad_section_is_refused(refusal_of: Refused, section: str, message: str)
         ("holdout: -1", "nodes[0].holdout: must be between 0 and 100"),
         ("guards: {cap: off}", "nodes[0].guards.cap: must be one of apply, count_only, ignore"),
         ("guards: {dedupe: count_only}", "nodes[0].guards.dedupe: must be one of apply, ignore"),
+        ("when: {all: []}", "nodes[0].when: must be “all” or “any” with a list of rows"),
+        ("when: {all: [{field: total, op: eq, value: 1}]}",
+         "nodes[0].when.all[0].field: “total” is not known; known are event.type, event.source, chat_id, "
+         "customer.level, customer.locale, customer.tags, event.data.…, customer.attributes.…, "
+         "customer.events.….count"),
+        ("when: {all: [{field: event.data.total, operator: is, value: 1}]}",
+         "nodes[0].when.all[0]: must have field, op and value, or be a group of such rows"),
+        ("when: {all: [{field: event.data.total, op: is, value: 1}]}",
+         "nodes[0].when.all[0].op: must be one of eq, ne, gt, gte, lt, lte, in, not_in, contains, not_contains, "
+         "starts_with, exists, absent"),
+        ("when: {all: [{any: [{field: event.data.total, op: gte, value: much}]}]}",
+         "nodes[0].when.all[0].any[0].value: must be a number, or a date like 2026-05-01"),
+        ("variants: [{key: a, template: guide}]",
+         "nodes[0].variants[0].when: must be “all” or “any” with a list of rows"),
+        ("variants: [{template: guide, when: {all: [{field: chat_id, op: exists}]}}]",
+         "nodes[0].variants[0].key: is missing"),
+        ("variants: [{key: a, template: guide, when: {all: [{field: chat_id, op: exists}]}}, "
+         "{key: a, template: guide, when: {all: [{field: chat_id, op: exists}]}}]",
+         "nodes[0].variants[1].key: “a” is the key of another variant"),
+        ("variants: [{key: a, template: gone, when: {all: [{field: chat_id, op: exists}]}}]",
+         "nodes[0].variants[0].template: there is no template “gone”"),
+        ("variants: {}", "nodes[0].variants: must be a list of at most 10 variants"),
+        ("at: 10", 'nodes[0].at: must be a time like "22:00"'),
+        ("at_day: working", "nodes[0].at: is missing: the day is chosen for a time"),
+        ("at: '10:00', not_before: '09:00'",
+         "nodes[0].not_before: cannot apply together with a fixed time of day"),
+        ("send_window: mon 9-18",
+         "nodes[0].send_window: must be a mapping with days, from, to, calendar, timezone"),
+        ("send_window: {days: [monday], from: '9:00', to: '18:00'}",
+         "nodes[0].send_window.days: must be a list of some of mon, tue, wed, thu, fri, sat, sun, daily, weekend, "
+         "working, free"),
+        ("send_window: {from: '9:00'}", "nodes[0].send_window.to: is missing"),
+        ("send_window: [{from: '9:00', to: '24:00'}, {from: '9:00', to: '24:01'}]",
+         'nodes[0].send_window[1].to: must be a time like "09:00", at most "24:00"'),
+        ("send_window: {from: '20:00', to: '8:00'}",
+         "nodes[0].send_window.to: must end later than it starts; use two windows over midnight"),
+        ("send_window: {from: '9:00', to: '18:00', timezone: Peking}",
+         "nodes[0].send_window.timezone: “Peking” is not customer or an IANA time zone, like Asia/Shanghai"),
+        ("send_window: {from: '9:00', to: '18:00', calendar: moon}",
+         "nodes[0].send_window.calendar: there is no calendar “moon”"),
         ("delay_rules: {by_level: {vip: 1h}}", "nodes[0].delay_rules.default: is missing"),
         ("delay_rules: {default: 1h, active_factor: 99}",
          "nodes[0].delay_rules.active_factor: must be between 0.01 and 10"),
@@ -151,6 +237,89 @@ def test_bad_section_is_refused(refusal_of: Refused, section: str, message: str)
 def test_bad_node_is_refused(refusal_of: Refused, base_config: str, rest: str, message: str) -> None:
     lines = refusal_of(with_node(base_config, rest))
     assert [line.rpartition("configuration.yaml: ")[2] for line in lines] == [message, "nothing was stored"]
+
+
+FOLLOWING = "stage: presale, trigger: touch.delivered, template: guide, channel: log"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "messages"),
+    [
+        (["key: a, from_nodes: [presale-download], {f}"], []),
+        (["key: a, {f}"], ["nodes[0].from_nodes: is missing: “touch.delivered” is about touches of other nodes"]),
+        (["key: a, from_nodes: [gone], {f}"], ["nodes[0].from_nodes: there is no node “gone”"]),
+        (["key: a, from_nodes: [7], {f}"], ["nodes[0].from_nodes: must be text; put it in quotes"]),
+        (["key: a, from_nodes: [a], {f}"], ["nodes[0].from_nodes: a node cannot follow itself: a ← a"]),
+        (["key: a, from_nodes: [b], {f}", "key: b, from_nodes: [presale-download, c], {f}",
+          "key: c, from_nodes: [a], {f}"],
+         ["nodes[0].from_nodes: a node cannot follow itself: a ← b ← c ← a",
+          "nodes[1].from_nodes: a node cannot follow itself: b ← c ← a ← b",
+          "nodes[2].from_nodes: a node cannot follow itself: c ← a ← b ← c"]),
+        (["key: a, from_nodes: [presale-download], stage: presale, trigger: order.paid, template: guide, channel: log"],
+         ["nodes[0].from_nodes: needs one of these triggers: touch.bounced, touch.cancelled, touch.clicked, "
+          "touch.delivered, touch.failed, touch.read, touch.replied, touch.suppressed, touch.unknown"]),
+    ],
+)  # fmt: skip
+def test_followed_nodes_are_checked(
+    refusal_of: Refused, apply: Callable[..., str], base_config: str, nodes: list[str], messages: list[str]
+) -> None:
+    rows = "".join(f"  - {{{each.replace('{f}', FOLLOWING)}}}\n" for each in nodes)
+    text = base_config.replace("nodes:\n", f"nodes:\n{rows}")
+    if messages:
+        assert [line.strip() for line in refusal_of(text) if "from_nodes" in line] == messages
+    else:
+        apply(text)
+        assert Node.objects.get(key="a").from_nodes == ["presale-download"]
+        lines = refusal_of(text.replace("presale-download, stage", "other, stage"))
+        assert "nodes[0].from_nodes: there is no node “presale-download”" in lines
+
+
+def test_journey_longer_than_its_limit_is_refused(
+    refusal_of: Refused, apply: Callable[..., str], base_config: str, settings: Settings
+) -> None:
+    """Also where the edited node is in the middle of the chain."""
+    settings.AFTERTOUCH_JOURNEY_DEPTH = 2
+    rows = [f"  - {{key: {key}, from_nodes: [{before}], {FOLLOWING}}}\n" for key, before in
+            [("a", "presale-download"), ("b", "a"), ("c", "b")]]  # fmt: skip
+    apply(base_config.replace("nodes:\n", f"nodes:\n{''.join(rows[:2])}"))
+    lines = [line.strip() for line in refusal_of(base_config.replace("nodes:\n", f"nodes:\n{''.join(rows)}"))]
+    chain = "from_nodes: at most 2 touches may come before another one: c ← b ← a ← presale-download"
+    assert lines == [*(f"nodes[{place}].{chain}" for place in range(3)), "nothing was stored"]
+
+
+def test_calendar_that_a_node_names_cannot_be_left_out(
+    refusal_of: Refused, apply: Callable[..., str], base_config: str
+) -> None:
+    window = "send_window: {from: '9:00', to: '18:00', calendar: moon}"
+    apply(f"{with_node(base_config, window)}\ncalendars: [{{key: moon}}]\n")
+    assert refusal_of("calendars: [{key: sun}]") == [
+        "calendars: calendar “moon” is not listed, but node “n” still uses it", "nothing was stored",
+    ]  # fmt: skip
+
+
+def test_template_of_a_variant_cannot_be_left_out(
+    refusal_of: Refused, apply: Callable[..., str], base_config: str
+) -> None:
+    """The node continued with the retired template, and the exported document was refused."""
+    variant = "variants: [{key: v, when: {all: [{field: chat_id, op: exists}]}, template: other}]"
+    other = "templates: [{key: other, content_type: guide, body: x}, "
+    apply(with_node(base_config, variant).replace("templates: [", other))
+    assert refusal_of("templates: [{key: guide, content_type: guide, body: x}]") == [
+        "templates: template “other” is not listed, but node “n” still uses it", "nothing was stored",
+    ]  # fmt: skip
+
+
+def test_channel_that_a_rule_names_cannot_be_left_out(refusal_of: Refused, apply: Callable[..., str]) -> None:
+    apply(
+        """
+        channels: [{key: log, kind: log}, {key: other, kind: log}]
+        harassment_rules: [{kind: cap, limit: 3, window: 24h, channel: other}]
+        """
+    )
+    assert refusal_of("channels: [{key: log, kind: log}]") == [
+        "channels: channel “other” is not listed, but anti-harassment rule “cap (user)” still uses it",
+        "nothing was stored",
+    ]
 
 
 def test_apply_references_must_be_in_the_file(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
@@ -193,7 +362,7 @@ def test_apply_reports_all_errors_and_stores_nothing(refusal_of: Refused) -> Non
     ) == [
         "channels[1].url: is missing",
         "templates[0].category: must be one of marketing, service",
-        "templates[0].body: line 1: unknown variable “x”; available: chat, event, user",
+        "templates[0].body: line 1: unknown variable “x”; available: chat, customer, event, user",
         "stages[1]: “presale” is listed already, at stages[0]",
         "nodes[1].delay: “1” is not a duration; write it like 15m, 2h, 7d or 1h30m",
         "nodes[1].stage: there is no stage “nowhere”",

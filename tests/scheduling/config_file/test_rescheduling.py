@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduling.models import Customer, EventType, Node, Touch
+from scheduling.models import Customer, EventType, HarassmentRule, Holdout, Node, Touch
 from scheduling.planning import rescheduling
 
 Apply = Callable[..., str]
@@ -166,6 +168,27 @@ def test_rule_edit_keeps_nodes_with_own_rules(apply: Apply, base_config: str, re
 def test_retired_node_reports_waiting_touches(apply: Apply, start_touch: Callable[..., Touch]) -> None:
     start_touch("ann", HOUR)
     assert "node presale-download (retired): 1 waiting touch\n" in apply("nodes: []")
+
+
+def test_impact_covers_conditions_rules_and_the_holdout(
+    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
+) -> None:
+    start_touch("ann", HOUR)
+    start_touch("bob", HOUR)
+    Customer.objects.filter(user_id="ann").update(level="vip")
+    Node.objects.update(when={"all": [{"field": "customer.level", "op": "eq", "value": "vip"}]})
+    for scope in ("user", "community"):
+        HarassmentRule.objects.create(kind="cap", scope=scope, limit=3, window=HOUR)
+    Holdout.objects.create(pk=1, percent=99.99)
+    exported = StringIO()
+    call_command("export_config", stdout=exported)
+    Node.objects.update(when={})
+    HarassmentRule.objects.all().delete()
+    Holdout.objects.all().delete()
+    said = apply(exported.getvalue(), "--dry-run")
+    assert "node presale-download (changed): 2 waiting touches; 1 of 2 would not meet the condition now\n" in said
+    assert "rule cap (user) (added): 2 waiting touches\n" in said
+    assert "global hold-out (added): 2 waiting customers inside the share\n" in said
 
 
 def test_impact_of_many_nodes_takes_one_query(

@@ -1,13 +1,12 @@
-"""Racing threads, a puppet for a channel, a receiver that answers by the script, and time that can be moved."""
+"""A fake channel, a scripted receiver, and time that can be moved."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -17,43 +16,19 @@ from pytest_django import Settings
 
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.vendors.tokens import connect_tokens
 from scheduling.delivery import pipeline
+from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
-from scheduling.models import Touch
-from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
+from scheduling.models import ChannelConfig, Touch
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.second_connection import act_on_second_connection
+from tests.support.matrix import MatrixBuilder
 
 Answer = TypeVar("Answer")
 WAIT_LIMIT = 60  #: seconds after which a test that waits for something gives up
-
-
-@pytest.fixture
-def race() -> Callable[..., list[Any]]:
-    """Start many at the same moment, each with a connection of its own; returns what they answered."""
-
-    def race(count: int, act: Callable[[int], Answer]) -> list[Answer]:
-        start = threading.Barrier(count)
-
-        def run(number: int) -> Answer:
-            start.wait(WAIT_LIMIT)
-            try:
-                return act(number)
-            finally:
-                connection.close()
-
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(run, range(count)))
-
-    return race
-
-
-@pytest.fixture
-def second_connection() -> Callable[[Callable[[], Answer]], Answer]:
-    """Do something over a second connection and wait for it, like another process that is quicker."""
-    return act_on_second_connection
 
 
 @contextmanager
@@ -86,14 +61,16 @@ SHIFTED = {
     "touch": "due_at planned_at lease_until queued_at sending_at settled_at created_at expires_at reserved_at",
     "event": "occurred_at received_at",
     "customer": "last_active_at conversation_at opted_out_at inactive_since created_at",
-    "verdict": "at next_eligible_at",
-    "attempt": "started_at ended_at",
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
-    "guardedrollout": "started_at step_at judged_at ended_at",
+    "automaticrollout": "started_at step_at judged_at ended_at",
     "rolloutmove": "at",
     "bulkaction": "as_of begun_at ended_at next_at",
+    "endmark": "settled_at ceiling",
 }
+
+
+LOGS = ("verdicts", "attempts")
 
 
 def pass_time(**span: float) -> None:
@@ -102,6 +79,15 @@ def pass_time(**span: float) -> None:
         for table, columns in SHIFTED.items():
             moves = ", ".join(f"{column} = {column} - %(span)s" for column in columns.split())
             cursor.execute(f"UPDATE scheduling_{table} SET {moves}", {"span": timedelta(**span)})
+    logged = list(Touch.objects.exclude(verdicts=None, attempts=None).only("pk", *LOGS))
+    for touch in logged:
+        for log in LOGS:
+            setattr(touch, log, [_shift_entry(each, timedelta(**span)) for each in getattr(touch, log)])
+    Touch.objects.bulk_update(logged, LOGS, batch_size=500)
+
+
+def _shift_entry(entry: Any, span: timedelta) -> Any:
+    return entry._make(each - span if isinstance(each, datetime) else each for each in entry)
 
 
 def fall_due(*task_ids: UUID) -> None:
@@ -154,8 +140,11 @@ def rows(task_ids: Sequence[UUID]) -> list[Touch]:
 
 
 @pytest.fixture
-def _sending(settings: Settings) -> Iterator[None]:
-    """A sender that may call this machine, and holds nothing when the test ends."""
+def _sending(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A sender that may call this machine, knows no receiver of another test, and holds nothing when the test ends."""
+    # The longest that a channel may have: a slow machine ends few calls.
+    monkeypatch.setattr(ChannelConfig._meta.get_field("timeout"), "default", timedelta(seconds=20))
+    sender().lanes = ReceiverLanes()
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
@@ -174,7 +163,7 @@ def _in_sending_thread(act: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
-    """What the puppet channel plays, and what it heard."""
+    """The script of the fake channel and its received messages."""
     FakeChannel.fake_channel = FakeChannelState()
     yield FakeChannel.fake_channel
     FakeChannel.fake_channel.release_calls.set()
@@ -182,7 +171,7 @@ def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
 
 @pytest.fixture
 def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
-    """A real HTTP server; it answers 200 unless told otherwise."""
+    """A real HTTP server; it responds with 200 unless scripted."""
     with ScriptedReceiver() as server:
         yield server
         with suppress(RuntimeError):
@@ -190,11 +179,10 @@ def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
 
 
 @pytest.fixture
-def create_fake_channel(matrix: Any, fake_channel: FakeChannelState) -> Callable[..., Any]:
-    """A row for a puppet channel."""
-    from scheduling.models import ChannelConfig
+def create_fake_channel(matrix: MatrixBuilder, fake_channel: FakeChannelState) -> CreateFakeChannel:
+    """Create rows of fake channels."""
 
-    def create_fake_channel(key: str = "fake", **changes: Any) -> Any:
+    def create_fake_channel(key: str = "fake", **changes: Any) -> ChannelConfig:
         usual: dict[str, Any] = {"kind": "fake", "idempotent": True, "config": {"name": key}}
         return ChannelConfig.objects.create(key=key, **usual | changes)
 
@@ -202,10 +190,14 @@ def create_fake_channel(matrix: Any, fake_channel: FakeChannelState) -> Callable
 
 
 @pytest.fixture
-def hook(matrix: Any, receiver: ScriptedReceiver) -> Any:
+def hook(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> ChannelConfig:
     """A webhook channel that leads to the receiver."""
-    from scheduling.models import ChannelConfig
+    return ChannelConfig.objects.create(key="hook", kind="webhook", idempotent=True, config={"url": receiver.url})
 
-    return ChannelConfig.objects.create(
-        key="hook", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=20)
-    )
+
+@pytest.fixture
+def forgotten_tokens() -> Iterator[None]:
+    """Forget tokens of vendors: another test had the same vendor at another port, or the same port."""
+    connect_tokens.cache_clear()
+    yield
+    connect_tokens.cache_clear()

@@ -1,4 +1,4 @@
-"""A channel that does as it is told."""
+"""A channel scripted by the test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from django.db import connection
 
 from scheduling.channels.base import Delivered, Message, Outcome, Quota
+
+if TYPE_CHECKING:
+    from scheduling.models import ChannelConfig
+
+
+class CreateFakeChannel(Protocol):
+    """Create the row of a fake channel."""
+
+    def __call__(self, key: str = "fake", **changes: Any) -> ChannelConfig: ...
 
 
 @dataclass
@@ -20,7 +29,7 @@ class FakeChannelState:
 
     play: Callable[[Message], Outcome | Exception] = lambda message: Delivered("heard")
     received: list[Message] = field(default_factory=list)
-    on_stage: threading.Event = field(default_factory=threading.Event)  #: somebody is being sent
+    on_stage: threading.Event = field(default_factory=threading.Event)  #: a message is being sent
     release_calls: threading.Event = field(default_factory=threading.Event)  #: where the play blocks, until this is set
     blocks: bool = False
     in_transaction: list[bool] = field(default_factory=list)  #: at each call, of the calling thread
@@ -47,12 +56,12 @@ class FakeChannel:
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         fake_channel = self.fake_channel
-        blocks = fake_channel.blocks  # before anybody sees that it was heard, and lets those after it pass
+        blocks = fake_channel.blocks  # read before the message is visible as received, so that later ones pass
         fake_channel.received.append(message)
         fake_channel.in_transaction.append(connection.in_atomic_block)
         fake_channel.on_stage.set()
         if blocks:
-            await asyncio.to_thread(fake_channel.release_calls.wait, 60)
+            await asyncio.to_thread(fake_channel.release_calls.wait, 120)
         answer = fake_channel.play(message)
         if isinstance(answer, Exception):
             raise answer
@@ -60,7 +69,7 @@ class FakeChannel:
 
 
 class Limited(FakeChannel):
-    """The same, but no receiver hears more than two in an hour."""
+    """The same, with at most two messages an hour for a receiver."""
 
     kind: ClassVar[str] = "limited"
     quotas: ClassVar[tuple[Quota, ...]] = (Quota(2, timedelta(hours=1)),)

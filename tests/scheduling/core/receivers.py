@@ -20,6 +20,7 @@ class Call:
     path: str
     headers: Mapping[str, str]
     json: Any
+    raw: bytes = b""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -50,7 +51,7 @@ class ScriptedReceiver:
 
     async def _start(self) -> None:
         app = web.Application()
-        app.router.add_post("/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -58,7 +59,8 @@ class ScriptedReceiver:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/hook"
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.calls.append(Call(request.path, dict(request.headers), await request.json()))
+        body = await request.json() if request.can_read_body else None
+        self.calls.append(Call(request.path, dict(request.headers), body, await request.read()))
         if self.delay:
             await asyncio.sleep(self.delay)
         step = self.script.pop(0) if self.script else 200

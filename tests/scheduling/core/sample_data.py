@@ -1,4 +1,4 @@
-"""Who and what the tests of the core speak about: one customer, one node, the article's limits."""
+"""Sample data of the core's tests: one customer, one node, the article's limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ DEDUPE = RuleSpec(2, "dedupe", 8, window=72 * HOUR)
 CONVERSATION = RuleSpec(3, "conversation", 9)
 NIGHT = RuleSpec(4, "quiet_hours", 10, quiet_from=time(22), quiet_to=time(8), timezone="Asia/Shanghai")
 COMMUNITY_CAP = RuleSpec(5, "cap", 11, scope="community", limit=2, window=HOUR)
-RULES = (CAP, DEDUPE, CONVERSATION, NIGHT, COMMUNITY_CAP)
+COMMUNITY_DEDUPE = RuleSpec(6, "dedupe", 12, scope="community", window=72 * HOUR)
+RULES = (CAP, DEDUPE, CONVERSATION, NIGHT, COMMUNITY_CAP, COMMUNITY_DEDUPE)
 
 ARTICLE = DelayRulesSpec({"vip": timedelta(seconds=3600), "normal": timedelta(seconds=7200)}, DAY, DAY, 0.6)
 
@@ -66,7 +67,7 @@ def event(type: str = "material.downloaded", **changes: Any) -> EventSpec:
 
 
 def candidate(**changes: Any) -> Candidate:
-    """A touch of Ann's that nothing speaks against."""
+    """A touch of Ann's that every guard accepts."""
     usual: dict[str, Any] = {
         "task_id": new_id(), "node": node(), "customer": ann(), "template": template(), "chat_id": "c1",
         "event_at": NOON - HOUR, "expires_at": NOON + 3 * DAY,

@@ -13,27 +13,32 @@ from uuid import UUID
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
-from django.utils.timezone import now
+from django.utils.timezone import localtime, now
+from prometheus_client.registry import REGISTRY
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
-from scheduling.channels.base import Outcome, Quota, Transient
+from scheduling.channels.base import CalendarQuota, Delivered, Outcome, Quota, Transient
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.webhook import Webhook
 from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger.touches import TouchLedger
-from scheduling.models import ChannelConfig, Node, Pause, Touch, Verdict
+from scheduling.ledger.touches import Reconfigured, TouchLedger, touches
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
+from scheduling.operations import commands
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, fall_due, pass_time, rows
-from tests.scheduling.core.fake_channels import Died, FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, Died, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.touch_logs import list_verdicts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WINDOW = timedelta(seconds=1.5)
 LIMIT = 20
+QUOTA_LABELS = {"kind": "limited", "reason": "quota"}
 
 
 class Robot(Webhook):
@@ -77,7 +82,7 @@ def deliver_due_until(ended: Callable[[], bool], *, threads: int = 2) -> None:
                 mine = [each for each in due.values_list("pk", flat=True) if each.int % threads == number]
                 for start in range(0, len(mine), 100):
                     pipeline.deliver_touches(mine[start : start + 100])
-                time.sleep(0.01)
+                time.sleep(0.05)
         finally:
             connection.close()
 
@@ -101,13 +106,17 @@ def all_delivered() -> bool:
 
 
 def test_robot_quota_gives_each_touch_a_slot_of_its_own(
-    matrix: Any, channels: None, receiver: ScriptedReceiver, record_event: Any, written: Counter[UUID],
+    matrix: MatrixBuilder,
+    channels: None,
+    receiver: ScriptedReceiver,
+    record_event: RecordEvent,
+    written: Counter[UUID],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """All waited for the same instant, were judged and written again, and 20 of them were sent: quadratic."""
     robot = ChannelConfig.objects.create(key="robot", kind="robot", idempotent=False, config={"url": receiver.url})
     matrix.node(channel=robot)
-    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(300)]
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(160)]
     fall_due()
     granted: list[tuple[float, float]] = []
     acquire = QuotaGate.acquire
@@ -124,14 +133,18 @@ def test_robot_quota_gives_each_touch_a_slot_of_its_own(
     assert Counter(receiver.keys) == Counter(map(str, ids)), "one was lost or sent twice"
     spans = [later[1] - earlier[0] for earlier, later in zip(granted, granted[LIMIT:], strict=False)]
     assert min(spans) >= WINDOW.total_seconds(), "more than its quota was granted"
-    assert Verdict.objects.count() <= 315
-    assert 280 <= written.total() <= 560
+    assert len(list_verdicts()) <= 1.05 * 160
+    assert 140 <= written.total() <= 2 * 140
 
 
 def test_batch_lost_after_its_reservation_loses_slots_only(
-    matrix: Any, channels: None, create_fake_channel: Any, fake_channel: FakeChannelState, record_event: Any,
+    matrix: MatrixBuilder,
+    channels: None,
+    create_fake_channel: Callable[..., Any],
+    fake_channel: FakeChannelState,
+    record_event: RecordEvent,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     matrix.node(channel=create_fake_channel(f"limited-{new_id()}", kind="limited"))
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
     fall_due()
@@ -145,15 +158,17 @@ def test_batch_lost_after_its_reservation_loses_slots_only(
         (row.state, row.due_at, row.lease_no) for row in before
     ]
 
-    admission.recent_slots.clear()  # another process delivers them
+    admission.recent_quota_slots.clear()  # another process delivers them
     found = deliver_when_due(*ids)
     assert {(row.state, row.reason) for row in found} == {("scheduled", "quota")}
     assert {row.lease_no for row in found} == {0}
     assert min(row.due_at for row in found) > before[0].due_at + timedelta(minutes=100), "the slots of the lost batch"
-    assert not Verdict.objects.exists()
+    assert not list_verdicts()
 
 
-def test_repeated_batch_keeps_its_slots(limited: Node, record_event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_batch_keeps_its_slots(
+    limited: Node, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch that is halved, or that PostgreSQL rolls back, reserved a second slot for each touch."""
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
     fall_due()
@@ -168,14 +183,86 @@ def test_repeated_batch_keeps_its_slots(limited: Node, record_event: Any, monkey
     assert max(row.due_at for row in found) < now() + timedelta(hours=2, minutes=5)
 
 
-def test_paused_touches_take_no_slot(limited: Node, record_event: Any) -> None:
+def test_paused_touches_take_no_slot(limited: Node, record_event: RecordEvent) -> None:
     Pause.objects.create(scope=f"node:{limited.key}")
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
-    assert {row.parked for row in deliver_when_due(*ids)} == {f"node:{limited.key}"}
+    assert {row.paused_by for row in deliver_when_due(*ids)} == {f"node:{limited.key}"}
 
     Pause.objects.all().delete()
-    Touch.objects.update(parked="", reason="", due_at=now())
+    Touch.objects.update(paused_by="", reason="", due_at=now())
     assert Counter(row.state for row in deliver_when_due(*ids)) == {"delivered": 2, "scheduled": 4}
+
+
+def test_touches_of_a_disabled_node_take_no_slot(limited: Node, record_event: RecordEvent) -> None:
+    """They took the slots of the receiver for hours, before other nodes, and ended unsent when the slots came."""
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
+    limited.enabled = False
+    limited.save()
+    assert {row.reason for row in deliver_when_due(*ids)} == {"node_disabled"}
+
+
+@pytest.mark.usefixtures("channels")
+def test_channels_with_one_receiver_count_by_their_own_limits(
+    matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent
+) -> None:
+    robot: dict[str, Any] = {"kind": "limited", "config": {"name": "robot"}}
+    matrix.node("free", channel=create_fake_channel("free", **robot))
+    matrix.node("daily", channel=create_fake_channel("daily", **robot, daily_limit=5))
+    sent = deliver_when_due(*record_event().task_ids)
+
+    assert [row.state for row in sent] == ["delivered"] * 2
+    (state,) = sender().quotas.read_states([("limited:robot", (CalendarQuota(5, "day"),))])
+    assert state.used == (("day", 1, 5),)
+
+
+@pytest.mark.parametrize("between", ["quiet hours", "retry", "pause"])
+def test_used_slot_admits_no_second_time(
+    between: str, limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState
+) -> None:
+    """The process remembered the slot, also after its touch had used it: a claim and a verdict for nothing."""
+    if between == "quiet hours":
+        hour = timedelta(hours=1)
+        night: dict[str, Any] = {"quiet_from": (now() - hour).time(), "quiet_to": (now() + hour).time()}
+        HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+    else:
+        fake_channel.play = lambda message: Transient("busy")
+    early = [record_event(user=f"user-{number}").task_ids[0] for number in range(2)]
+    before = deliver_when_due(*early)
+    assert {(row.state, row.lease_no) for row in before} == {("scheduled", 1)}
+    HarassmentRule.objects.filter(kind="quiet_hours").delete()
+    fake_channel.play = lambda message: Delivered("heard")
+    if between == "quiet hours":
+        sender().quotas._redis.flushall()
+        later = [record_event(user=f"other-{number}").task_ids[0] for number in range(2)]
+        assert {row.state for row in deliver_when_due(*later)} == {"delivered"}
+    elif between == "pause":
+        Touch.objects.filter(pk__in=early).update(paused_by=f"node:{limited.key}")
+        touches.resume_paused(f"node:{limited.key}", spread=timedelta(0))
+    judged = len(list_verdicts())
+
+    after = deliver_when_due(*early)
+
+    assert {(row.state, row.reason, row.lease_no) for row in after} == {("scheduled", "quota", 1)}
+    assert len(list_verdicts()) == judged
+
+
+def test_slot_of_a_lost_batch_is_forgotten_soon(
+    limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = [record_event(user=f"user-{number}").task_ids[0] for number in range(2)]
+    fall_due()
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "judge_batch", lambda _: _die())
+        with pytest.raises(Died):
+            pipeline.deliver_touches(early)
+    later = [record_event(user=f"other-{number}").task_ids[0] for number in range(2)]
+    sender().quotas._redis.flushall()
+    assert {row.state for row in deliver_when_due(*later)} == {"delivered"}
+    monkeypatch.setattr(admission, "SLOT_MEMORY", -1.0)
+
+    after = deliver_when_due(*early)
+
+    assert {(row.reason, row.lease_no) for row in after} == {("quota", 0)}
 
 
 def _die() -> None:
@@ -183,7 +270,9 @@ def _die() -> None:
 
 
 @pytest.fixture
-def limited(matrix: Any, channels: None, create_fake_channel: Any, fake_channel: FakeChannelState) -> Node:
+def limited(
+    matrix: MatrixBuilder, channels: None, create_fake_channel: Callable[..., Any], fake_channel: FakeChannelState
+) -> Node:
     """A node with a receiver that takes two in an hour."""
     node = matrix.node(channel=create_fake_channel(f"limited-{new_id()}", kind="limited"))
     assert isinstance(node, Node)
@@ -191,22 +280,82 @@ def limited(matrix: Any, channels: None, create_fake_channel: Any, fake_channel:
 
 
 def test_high_priority_is_not_behind_planned_ones(
-    matrix: Any, limited: Node, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder, limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState
 ) -> None:
     matrix.node("urgent", trigger="urgent", channel=limited.channel, priority=0)
     planned = [record_event(user=f"user-{number}").task_ids[0] for number in range(50)]
     last = max(row.due_at for row in deliver_when_due(*planned))
     (urgent,) = record_event("urgent", "ann").task_ids
 
+    deferrals = REGISTRY.get_sample_value("aftertouch_deferrals_total", QUOTA_LABELS)
     (row,) = deliver_when_due(urgent)
 
     assert (row.state, row.reason) == ("scheduled", "quota")
+    assert deferrals
+    assert REGISTRY.get_sample_value("aftertouch_deferrals_total", QUOTA_LABELS) == deferrals + 1
     assert row.due_at < last - timedelta(hours=20)
     assert len(fake_channel.received) == 2
 
 
+@pytest.mark.parametrize("by", ["operator", "event"])
+def test_cancelled_touch_gives_its_slot_back(by: str, limited: Node, record_event: RecordEvent) -> None:
+    """A later touch was planned behind the slots of cancelled ones, and expired although the quota had room."""
+    limited.cancel_on = ["order.paid"]
+    limited.save()
+    planned = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
+    waiting = sorted(
+        (row for row in deliver_when_due(*planned) if row.state == "scheduled"), key=lambda row: row.due_at
+    )
+    assert len(waiting) == 10
+    for row in waiting:
+        if by == "operator":
+            commands.cancel_one_touch(row.pk, actor="ops")
+        else:
+            record_event("order.paid", row.customer.user_id)
+    (later,) = record_event(user="later").task_ids
+    Touch.objects.filter(pk=later).update(expires_at=Now() + timedelta(hours=2))
+    assert wait_until(lambda: count_returned_slots() == len(waiting), WAIT_LIMIT)
+
+    (row,) = deliver_when_due(later)
+
+    assert (row.state, row.reason) == ("scheduled", "quota")
+    assert abs(row.due_at - waiting[0].due_at) < timedelta(seconds=5)
+
+
+def count_returned_slots() -> int:
+    redis = sender().quotas._redis
+    return sum(redis.zcard(key) for key in redis.scan_iter("at:quota:*:free:*"))
+
+
+def test_hanging_redis_delays_no_commit_that_frees_slots(
+    limited: Node, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that committed an event of intake waited for Redis, up to a second. An error ends no later return."""
+    limited.cancel_on = ["order.paid"]
+    limited.save()
+    planned = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
+    waiting = [row for row in deliver_when_due(*planned) if row.state == "scheduled"]
+    committed = threading.Event()
+    in_time: list[bool] = []
+
+    def hang(self: QuotaGate, slots: Any) -> None:
+        in_time.append(committed.wait(WAIT_LIMIT))
+        raise OSError("Redis has hung")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuotaGate, "give_back", hang)
+        record_event("order.paid", waiting[0].customer.user_id)
+        committed.set()
+        assert wait_until(lambda: bool(in_time), WAIT_LIMIT)
+    assert in_time == [True]
+
+    for row in waiting[1:]:
+        record_event("order.paid", row.customer.user_id)
+    assert wait_until(lambda: count_returned_slots() == 3, WAIT_LIMIT)
+
+
 def test_touch_waits_no_longer_than_its_expiry(
-    limited: Node, record_event: Any, fake_channel: FakeChannelState
+    limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState
 ) -> None:
     """It takes no slot after its expiry: the next one that lives longer gets it."""
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
@@ -224,8 +373,32 @@ def test_touch_waits_no_longer_than_its_expiry(
     assert {(row.state, row.reason) for row in expired} == {("suppressed", "expired")}
 
 
+def test_touch_beyond_the_daily_limit_waits_for_the_next_day(
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    fake_channel: FakeChannelState,
+    record_event: RecordEvent,
+) -> None:
+    channel = create_fake_channel(f"daily-{new_id()}", daily_limit=2)
+    matrix.node(channel=channel)
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
+    Touch.objects.filter(pk=ids[4]).update(expires_at=Now() + timedelta(minutes=5), priority=2)
+
+    found = deliver_when_due(*ids)
+
+    assert len(fake_channel.received) == 2
+    waiting = [row for row in found[:4] if row.state == "scheduled"]
+    assert {row.reason for row in waiting} == {"quota"}
+    tomorrow = localtime().replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    assert all(timedelta(0) <= row.due_at - tomorrow < timedelta(seconds=5) for row in waiting)
+    assert abs(found[4].due_at - found[4].expires_at) < timedelta(seconds=5), "it has no room before it expires"
+    pass_time(minutes=5, seconds=1)
+    (expired,) = deliver_when_due(ids[4])
+    assert (expired.state, expired.reason) == ("suppressed", "expired")
+
+
 def test_missed_slots_are_planned_again_without_verdict(
-    limited: Node, record_event: Any, fake_channel: FakeChannelState
+    limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState
 ) -> None:
     """After an outage many slots have passed. All were judged, and claims wasted."""
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(10)]
@@ -236,14 +409,14 @@ def test_missed_slots_are_planned_again_without_verdict(
 
     deliver_when_due(*waiting)
 
-    assert Verdict.objects.count() == len(fake_channel.received) == 4
+    assert len(list_verdicts()) == len(fake_channel.received) == 4
     again = [row for row in rows(waiting) if row.state == "scheduled"]
     assert {(row.reason, row.lease_no) for row in again} == {("quota", 0)}
     assert len({row.due_at.replace(second=0, microsecond=0) for row in again}) >= 3
 
 
 def test_unreachable_redis_grants_nothing(
-    limited: Node, record_event: Any, fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch
+    limited: Node, record_event: RecordEvent, fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
     monkeypatch.setattr(sender(), "quotas", gone)
@@ -253,7 +426,7 @@ def test_unreachable_redis_grants_nothing(
 
     assert fake_channel.received == []
     assert {(row.state, row.reason, row.lease_no) for row in found} == {("scheduled", "quota", 0)}
-    assert not Verdict.objects.exists()
+    assert not list_verdicts()
     monkeypatch.undo()
     assert {row.state for row in deliver_when_due(*ids)} == {"delivered", "scheduled"}
     assert len(fake_channel.received) == 2
@@ -263,10 +436,14 @@ def test_unreachable_redis_grants_nothing(
 
 
 def test_slow_receiver_does_not_hold_up_another(
-    matrix: Any, hook: ChannelConfig, receiver: ScriptedReceiver, record_event: Any, written: Counter[UUID],
+    matrix: MatrixBuilder,
+    hook: ChannelConfig,
+    receiver: ScriptedReceiver,
+    record_event: RecordEvent,
+    written: Counter[UUID],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """A worker stood still once its process held too much, and touches that waited in vain were judged again."""
+) -> None:
+    """A worker with a full process stopped working, and touches that could not be sent were judged again."""
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 5)
     receiver.delay = 0.25
     with ScriptedReceiver() as fast:
@@ -276,27 +453,30 @@ def test_slow_receiver_does_not_hold_up_another(
         slow = [record_event(user=f"user-{number}").task_ids[0] for number in range(150)]
         fall_due(*slow)
         pipeline.deliver_touches(slow)
-        quick = [record_event("fast", f"user-{number}").task_ids[0] for number in range(20)]
+        quick = [record_event("fast", f"user-{number}").task_ids[0] for number in range(5)]
         for task_id in quick:
             fall_due(task_id)
             pipeline.deliver_touches([task_id])
-        assert wait_until(lambda: len(fast.calls) == 20, WAIT_LIMIT)
-        assert Touch.objects.filter(pk__in=slow).exclude(state="delivered").count() > 100, "they were waited for"
+        assert wait_until(lambda: len(fast.calls) == 5, WAIT_LIMIT)
+        assert Touch.objects.filter(pk__in=slow).exclude(state="delivered").exists(), "they were waited for"
 
         deliver_due_until(all_delivered)
 
         assert Counter(fast.keys) == Counter(map(str, quick))
     assert Counter(receiver.keys) == Counter(map(str, slow))
-    assert Verdict.objects.count() <= 1.05 * 170
+    assert len(list_verdicts()) <= 1.05 * 155
     assert written.total() < 5 * 150
 
 
 def test_full_lane_is_asked_before_the_claim(
-    matrix: Any, create_fake_channel: Any, fake_channel: FakeChannelState, record_event: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    fake_channel: FakeChannelState,
+    record_event: RecordEvent,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 2)
-    channel = create_fake_channel(timeout=timedelta(seconds=30))
+    channel = create_fake_channel()
     matrix.node(channel=channel)
     matrix.node("urgent", trigger="urgent", channel=channel, priority=0)
     fake_channel.blocks = True
@@ -305,7 +485,7 @@ def test_full_lane_is_asked_before_the_claim(
     pipeline.deliver_touches(ids)
 
     waiting = [row for row in rows(ids) if row.state == "scheduled"]
-    assert {(row.reason, row.lease_no, row.hints) for row in waiting} == {("target_busy", 0, 0)}
+    assert {(row.reason, row.lease_no, row.wakeups) for row in waiting} == {("target_busy", 0, 0)}
     assert 20 <= len(waiting) <= 26
     instants = sorted(row.due_at for row in waiting)
     assert instants[-1] - instants[0] >= timedelta(seconds=2), "they all return at one instant"
@@ -337,6 +517,55 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
     assert admitted("fast", 5) == 0, "nothing bounds the process"
 
 
+def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first hundred held deliveries, the process remembered all others for ever."""
+    monkeypatch.setattr(lanes, "REMEMBERED", 200)
+    known, channel = lanes.ReceiverLanes(), object()
+    for number in range(150):
+        known.hold(f"held-{number}", channel)  # type: ignore[arg-type]
+
+    for number in range(2000):
+        known.find_wait(f"other-{number}", channel, 1, own=0, total=0)  # type: ignore[arg-type]
+
+    assert len(known._lanes) <= 350
+    assert all(known[f"held-{number}"].held == 1 for number in range(150))
+
+
+@pytest.mark.parametrize("how", ["halved", "judged again"])
+def test_repeated_batch_takes_each_instant_of_a_lane_once(
+    how: str, matrix: MatrixBuilder, create_fake_channel: Callable[..., Any], fake_channel: FakeChannelState,
+    record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
+    matrix.node(channel=create_fake_channel())
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(16)]
+    fall_due()
+    defer, failures = TouchLedger.defer, 2
+
+    def fail(self: TouchLedger, deferred: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise Reconfigured if how == "judged again" else ValueError
+        defer(self, deferred)
+
+    monkeypatch.setattr(TouchLedger, "defer", fail)
+    taken: list[float] = []
+    reserve_instant = lanes.ReceiverLane.reserve_instant
+
+    def note(self: lanes.ReceiverLane, earliest: float, priority: int) -> float:
+        taken.append(reserve_instant(self, earliest, priority))
+        return taken[-1]
+
+    monkeypatch.setattr(lanes.ReceiverLane, "reserve_instant", note)
+
+    pipeline.deliver_touches(ids)
+
+    assert failures < 0
+    assert len(taken) <= 16, "each try took instants of its own"
+    assert sender().drain(WAIT_LIMIT)
+
+
 def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
     lane = lanes.ReceiverLane(limit=10)
     lane.note_duration(5.0)
@@ -351,8 +580,30 @@ def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
     assert len({round(each) for each in far}) > 300, "what is beyond the estimate returns at one instant"
 
 
+def test_submitted_trial_counts_before_its_call_starts() -> None:
+    """A process admits its next batch while the sender has not looked at the trial of the last one."""
+    channel: Any = object()
+    held, at = lanes.ReceiverLanes(), time.monotonic()
+    for _ in range(5):
+        held.hold("robot", channel)
+        held.end_call("robot", Transient("connect"), at, at)
+        held.release("robot", granted=False)
+    (rest,) = held._breaker._rows.values()
+    rest.shut_until = at
+    assert held.find_wait("robot", channel, 1, own=0, total=0) is None
+
+    held.hold("robot", channel)
+    wait = held.find_wait("robot", channel, 1, own=0, total=0)
+
+    assert wait is not None
+    assert wait[0] == "target_down"
+
+
 def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(
-    matrix: Any, create_fake_channel: Any, fake_channel: FakeChannelState, record_event: Any
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    fake_channel: FakeChannelState,
+    record_event: RecordEvent,
 ) -> None:
     """Each rest cost all waiting touches a verdict and two writes, and all returned at one instant."""
     matrix.node(channel=create_fake_channel(retry_delays=[3600] * 5))
@@ -361,19 +612,19 @@ def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(
     fake_channel.play = lambda message: answer[0] if answer else play(message)
     deliver_when_due(*(record_event(user=f"dead-{number}").task_ids[0] for number in range(5)))
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(40)]
-    judged = Verdict.objects.count()
+    judged = len(list_verdicts())
 
     found = deliver_when_due(*ids)
 
     assert {(row.reason, row.lease_no) for row in found} == {("target_down", 0)}
     assert min(row.due_at for row in found) > Touch.objects.earliest("created_at").created_at + timedelta(seconds=25)
-    assert Verdict.objects.count() == judged
+    assert len(list_verdicts()) == judged
 
     (rest,) = sender().lanes._breaker._rows.values()
     rest.shut_until = time.monotonic()
     found = deliver_when_due(*ids)
     assert Counter(row.reason for row in found) == {"connect": 1, "target_down": 39}
-    assert Verdict.objects.count() == judged + 1
+    assert len(list_verdicts()) == judged + 1
 
     rest.shut_until = time.monotonic()
     answer.clear()
@@ -382,7 +633,7 @@ def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(
 
 
 def test_touch_of_local_channel_is_admitted_without_questions(
-    matrix: Any, record_event: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduling.delivery.admission.sender", _die)
     matrix.node()

@@ -8,7 +8,7 @@ from scheduling import sql
 
 pytestmark = pytest.mark.django_db
 HOT = [
-    "scheduling_touch", "scheduling_event", "scheduling_verdict", "scheduling_attempt", "scheduling_customer",
+    "scheduling_touch_live", "scheduling_event", "scheduling_customer",
     "scheduling_failedtask", "rpa_tasks_job", "rpa_tasks_run", "rpa_tasks_evidence", "rpa_tasks_lane",
 ]  # fmt: skip
 

@@ -8,26 +8,33 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
+import redis
 from django.db import connection
 
 from config.environment import environment
 from config.local.postgres import binaries
 from config.local.processes import wait_until
-from scheduling.models import Touch
+from scheduling.models import ChannelConfig, Touch
 from tests.faults.workers import celery, worker
 from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
-WITHIN = 120  #: seconds; a lost hint is trusted for 10 s
+WITHIN = 120  #: seconds; a lost wake-up is trusted for 10 s
 CORE = "ticks,touch.high,touch.normal,touch.low"
 
 
 def test_restored_dump_delivers_waiting_touches_once(
-    matrix: Any, hook: Any, record_event: Any, receiver: Any, valkey: Any, tmp_path: Path
+    matrix: MatrixBuilder,
+    hook: ChannelConfig,
+    record_event: RecordEvent,
+    receiver: ScriptedReceiver,
+    valkey: redis.Redis,
+    tmp_path: Path,
 ) -> None:
     free = dict.fromkeys(("guard_cap", "guard_dedupe", "guard_conversation"), "ignore")
     matrix.node("now", channel=hook, delay=timedelta(0), **free)
@@ -40,7 +47,7 @@ def test_restored_dump_delivers_waiting_touches_once(
     assert set(Touch.objects.filter(pk__in=handed_over).values_list("state", flat=True)) == {"queued"}
 
     _run("pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", _url())
-    deliver_when_due(after)  # the one database that nobody has any more knows that
+    deliver_when_due(after)  # only the lost database knew that
     assert receiver.keys == [str(before.pk), str(after)]
     receiver.calls.clear()
 

@@ -1,4 +1,4 @@
-"""One deed to all that match: each row once, whoever races and whoever dies, at its pace, until somebody stops it."""
+"""One action on all matching rows: each row once despite races and killed workers, at its rate, until stopped."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import time_machine
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 from django.utils.timezone import get_current_timezone
+from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql, tasks
@@ -30,18 +31,20 @@ from scheduling.operations.row_actions import ROW_ACTIONS
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="the receiver is back")
 
 
 @pytest.fixture(autouse=True)
-def _time_to_count(settings: Any) -> None:
+def _time_to_count(settings: Settings) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 
 
 @pytest.fixture
-def fail(matrix: Any, record_event: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
+def fail(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[int], list[FailedTask]]:
     """So many touches that failed because their text wants data that the event did not bring."""
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
 
@@ -68,7 +71,7 @@ def again() -> list[Touch]:
 # --- what is done -------------------------------------------------------------------------------------------------
 
 
-def test_bulk_action_covers_all_with_author_and_reason(fail: Any) -> None:
+def test_bulk_action_covers_all_with_author_and_reason(fail: Callable[[int], list[FailedTask]]) -> None:
     rows = fail(5)
     user = get_user_model().objects.create(username="ann")
 
@@ -81,7 +84,7 @@ def test_bulk_action_covers_all_with_author_and_reason(fail: Any) -> None:
     assert list(told) == [("ignored", user.pk, "ann", "noise")]
 
 
-def test_bulk_action_skips_later_failures(fail: Any) -> None:
+def test_bulk_action_skips_later_failures(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     fail(1)
@@ -90,8 +93,8 @@ def test_bulk_action_skips_later_failures(fail: Any) -> None:
     assert FailedTask.objects.filter(state="open").count() == 1
 
 
-def test_bulk_action_starts_by_database_clock(fail: Any) -> None:
-    """On a web node whose clock is ahead it would begin ten minutes later, and do what fails until then as well."""
+def test_bulk_action_starts_by_database_clock(fail: Callable[[int], list[FailedTask]]) -> None:
+    """With a web node's clock that is ahead it would start ten minutes late, and include later failures."""
     fail(2)
     with time_machine.travel(datetime.now(UTC) + timedelta(minutes=10), tick=True):
         row = bulk_actions.start_bulk_action("ignore", {}, ANN)
@@ -101,7 +104,7 @@ def test_bulk_action_starts_by_database_clock(fail: Any) -> None:
     assert finish(row).done == 2
 
 
-def test_bulk_action_future_as_of_means_now(fail: Any) -> None:
+def test_bulk_action_future_as_of_means_now(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
     fail(1)
@@ -110,14 +113,14 @@ def test_bulk_action_future_as_of_means_now(fail: Any) -> None:
 
 
 @pytest.mark.parametrize("action", ["delivered", "not_delivered"])
-def test_bulk_resolve_skips_certain_failures(fail: Any, action: str) -> None:
+def test_bulk_resolve_skips_certain_failures(fail: Callable[[int], list[FailedTask]], action: str) -> None:
     """These tasks failed for certain: there is nothing that a person could find out."""
     fail(2)
     row = bulk_actions.start_bulk_action(action, {}, ANN)
     assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
-def test_bulk_action_skips_rows_handled_by_others(fail: Any) -> None:
+def test_bulk_action_skips_rows_handled_by_others(fail: Callable[[int], list[FailedTask]]) -> None:
     rows = fail(3)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     failed_tasks.archive_failed_task(rows[1].pk, Actor("bob"))
@@ -127,16 +130,15 @@ def test_bulk_action_skips_rows_handled_by_others(fail: Any) -> None:
     assert (rows[1].state, rows[1].actor_name) == ("archived", "bob")
 
 
-def test_bulk_retry_skips_unreadable_messages(fail: Any) -> None:
+def test_bulk_retry_skips_unreadable_messages(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(1)
     dead_letters.record_unreadable_message("not_json", b"x", queue="ticks")
 
     assert (finish(row := bulk_actions.start_bulk_action("retry", {}, ANN)).done, row.skipped) == (1, 1)
 
 
-def test_bulk_action_failing_row_is_recorded_alone(fail: Any) -> None:
+def test_bulk_action_failing_row_is_recorded_alone(fail: Callable[[int], list[FailedTask]]) -> None:
     rows = fail(3)
-    sql.execute("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
     sql.execute("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
 
     row = finish(bulk_actions.start_bulk_action("retry", {}, ANN))
@@ -147,7 +149,7 @@ def test_bulk_action_failing_row_is_recorded_alone(fail: Any) -> None:
     assert rows[1].state == "open"
 
 
-def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_bulk_cancel_cancels_matching_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
     for user in ("ann", "bob"):
         record_event(user=user)
@@ -164,23 +166,23 @@ def test_bulk_cancel_cancels_matching_waiting_touches(matrix: Any, record_event:
 
 
 @pytest.mark.parametrize("status", ["overdue", "paused"])
-def test_bulk_cancel_skips_rows_matching_later(matrix: Any, record_event: Callable[..., Any], status: str) -> None:
-    """Nobody saw it among what was to be called off, and that cannot be undone."""
+def test_bulk_cancel_skips_rows_matching_later(matrix: MatrixBuilder, record_event: RecordEvent, status: str) -> None:
+    """The user did not see it among the rows to cancel, and a cancellation is final."""
     matrix.node(delay=timedelta(hours=1))
     seen, later = sorted(record_event(user=user).task_ids[0] for user in ("ann", "bob"))
-    parked = "all" if status == "paused" else ""
+    paused_by = "all" if status == "paused" else ""
     at = datetime.now(UTC)
-    Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
+    Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), paused_by=paused_by)
     Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
     row = bulk_actions.start_bulk_action("cancel", {"status": status}, ANN)
-    Touch.objects.filter(pk=later).update(parked=parked)
+    Touch.objects.filter(pk=later).update(paused_by=paused_by)
     pass_time(minutes=2)
 
     assert (row.total, finish(row).done) == (1, 1)
     assert Touch.objects.get(pk=later).state == "scheduled"
 
 
-def test_cancel_running_locked_touch_does_not_wait(matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """The batch holds locks of other touches, and settling locks many in any order."""
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -198,7 +200,7 @@ def test_cancel_running_locked_touch_does_not_wait(matrix: Any, record_event: Ca
 # --- pace ---------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_batch_size_and_wait_follow_the_pace(fail: Any) -> None:
+def test_bulk_batch_size_and_wait_follow_the_pace(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(12)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=5)
 
@@ -219,7 +221,9 @@ def test_bulk_batch_size_and_wait_follow_the_pace(fail: Any) -> None:
     assert (row.state, row.done) == ("done", 12)
 
 
-def test_bulk_next_batch_is_scheduled_with_countdown(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_next_batch_is_scheduled_with_countdown(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[list[str], float]] = []
     monkeypatch.setattr(
         tasks.run_bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown))
@@ -236,7 +240,7 @@ def test_bulk_next_batch_is_scheduled_with_countdown(fail: Any, monkeypatch: pyt
     assert row.done == 1
 
 
-def test_bulk_wait_uses_database_time(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_wait_uses_database_time(fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
     monkeypatch.setattr(bulk_actions, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
@@ -244,7 +248,9 @@ def test_bulk_wait_uses_database_time(fail: Any, monkeypatch: pytest.MonkeyPatch
     assert bulk_actions.run_batch(row.pk) == timedelta(seconds=10)
 
 
-def test_bulk_action_resumes_after_broker_outage(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_action_resumes_after_broker_outage(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*args: Any, **how: Any) -> None:
         raise ConnectionError
 
@@ -257,7 +263,7 @@ def test_bulk_action_resumes_after_broker_outage(fail: Any, monkeypatch: pytest.
     assert bulk_actions.due_actions() == [row.pk]
 
 
-def test_bulk_pace_out_of_range_is_refused(fail: Any) -> None:
+def test_bulk_pace_out_of_range_is_refused(fail: Callable[[int], list[FailedTask]]) -> None:
     for pace in (0, -1, 1_000, float("nan")):
         with pytest.raises(InvalidInput, match="per_second"):
             bulk_actions.start_bulk_action("retry", {}, ANN, per_second=pace)
@@ -266,7 +272,7 @@ def test_bulk_pace_out_of_range_is_refused(fail: Any) -> None:
 # --- stopped ------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_action_cancelled_stops_before_next_batch(fail: Any) -> None:
+def test_bulk_action_cancelled_stops_before_next_batch(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(3)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
     bulk_actions.run_batch(row.pk)
@@ -282,7 +288,9 @@ def test_bulk_action_cancelled_stops_before_next_batch(fail: Any) -> None:
         bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
 
-def test_cancel_bulk_action_does_not_wait_for_batch(fail: Any, second_connection: Any, settings: Any) -> None:
+def test_cancel_bulk_action_does_not_wait_for_batch(
+    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, settings: Settings
+) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -300,7 +308,7 @@ def test_cancel_bulk_action_does_not_wait_for_batch(fail: Any, second_connection
     assert row.state == "running"
 
 
-def test_same_bulk_action_is_not_started_twice(fail: Any) -> None:
+def test_same_bulk_action_is_not_started_twice(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(1)
     row = bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
     with pytest.raises(Conflict, match="already running"):
@@ -309,13 +317,15 @@ def test_same_bulk_action_is_not_started_twice(fail: Any) -> None:
     assert bulk_actions.start_bulk_action("ignore", {"state": "open"}, ANN)
 
 
-def test_concurrent_same_bulk_actions_start_once(fail: Any, race: Any) -> None:
+def test_concurrent_same_bulk_actions_start_once(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
     """A double click, or a client that asks again."""
     fail(1)
     assert sum(race(6, lambda number: _begun({"state": "open"}))) == 1
 
 
-def test_concurrent_bulk_actions_respect_the_maximum(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_bulk_actions_respect_the_maximum(
+    fail: Callable[[int], list[FailedTask]], race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk_actions, "MOST_RUNNING", 2)
     fail(1)
     assert sum(race(6, lambda number: _begun({"reason": f"{number}"}))) == 2
@@ -347,7 +357,9 @@ def _begun(chosen: dict[str, str]) -> bool:
         ("explode", {}, "action"),
     ],
 )
-def test_bulk_filter_errors_name_the_field(fail: Any, action: str, chosen: Any, field: str) -> None:
+def test_bulk_filter_errors_name_the_field(
+    fail: Callable[[int], list[FailedTask]], action: str, chosen: Any, field: str
+) -> None:
     fail(1)
     with pytest.raises(InvalidInput) as refused:
         bulk_actions.start_bulk_action(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
@@ -355,7 +367,7 @@ def test_bulk_filter_errors_name_the_field(fail: Any, action: str, chosen: Any, 
     assert not BulkAction.objects.exists()
 
 
-def test_bulk_time_span_excludes_its_end(fail: Any) -> None:
+def test_bulk_time_span_excludes_its_end(fail: Callable[[int], list[FailedTask]]) -> None:
     """So that two spans that follow each other share no row."""
     zone = get_current_timezone()
     for row, hour in zip(fail(3), (10, 11, 12), strict=True):
@@ -367,7 +379,7 @@ def test_bulk_time_span_excludes_its_end(fail: Any) -> None:
     assert bulk_actions.start_bulk_action("ignore", span, ANN).total == 2
 
 
-def test_bulk_batch_checks_the_stored_filter(fail: Any) -> None:
+def test_bulk_batch_checks_the_stored_filter(fail: Callable[[int], list[FailedTask]]) -> None:
     """What was stored and means nothing any more reaches no row."""
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
@@ -380,7 +392,9 @@ def test_bulk_batch_checks_the_stored_filter(fail: Any) -> None:
 # --- races and deaths ---------------------------------------------------------------------------------------------
 
 
-def test_bulk_racing_workers_process_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_racing_workers_process_each_row_once(
+    fail: Callable[[int], list[FailedTask]], race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 3)
     rows = fail(20)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=200)
@@ -397,7 +411,7 @@ def test_bulk_racing_workers_process_each_row_once(fail: Any, race: Any, monkeyp
     assert sorted(str(touch.retry_of) for touch in again()) == sorted(str(each.task_id) for each in rows)
 
 
-def test_bulk_overlapping_actions_process_rows_once(fail: Any, race: Any) -> None:
+def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
     fail(20)
     both = [
         bulk_actions.start_bulk_action("retry", {}, ANN),
@@ -411,39 +425,43 @@ def test_bulk_overlapping_actions_process_rows_once(fail: Any, race: Any) -> Non
     assert (sum(row.done for row in both), len(again())) == (20, 20)
 
 
-def test_bulk_worker_after_lost_reservation_does_nothing(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_worker_after_lost_reservation_does_nothing(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was stopped between taking the batch and doing it, for longer than it may hold one."""
     fail(3)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
-    begin_batch = bulk_actions._reserve_batch
+    begin_batch = bulk_actions.reserve_batch
 
     def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
+        monkeypatch.setattr(bulk_actions, "reserve_batch", begin_batch)
         held_until = begin_batch(action_id)
         pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
         assert bulk_actions.run_batch(row.pk) is None  # the other, which is done with it
         return held_until
 
-    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    monkeypatch.setattr(bulk_actions, "reserve_batch", stop_there)
     assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
 
 
-def test_bulk_returning_worker_does_not_start_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_returning_worker_does_not_start_next_batch(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next has its time, by the pace."""
     fail(5)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
-    begin_batch = bulk_actions._reserve_batch
+    begin_batch = bulk_actions.reserve_batch
 
     def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "_reserve_batch", begin_batch)
+        monkeypatch.setattr(bulk_actions, "reserve_batch", begin_batch)
         held_until = begin_batch(action_id)
         pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
         assert bulk_actions.run_batch(row.pk) is not None  # the other
         return held_until
 
-    monkeypatch.setattr(bulk_actions, "_reserve_batch", stop_there)
+    monkeypatch.setattr(bulk_actions, "reserve_batch", stop_there)
     assert bulk_actions.run_batch(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done, len(again())) == ("running", 2, 2)
@@ -451,7 +469,7 @@ def test_bulk_returning_worker_does_not_start_next_batch(fail: Any, monkeypatch:
 
 @pytest.mark.faults
 def test_bulk_worker_killed_in_batch_stores_nothing(
-    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(6)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
@@ -460,9 +478,11 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
         with _worker(row) as worker:
             assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
-            assert second_connection(lambda: bulk_actions.run_batch(row.pk)) is None  # nobody else is at it meanwhile
+            assert (
+                second_connection(lambda: bulk_actions.run_batch(row.pk)) is None
+            )  # no other worker runs it in that time
             worker.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 20)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 120)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
@@ -472,7 +492,9 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
 
 
 @pytest.mark.faults
-def test_bulk_worker_killed_between_batches_keeps_rows(fail: Any, second_connection: Any) -> None:
+def test_bulk_worker_killed_between_batches_keeps_rows(
+    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection
+) -> None:
     rows = fail(5)
     row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
 
@@ -488,14 +510,16 @@ def test_bulk_worker_killed_between_batches_keeps_rows(fail: Any, second_connect
     assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
 
 
-def test_bulk_action_fails_after_max_tries(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_action_fails_after_max_tries(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
 
     def die(*args: Any) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(bulk_actions, "_process_batch", die)
+    monkeypatch.setattr(bulk_actions, "process_batch", die)
     for _ in range(bulk_actions.MAX_TRIES):
         with pytest.raises(SystemExit):
             bulk_actions.run_batch(row.pk)
@@ -507,12 +531,14 @@ def test_bulk_action_fails_after_max_tries(fail: Any, monkeypatch: pytest.Monkey
     assert "could not be finished" in row.note
 
 
-def test_bulk_batch_timeout_counts_as_a_try(fail: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_batch_timeout_counts_as_a_try(
+    fail: Callable[[int], list[FailedTask]], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.1)
     fail(1)
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
     slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
-    monkeypatch.setattr(bulk_actions, "_matching_rows", lambda row: slow)
+    monkeypatch.setattr(bulk_actions, "matching_rows", lambda *_: slow)
 
     for _ in range(bulk_actions.MAX_TRIES):
         with pytest.raises(OperationalError):
@@ -523,7 +549,9 @@ def test_bulk_batch_timeout_counts_as_a_try(fail: Any, settings: Any, monkeypatc
     assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.MAX_TRIES, 0, None)
 
 
-def test_bulk_batch_with_lost_database_is_repeated(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_batch_with_lost_database_is_repeated(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = fail(3)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     ignore = ROW_ACTIONS["ignore"].function
@@ -564,7 +592,7 @@ def _worker(row: BulkAction) -> AbstractContextManager[subprocess.Popen[bytes]]:
 # --- kept and forgotten -------------------------------------------------------------------------------------------
 
 
-def test_retention_deletes_ended_bulk_actions_only(fail: Any) -> None:
+def test_retention_deletes_ended_bulk_actions_only(fail: Callable[[int], list[FailedTask]]) -> None:
     def old() -> UUID:
         return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=100)).int + uuid4().int % 2**60)
 
@@ -585,7 +613,7 @@ def test_retention_deletes_ended_bulk_actions_only(fail: Any) -> None:
 
 
 def test_bulk_batch_of_cancelled_action_does_nothing(
-    fail: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(2)
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
@@ -606,7 +634,9 @@ def test_bulk_batch_of_cancelled_action_does_nothing(
     assert bulk_actions.run_batch(row.pk) is None
 
 
-def test_bulk_failing_row_is_tried_once_per_action(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_failing_row_is_tried_once_per_action(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 1)
     rows = fail(3)
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found

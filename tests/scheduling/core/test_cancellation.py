@@ -1,18 +1,28 @@
-"""An event may call a touch off at any moment, also while a worker has it."""
+"""An event can cancel a touch at any moment, also while a worker has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
-from scheduling.models import Touch
+from scheduling.ids import new_id
+from scheduling.ledger import locks
+from scheduling.models import Customer, Event, HarassmentRule, Touch
+from scheduling.planning.ingest import NewEvent, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import act_on_second_connection, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +42,10 @@ def fail_during_send(task_id: UUID, fake_channel: FakeChannelState, meanwhile: C
 
 
 def test_cancel_event_during_send_stops_the_retry(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
     matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
@@ -47,7 +60,10 @@ def test_cancel_event_during_send_stops_the_retry(
 
 
 def test_restart_event_during_send_stops_the_retry(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
     matrix.node(channel=create_fake_channel(), on_repeat="restart", guard_dedupe="ignore")
@@ -60,8 +76,68 @@ def test_restart_event_during_send_stops_the_retry(
     assert (new.state, len(fake_channel.received)) == ("delivered", 2)
 
 
+def test_touch_to_be_cancelled_keeps_no_later_one_from_being_planned(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+) -> None:
+    """`keep`: the customer got nothing, because the touch that was kept was cancelled at its retry."""
+    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
+    (first,) = record_event().task_ids
+    fail_during_send(first, fake_channel, lambda: record_event(type="order.paid"))
+
+    (second,) = record_event().task_ids
+
+    fake_channel.play = lambda message: Delivered("heard")
+    assert [row.state for row in deliver_when_due(first, second)] == ["cancelled", "delivered"]
+
+
+def test_touches_to_be_cancelled_are_found_by_one_query(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+) -> None:
+    """A pause releases the touches of many customers, whose next events come in one batch."""
+    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
+    users = [f"user-{number}" for number in range(4)]
+    fake_channel.play = lambda message: Transient("http_503")
+    deliver_when_due(*(record_event(user=user).task_ids[0] for user in users))
+
+    def count_queries(*users: str) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            record_events([NewEvent("shop", str(new_id()), "material.downloaded", user) for user in users])
+        assert Touch.objects.count() == 4, "the one of each customer that waits is kept"
+        return len(queries)
+
+    count_queries(users[0])  # reads the configuration
+    assert count_queries(*users[1:]) == count_queries(users[0])
+
+
+def test_late_event_during_send_restarts_nothing(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+) -> None:
+    """Its time is before that of the touch that a worker has, so it replaces neither that touch nor its retry."""
+    matrix.node(channel=create_fake_channel(), on_repeat="restart", guard_dedupe="ignore")
+    (first,) = record_event(occurred_at=now()).task_ids
+    earlier = now() - timedelta(minutes=1)
+    (late,) = fail_during_send(first, fake_channel, lambda: record_event(occurred_at=earlier)).task_ids
+
+    fake_channel.play = lambda message: Delivered("heard")
+    retried, cancelled = deliver_when_due(first, late)
+    assert (retried.state, cancelled.state) == ("delivered", "cancelled")
+    assert cancelled.reason == "restarted:material.downloaded"
+
+
 def test_earlier_or_other_event_does_not_stop_retry(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
     record_event(type="order.paid")
@@ -71,3 +147,39 @@ def test_earlier_or_other_event_does_not_stop_retry(
     deliver_when_due(task_id)
     fake_channel.play = lambda message: Delivered("heard")
     assert deliver_when_due(task_id)[0].state == "delivered"
+
+
+def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder) -> None:
+    """The two happened at once. The one that cancels came first, so it cancels nothing, also after a wait."""
+    matrix.node(cancel_on=["order.paid"])
+    hour, at = timedelta(hours=1), now()
+    night = {"quiet_from": (at - hour).time(), "quiet_to": (at + hour).time()}
+    rule = HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+    batch = [NewEvent("shop", kind, kind, "ann", occurred_at=at) for kind in ("order.paid", "material.downloaded")]
+    _, downloaded = record_events(batch)
+    (held,) = deliver_when_due(*downloaded.task_ids)
+    assert (held.state, held.reason) == ("scheduled", "quiet_hours")
+    rule.delete()
+
+    (row,) = deliver_when_due(held.pk)
+    assert (row.state, row.reason) == ("delivered", "")
+
+
+def test_event_that_waited_for_its_customer_is_received_after_the_touch(
+    matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    """Events and touches are dated in the order in which their transactions have the customer."""
+    matrix.node(cancel_on=["order.paid"])
+    ann = Customer.objects.create(user_id="ann")
+
+    def record_paid() -> None:
+        record_events([NewEvent("shop", "1", "order.paid", "ann")], lock_wait=WAIT_LIMIT)
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            locks.lock_remaining([ann.pk])
+            paid = pool.submit(act_on_second_connection, record_paid)
+            await_lock_waits()
+            (task_id,) = record_event().task_ids
+        paid.result(WAIT_LIMIT)
+    assert Event.objects.get(type="order.paid").received_at > Touch.objects.get(pk=task_id).created_at

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import judging, pipeline
 from scheduling.dispatch import dispatcher
+from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
-from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
+from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pause, Touch
 from scheduling.operations import commands, failed_tasks
 from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time, rows
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
+from tests.support.touch_logs import list_verdicts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY = 64
 
 
 @pytest.fixture
-def waiting(matrix: Any, record_event: Any) -> Any:
+def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     """Touches of Ann that differ in nothing but their event, all due."""
     matrix.node(guard_dedupe="ignore")
 
@@ -46,7 +52,7 @@ def cap(limit: int, scope: str = "user") -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, MANY])
-def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Any, batch: int) -> None:
+def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Race, batch: int) -> None:
     """I6: alone, split over batches, and all in one batch."""
     task_ids = waiting(MANY)
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
@@ -66,7 +72,7 @@ def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Any, batch
     assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists(), "they hold no slots"
 
 
-def test_community_cap_holds_across_members(matrix: Any, record_event: Any, race: Any) -> None:
+def test_community_cap_holds_across_members(matrix: MatrixBuilder, record_event: RecordEvent, race: Race) -> None:
     """I6: customers first, then communities, and the count in a statement after both locks."""
     matrix.node(guard_dedupe="ignore")
     cap(3, "community")
@@ -82,8 +88,99 @@ def test_community_cap_holds_across_members(matrix: Any, record_event: Any, race
     assert Touch.objects.filter(chat_id="", state="delivered").count() == 5
 
 
+def test_community_dedupe_holds_across_members(matrix: MatrixBuilder, record_event: RecordEvent, race: Race) -> None:
+    """I6: 64 members download at once; the group gets the text once, and each member without a group gets it."""
+    HarassmentRule.objects.create(kind="dedupe", scope="community", window=timedelta(hours=72))
+    matrix.node()
+    task_ids = [record_event(user=f"user-{number}", chat_id="c1").task_ids[0] for number in range(MANY)]
+    others = [record_event(user=f"other-{number}", chat_id="").task_ids[0] for number in range(3)]
+    fall_due()
+
+    race(MANY, lambda number: pipeline.deliver_touches([task_ids[number]]))
+    deliver_when_due(*task_ids, *others)
+
+    ends = Touch.objects.filter(chat_id="c1").values_list("state", "reason")
+    assert sorted(set(ends)) == [("delivered", ""), ("suppressed", "community_dedupe")]
+    assert Touch.objects.filter(state="delivered").count() == 1 + len(others)
+    assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists()
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "channel": {"channel": "sms", "limit": 2},
+    "kind": {"channel": "fake", "limit": 2},
+    "category": {"category": "marketing", "limit": 2},
+    "tag": {"tag": "sale", "limit": 2},
+    "level": {"tag": "sale", "limit": 1, "limits": {"vip": 2, "normal": 5}},
+    "community": {"tag": "sale", "limit": 2, "scope": "community"},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_cap_of_a_part_holds_for_64_racing_touches(
+    matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent, race: Race, part: str
+) -> None:
+    """I6: half of the touches count, half do not. Two of the first are sent, and all of the second."""
+    HarassmentRule.objects.filter(kind="cap").update(limit=1000)
+    HarassmentRule.objects.create(kind="cap", window=timedelta(hours=24), **PARTS[part])
+    Customer.objects.create(user_id="ann", level="vip")
+    offer = matrix.template("offer", category="marketing")
+    parcel = matrix.template("parcel", category="service")
+    matrix.node("offer", "a", template=offer, channel=create_fake_channel("sms"), tags=["sale"], guard_dedupe="ignore")
+    matrix.node("parcel", "b", template=parcel, tags=["order"], guard_dedupe="ignore")
+    task_ids = [record_event("ab"[number % 2], chat_id="c1").task_ids[0] for number in range(MANY)]
+    fall_due()
+
+    race(MANY, lambda number: pipeline.deliver_touches([task_ids[number]]))
+    deliver(task_ids)
+    deliver_when_due(*task_ids)
+
+    reason = "community_cap" if part == "community" else "cap"
+    ends = Counter(Touch.objects.values_list("node__key", "state", "reason"))
+    assert ends == {
+        ("offer", "delivered", ""): 2,
+        ("offer", "suppressed", reason): MANY // 2 - 2,
+        ("parcel", "delivered", ""): MANY // 2,
+    }
+    assert {each.limit.partition(" of ")[0] for each in list_verdicts() if each.rule == reason} == {"2 in 1d"}
+
+
+def test_global_holdout_is_stored_and_left_out_by_a_node(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    Holdout.objects.create(pk=1, percent=100)
+    matrix.node()
+    matrix.node("receipt", trigger="order.paid", guard_holdout="ignore")
+
+    (held,) = deliver_when_due(*record_event().task_ids)
+    (sent,) = deliver_when_due(*record_event("order.paid").task_ids)
+
+    assert (held.state, held.reason, held.reserved_at, sent.state) == ("suppressed", "holdout", None, "delivered")
+    verdict = held.verdicts[-1]
+    assert (verdict.rule, verdict.rule_version, verdict.observed, verdict.limit) == ("holdout", 1, "all nodes", "100 %")
+
+
+def test_rules_of_a_part_cost_no_statement_more(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """Neither do the global hold-out and levels: all of it is part of the loaded configuration."""
+
+    def count_statements() -> int:
+        (task_id,) = record_event(user=str(new_id())).task_ids
+        fall_due(task_id)
+        with CaptureQueriesContext(connection) as captured:
+            pipeline.deliver_touches([task_id])
+        return len(captured)
+
+    matrix.node(tags=["sale"])
+    count_statements()
+    without = count_statements()
+    Holdout.objects.create(pk=1, percent=0.0001)
+    HarassmentRule.objects.create(kind="cap", window=timedelta(hours=24), tag="sale", limit=1, limits={"vip": 2})
+    count_statements()
+    assert count_statements() == without
+
+
 def test_cap_defers_while_slots_are_unsettled(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
     task_ids = [record_event().task_ids[0] for _ in range(6)]
@@ -96,7 +193,7 @@ def test_cap_defers_while_slots_are_unsettled(
     held = Touch.objects.filter(state="scheduled")
     assert (len(leases), held.count()) == (3, 3)
     assert {row.reason for row in held} == {"cap"}
-    for verdict in Verdict.objects.filter(decision="hold"):
+    for verdict in (each for each in list_verdicts() if each.decision == "hold"):
         assert abs(verdict.next_eligible_at - min(leases)) < timedelta(seconds=1), "until the first lease"
 
     fake_channel.release_calls.set()
@@ -105,8 +202,34 @@ def test_cap_defers_while_slots_are_unsettled(
     assert count_by_state() == {"delivered": 3, "suppressed": 3}
 
 
+def test_slot_of_a_paused_touch_defers_others_by_a_minute(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+) -> None:
+    """They were judged again every second while the pause lasted: its touch may have been sent, and keeps its slot."""
+    cap(1)
+    matrix.node(channel=create_fake_channel(idempotent=True))
+    matrix.node("other", "order.paid")
+    fake_channel.play = lambda message: Unknown("timeout")
+    (first,) = record_event().task_ids
+    deliver_when_due(first)
+    Pause.objects.create(scope="channel:fake")
+    assert deliver_when_due(first)[0].paused_by == "channel:fake"
+
+    (held,) = deliver_when_due(*record_event("order.paid").task_ids)
+
+    assert (held.state, held.reason) == ("scheduled", "cap")
+    (verdict,) = held.verdicts
+    assert verdict.next_eligible_at - verdict.at >= timedelta(minutes=1)
+
+
 def test_cap_slot_is_freed_by_definite_refusal_only(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     cap(1)
     matrix.node(channel=create_fake_channel(idempotent=False), guard_dedupe="ignore")
@@ -122,7 +245,10 @@ def test_cap_slot_is_freed_by_definite_refusal_only(
 
 
 def test_cap_retry_keeps_its_slot(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     cap(1)
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
@@ -133,7 +259,7 @@ def test_cap_retry_keeps_its_slot(
     (row,) = deliver_when_due(first)
     taken_at = row.reserved_at
     (other,) = deliver_when_due(second)
-    verdict = Verdict.objects.latest("pk")
+    verdict = other.verdicts[-1]
     assert (other.state, other.reason, verdict.next_eligible_at) == ("scheduled", "cap", row.due_at)
 
     deliver_when_due(first)
@@ -142,7 +268,7 @@ def test_cap_retry_keeps_its_slot(
     assert deliver_when_due(second)[0].state == "suppressed"
 
 
-def test_cap_last_slot_waits_for_higher_priority(matrix: Any, record_event: Any) -> None:
+def test_cap_last_slot_waits_for_higher_priority(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     cap(1)
     matrix.node("offer", trigger="a", priority=2)
     matrix.node("parcel", trigger="b", priority=0, delay=timedelta(seconds=40))
@@ -158,7 +284,7 @@ def test_cap_last_slot_waits_for_higher_priority(matrix: Any, record_event: Any)
     assert (row.state, row.reason) == ("suppressed", "cap")
 
 
-def test_cap_slot_in_batch_goes_to_higher_priority(matrix: Any, record_event: Any) -> None:
+def test_cap_slot_in_batch_goes_to_higher_priority(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     cap(1)
     matrix.node("low", priority=2)
     matrix.node("high", trigger="other", priority=0)
@@ -170,7 +296,7 @@ def test_cap_slot_in_batch_goes_to_higher_priority(matrix: Any, record_event: An
     assert [(row.state, row.reason) for row in found] == [("suppressed", "cap"), ("delivered", "")]
 
 
-def test_cap_same_batch_priority_is_not_waited_for(matrix: Any, record_event: Any) -> None:
+def test_cap_same_batch_priority_is_not_waited_for(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """It is judged before and has its slot: of two slots one is left."""
     cap(2)
     matrix.node("offer", trigger="a", priority=2)
@@ -181,8 +307,8 @@ def test_cap_same_batch_priority_is_not_waited_for(matrix: Any, record_event: An
     assert [row.state for row in found] == ["delivered", "delivered"]
 
 
-@pytest.mark.parametrize("hindrance", ["far away", "another customer", "parked", "ignores the cap", "less important"])
-def test_cap_waits_for_no_irrelevant_touch(matrix: Any, record_event: Any, hindrance: str) -> None:
+@pytest.mark.parametrize("hindrance", ["far away", "another customer", "paused", "ignores the cap", "less important"])
+def test_cap_waits_for_no_irrelevant_touch(matrix: MatrixBuilder, record_event: RecordEvent, hindrance: str) -> None:
     cap(1)
     matrix.node("offer", trigger="a", priority=1)
     switch = "ignore" if hindrance == "ignores the cap" else "apply"
@@ -191,14 +317,17 @@ def test_cap_waits_for_no_irrelevant_touch(matrix: Any, record_event: Any, hindr
     (high,) = record_event("b", user="bob" if hindrance == "another customer" else "ann").task_ids
     Touch.objects.filter(pk=high).update(
         due_at=now() + timedelta(seconds=90 if hindrance == "far away" else 40),
-        parked="all" if hindrance == "parked" else "",
+        paused_by="all" if hindrance == "paused" else "",
     )
     deliver([low])
     assert rows([low])[0].state == "delivered"
 
 
 def test_cap_priority_retry_with_slot_is_not_waited_for(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     """Its slot is counted already. To leave room for it as well would keep a free slot empty."""
     cap(2)
@@ -214,7 +343,7 @@ def test_cap_priority_retry_with_slot_is_not_waited_for(
     assert (low.state, low.reason) == ("delivered", "")
 
 
-def test_cap_window_rolls(matrix: Any, record_event: Any) -> None:
+def test_cap_window_rolls(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(guard_dedupe="ignore")
     for expected in ("delivered", "delivered", "delivered", "suppressed"):
         (row,) = deliver_when_due(*record_event().task_ids)
@@ -227,7 +356,7 @@ def test_cap_window_rolls(matrix: Any, record_event: Any) -> None:
     assert row.state == "suppressed", "the second is not"
 
 
-def test_cap_count_only_touch_uses_a_slot(matrix: Any, record_event: Any) -> None:
+def test_cap_count_only_touch_uses_a_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     cap(1)
     matrix.node("silent", trigger="s", guard_cap="count_only", guard_dedupe="ignore")
     matrix.node("free", trigger="f", guard_cap="ignore", guard_dedupe="ignore")
@@ -237,11 +366,14 @@ def test_cap_count_only_touch_uses_a_slot(matrix: Any, record_event: Any) -> Non
     assert [row.counts_toward_cap for row in (free, silent)] == [False, True]
 
 
-# --- slots of what was called off, and of what may have been delivered -----------------------------------------------
+# --- slots of cancelled touches, and of those with an unknown outcome -----------------------------------------------
 
 
 def test_cap_cancelled_retry_frees_its_slot(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     cap(1)
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore", cancel_on=["order.paid"])
@@ -258,7 +390,10 @@ def test_cap_cancelled_retry_frees_its_slot(
 
 
 def test_cap_cancelled_unknown_retry_keeps_its_slot(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     cap(1)
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore", cancel_on=["order.paid"])
@@ -275,14 +410,14 @@ def test_cap_cancelled_unknown_retry_keeps_its_slot(
 
 @pytest.mark.parametrize("how", ["cancelled", "broke"])
 def test_cap_unsent_retry_of_unknown_keeps_its_slot(
-    matrix: Any,
-    create_fake_channel: Any,
-    record_event: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
     fake_channel: FakeChannelState,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    """The slot moved to it from the one that may have been heard, and so did the question."""
+    """The slot moved to it from the touch that may have arrived, and so did the uncertainty."""
     cap(1)
     matrix.node(channel=create_fake_channel(idempotent=False), guard_dedupe="ignore", cancel_on=["order.paid"])
     fake_channel.play = lambda message: Unknown("timeout")
@@ -305,7 +440,11 @@ def test_cap_unsent_retry_of_unknown_keeps_its_slot(
 
 @pytest.mark.parametrize("as_new", [False, True])
 def test_unknown_outcome_follows_the_delivery_key(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, as_new: bool
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    as_new: bool,
 ) -> None:
     """Under a key of its own it is another message."""
     cap(1)
@@ -320,9 +459,13 @@ def test_unknown_outcome_follows_the_delivery_key(
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
 def test_suppressed_retry_of_unknown_stays_unknown(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    how: str,
 ) -> None:
-    """I8: a guard that stops the retry says nothing about the first attempt."""
+    """I8: a guard that stops the retry is no evidence about the first attempt."""
     cap(1)
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
     (first,) = record_event(occurred_at=now() - timedelta(hours=1)).task_ids
@@ -340,7 +483,12 @@ def test_suppressed_retry_of_unknown_stays_unknown(
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
 @pytest.mark.parametrize("refusal", [Permanent("http_400"), Transient("http_503")])
 def test_refused_retry_of_unknown_stays_unknown(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str, refusal: Any
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    how: str,
+    refusal: Any,
 ) -> None:
     """I8: it may have been delivered, so a person decides."""
     matrix.node(channel=create_fake_channel(retry_delays=[1]))
@@ -357,7 +505,11 @@ def test_refused_retry_of_unknown_stays_unknown(
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
 def test_unknown_slot_survives_a_pause(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState, how: str
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    how: str,
 ) -> None:
     cap(1)
     matrix.node(channel=create_fake_channel(), guard_dedupe="ignore")
@@ -376,7 +528,7 @@ def test_unknown_slot_survives_a_pause(
 
 
 def make_outcome_unknown(task_id: UUID, fake_channel: FakeChannelState, how: str) -> None:
-    """After this nobody knows whether it was delivered, and it waits to be tried again."""
+    """The attempt's outcome is unknown, and the touch waits for a retry."""
     from scheduling.delivery.outgoing import LEASE
     from scheduling.ledger.touches import TouchDecision
     from scheduling.ledger.transitions import Claim, Content, Settlement

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import deliver_when_due
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -24,13 +24,13 @@ def check(*words: str) -> tuple[int, list[str]]:
     return 0, out.getvalue().splitlines()
 
 
-def test_check_templates_without_fault_exits_0(matrix: Any, record_event: Any) -> None:
+def test_check_templates_without_fault_exits_0(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(template=matrix.template("guide", body="hi {{ user.name }}"))
     deliver_when_due(*record_event().task_ids)
     assert check() == (0, ["1 templates are in order"])
 
 
-def test_check_templates_lists_compile_errors(matrix: Any) -> None:
+def test_check_templates_lists_compile_errors(matrix: MatrixBuilder) -> None:
     matrix.template("loops", body="{% for a in event.data.x %}{% for b in a %}{{ b }}{% endfor %}{% endfor %}")
     matrix.template("sound", body="{{ event.data.x }}")
     matrix.template("upper", body="hi\n{{ user.name.upper() }}")
@@ -49,7 +49,9 @@ def test_check_templates_lists_compile_errors(matrix: Any) -> None:
         ("{{ event.data.note }}", "does not render any more (“event.data.note” is null)"),
     ],
 )
-def test_check_templates_lists_changed_renderings(matrix: Any, record_event: Any, body: str, said: str) -> None:
+def test_check_templates_lists_changed_renderings(
+    matrix: MatrixBuilder, record_event: RecordEvent, body: str, said: str
+) -> None:
     template = matrix.template("guide", body="hi")
     matrix.node(template=template)
     (row,) = deliver_when_due(*record_event(data={"paid": True, "lines": [1], "note": None}).task_ids)
@@ -61,7 +63,7 @@ def test_check_templates_lists_changed_renderings(matrix: Any, record_event: Any
     assert check("--samples", "0") == (0, ["1 templates are in order"])
 
 
-def test_check_templates_skips_earlier_versions(matrix: Any, record_event: Any) -> None:
+def test_check_templates_skips_earlier_versions(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     template = matrix.template("guide", body="{{ event.data.paid }}")
     matrix.node(template=template)
     deliver_when_due(*record_event(data={"paid": True}).task_ids)

@@ -10,6 +10,7 @@ from celery import Celery, _state, current_app
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from pytest_django import Settings
 
 from scheduling import checks
 from scheduling.configuration.validation import MAX_TIMEOUT
@@ -46,7 +47,7 @@ def test_check_short_lease_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == ["aftertouch.E001"]
 
 
-def test_check_short_visibility_timeout_fails(settings: Any) -> None:
+def test_check_short_visibility_timeout_fails(settings: Settings) -> None:
     needed = 2 * (settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE)
     for seconds, errors in (
         (needed.total_seconds(), ["aftertouch.E002"]), (needed.total_seconds() + 1, []), (None, []),
@@ -58,7 +59,7 @@ def test_check_short_visibility_timeout_fails(settings: Any) -> None:
     assert found() == []
 
 
-def test_check_horizon_beyond_visibility_timeout_fails(settings: Any) -> None:
+def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> None:
     seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
     settings.AFTERTOUCH_HORIZON = timedelta(seconds=seconds / 2)
     assert "aftertouch.E002" in found()
@@ -74,7 +75,7 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Any) -> None:
     ],
 )
 def test_check_unknown_registry_path_fails(
-    monkeypatch: pytest.MonkeyPatch, settings: Any, registry: str, value: Any
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, registry: str, value: Any
 ) -> None:
     setattr(settings, registry, value)
     (error,) = checks.check_registry_paths()
@@ -92,3 +93,18 @@ def test_check_foreign_celery_app_fails() -> None:
     finally:
         _state._set_current_app(ours)
     assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "names"),
+    [
+        ("db.example", {}, ["aftertouch.W005"]), ("db.example", {"sslmode": "disable"}, []), ("127.0.0.1", {}, []),
+        ("", {}, []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("alias", ["default", "replica"])
+def test_deploy_check_remote_database_without_tls_decision_warns(
+    monkeypatch: pytest.MonkeyPatch, alias: str, host: str, options: dict[str, str], names: list[str]
+) -> None:
+    monkeypatch.setitem(checks.settings.DATABASES, alias, {"HOST": host, "OPTIONS": options})
+    assert [each.id for each in checks.check_database_encryption()] == names

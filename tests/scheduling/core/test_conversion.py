@@ -12,9 +12,11 @@ from pytest_django import Settings
 
 from scheduling.delivery import presence
 from scheduling.experiments.conversion import NodeEffect, compute_effects
+from scheduling.models import Holdout
 from scheduling.policy.rollout import Lift, Share
-from scheduling.policy.specs import hash_to_percent
+from scheduling.policy.specs import HoldoutSpec, hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 DAY = timedelta(days=1)
 
@@ -49,12 +51,12 @@ def effect() -> NodeEffect:
 
 
 @pytest.fixture
-def node(matrix: Any) -> Any:
+def node(matrix: MatrixBuilder) -> Any:
     return matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=2 * DAY)
 
 
 @pytest.fixture
-def deliver_to_users(record_event: Callable[..., Any]) -> Callable[..., None]:
+def deliver_to_users(record_event: RecordEvent) -> Callable[..., None]:
     def deliver_to_users(*users: str) -> None:
         for user in users:
             ids = record_event(user=user).task_ids
@@ -66,7 +68,7 @@ def deliver_to_users(record_event: Callable[..., Any]) -> Callable[..., None]:
 
 @pytest.mark.django_db
 def test_effect_counts_the_goal_in_both_groups(
-    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
     treated, control = choose_customers(node, 4, held_out=False), choose_customers(node, 3, held_out=True)
     deliver_to_users(*treated, *control)
@@ -82,8 +84,25 @@ def test_effect_counts_the_goal_in_both_groups(
 
 
 @pytest.mark.django_db
+def test_effect_keeps_the_global_holdout_apart(
+    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
+) -> None:
+    Holdout.objects.create(pk=1, percent=50)
+    everywhere = [f"user{number}" for number in range(50) if HoldoutSpec(50).includes(f"user{number}")][:3]
+    treated = [user for user in choose_customers(node, 50, held_out=False) if not HoldoutSpec(50).includes(user)][:4]
+    control = [user for user in choose_customers(node, 50, held_out=True) if not HoldoutSpec(50).includes(user)][:2]
+    deliver_to_users(*treated, *control, *everywhere)
+    pass_time(hours=3)
+    for user in (*treated[:3], everywhere[0]):
+        record_event("order.paid", user)
+    pass_time(days=3)
+    assert effect().lift == Lift(Share(3, 4), Share(0, 2))
+    assert effect().overall == Lift(Share(3, 4), Share(1, 3))
+
+
+@pytest.mark.django_db
 def test_effect_ignores_earlier_goals_and_repeats(
-    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
     (user,) = choose_customers(node, 1, held_out=False)
     record_event("order.paid", user)
@@ -94,7 +113,7 @@ def test_effect_ignores_earlier_goals_and_repeats(
 
 
 @pytest.mark.django_db
-def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Any) -> None:
+def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Callable[..., None]) -> None:
     """And who is stopped before it does not: the control group knows no such customers."""
     from scheduling.models import Customer
 
@@ -128,7 +147,9 @@ def stale_presence(settings: Settings) -> Iterator[None]:
 
 
 @pytest.mark.django_db
-def test_effect_ignores_customers_blocked_by_presence(node: Any, deliver_to_users: Any, stale_presence: None) -> None:
+def test_effect_ignores_customers_blocked_by_presence(
+    node: Any, deliver_to_users: Callable[..., None], stale_presence: None
+) -> None:
     """Customers of the control group would be counted among those who were to get it."""
     deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
     pass_time(days=3)
@@ -137,7 +158,7 @@ def test_effect_ignores_customers_blocked_by_presence(node: Any, deliver_to_user
 
 @pytest.mark.django_db
 def test_effect_separates_template_versions(
-    node: Any, matrix: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+    node: Any, matrix: MatrixBuilder, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
     one, other = choose_customers(node, 2, held_out=False)
     deliver_to_users(one)
@@ -152,14 +173,14 @@ def test_effect_separates_template_versions(
 
 
 @pytest.mark.django_db
-def test_effect_ignores_nodes_without_a_goal(matrix: Any) -> None:
+def test_effect_ignores_nodes_without_a_goal(matrix: MatrixBuilder) -> None:
     matrix.node()
     assert compute_effects(now() - DAY, now()) == []
 
 
 @pytest.mark.django_db
 def test_effect_counts_goal_during_deferral_in_both_groups(
-    node: Any, deliver_to_users: Any, record_event: Callable[..., Any]
+    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
     """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
     from scheduling.models import HarassmentRule, Touch
@@ -171,7 +192,7 @@ def test_effect_counts_goal_during_deferral_in_both_groups(
         kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
     )
     treated, control = choose_customers(node, 3, held_out=False), choose_customers(node, 1, held_out=True)
-    record_event(user=treated[2])  # called off before anybody was drawn
+    record_event(user=treated[2])  # cancelled before the hold-out was drawn
     record_event("order.paid", treated[2])
     deliver_to_users(*treated[:2], *control)
     pass_time(hours=1)

@@ -1,4 +1,4 @@
-"""A due touch on its way out: judged when it is due, sent once, and its end told with the reason."""
+"""Delivery of a due touch: judged when due, sent once, its end logged with the reason."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
+import redis
 import time_machine
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
+from scheduling.channels.log import Log
 from scheduling.delivery import due_batch, judging, pipeline, presence
+from scheduling.delivery.sender import sender
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
-from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
+from scheduling.models import Community, FailedTask, HarassmentRule, Pause, Touch
 from scheduling.operations import commands
-from scheduling.policy.guards import QUIET_SPREAD
+from scheduling.policy.send_times import SPREAD
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
+from tests.support.touch_logs import list_attempts, list_verdicts
 
 pytestmark = pytest.mark.django_db
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -39,7 +46,7 @@ def end(row: Touch) -> tuple[str, str]:
 # --- through a channel -----------------------------------------------------------------------------------------------
 
 
-def test_due_touch_is_delivered_with_its_trace(matrix: Any, record_event: Any) -> None:
+def test_due_touch_is_delivered_with_its_trace(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     receipt = record_event()
 
@@ -48,22 +55,22 @@ def test_due_touch_is_delivered_with_its_trace(matrix: Any, record_event: Any) -
     assert (row.state, row.lease_until, row.attempt, row.lease_no) == ("delivered", None, 1, 1)
     assert (row.content_type, row.template_version, row.reserved_at) == ("guide", 1, row.sending_at)
     assert row.due_at <= row.sending_at <= row.settled_at
-    verdict, attempt = Verdict.objects.get(), Attempt.objects.get()
+    (verdict,), (attempt,) = row.verdicts, row.attempts
     assert (verdict.decision, verdict.rule) == ("send", "")
     assert (attempt.outcome, attempt.number, attempt.body) == ("delivered", 1, "hi ann")
 
 
-def test_template_renders_event_data(matrix: Any, record_event: Any) -> None:
+def test_template_renders_event_data(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     template = matrix.template("parcel", body="{{ event.data.order.number }} to {{ event.data['city'] }}")
     matrix.node(template=template)
     receipt = record_event(data={"order": {"number": 7}, "city": "杭州"})
 
     deliver_when_due(*receipt.task_ids)
 
-    assert Attempt.objects.get().body == "7 to 杭州"
+    assert [each.body for each in list_attempts()] == ["7 to 杭州"]
 
 
-def test_customer_address_is_loaded_for_delivery(matrix: Any, record_event: Any) -> None:
+def test_customer_address_is_loaded_for_delivery(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     receipt = record_event()
@@ -73,8 +80,26 @@ def test_customer_address_is_loaded_for_delivery(matrix: Any, record_event: Any)
     assert ann.addresses["email"] == "ann@example.com"
 
 
+def test_profiles_are_read_only_for_texts_that_name_them(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    commands.update_customer("ann", {"attributes": {"city": "上海"}, "tags": ["vip"]})
+    matrix.node()
+    with CaptureQueriesContext(connection) as without:
+        deliver_when_due(*record_event(event_id="e1").task_ids)
+    matrix.node("city", template=matrix.template("city", body="{{ customer.attributes.city }}"))
+    with CaptureQueriesContext(connection) as reading:
+        deliver_when_due(*record_event(event_id="e2").task_ids)
+
+    assert [sum("scheduling_customerprofile" in each["sql"] for each in queries) for queries in (without, reading)] == [
+        0,
+        1,
+    ]
+    assert "上海" in {each.body for each in list_attempts()}
+
+
 @sends
-def test_webhook_receives_touch_data_and_key(matrix: Any, hook: Any, record_event: Any, receiver: Any) -> None:
+def test_webhook_receives_touch_data_and_key(
+    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
+) -> None:
     matrix.node(channel=hook)
     receipt = record_event(chat_id="c1", event_id="e1")
 
@@ -87,14 +112,18 @@ def test_webhook_receives_touch_data_and_key(matrix: Any, hook: Any, record_even
         "body": "hi ann",
     }  # fmt: skip
     assert call.json["data"]["event"]["id"] == "e1"
-    assert (row.state, Attempt.objects.get().status) == ("delivered", 200)
+    assert (row.state, [each.status for each in row.attempts]) == ("delivered", [200])
 
 
 @sends
 def test_duplicate_wakeups_send_once(
-    matrix: Any, create_fake_channel: Any, record_event: Any, race: Any, fake_channel: Any
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    record_event: RecordEvent,
+    race: Race,
+    fake_channel: FakeChannelState,
 ) -> None:
-    """I2: a duplicated hint finds nothing to claim."""
+    """I2: a duplicated wake-up finds nothing to claim."""
     matrix.node(channel=create_fake_channel())
     (task_id,) = record_event().task_ids
     fall_due(task_id)
@@ -106,19 +135,21 @@ def test_duplicate_wakeups_send_once(
     assert rows([task_id])[0].state == "delivered"
 
 
-def test_wakeup_for_missing_touch_is_ignored(matrix: Any) -> None:
+def test_wakeup_for_missing_touch_is_ignored(matrix: MatrixBuilder) -> None:
     pipeline.deliver_touches([new_id()])
 
 
 @sends
-def test_community_target_is_used(matrix: Any, hook: Any, record_event: Any, receiver: Any) -> None:
+def test_community_target_is_used(
+    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
+) -> None:
     matrix.node(channel=hook)
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
     deliver_when_due(*record_event(chat_id="c1").task_ids, *record_event(chat_id="c2", user="bob").task_ids)
     assert sorted(call.path for call in receiver.calls) == ["/hook", "/hook/c1"]
 
 
-def test_touch_without_target_fails_without_slot(matrix: Any, record_event: Any) -> None:
+def test_touch_without_target_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     from scheduling.models import ChannelConfig
 
     robot = ChannelConfig.objects.create(key="robot", kind="wecom")
@@ -133,7 +164,7 @@ def test_touch_without_target_fails_without_slot(matrix: Any, record_event: Any)
     assert FailedTask.objects.count() == 2
 
 
-def test_template_with_missing_data_fails_with_detail(matrix: Any, record_event: Any) -> None:
+def test_template_with_missing_data_fails_with_detail(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(template=matrix.template("order", body="{{ event.data.order.no }}"))
     (row,) = deliver_when_due(*record_event(data={}).task_ids)
     assert end(row) == ("failed", "template_data_missing")
@@ -144,7 +175,7 @@ def test_template_with_missing_data_fails_with_detail(matrix: Any, record_event:
 # --- judged when it is due -------------------------------------------------------------------------------------------
 
 
-def test_verdict_stores_rule_version_and_figures(matrix: Any, record_event: Any) -> None:
+def test_verdict_stores_rule_version_and_figures(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     for number in range(4):
         matrix.node(f"node-{number}")
     cap = HarassmentRule.objects.get(kind="cap")
@@ -157,12 +188,12 @@ def test_verdict_stores_rule_version_and_figures(matrix: Any, record_event: Any)
 
     assert sorted(end(row) for row in found) == [("delivered", "")] * 2 + [("suppressed", "cap")] * 2
     first = min(row.reserved_at for row in found if row.reserved_at)
-    for verdict in Verdict.objects.filter(decision="suppress"):
+    for verdict in list_verdicts(state="suppressed"):
         assert (verdict.rule, verdict.rule_version) == ("cap", 2)
         assert (verdict.observed, verdict.limit, verdict.next_eligible_at) == ("2", "2 in 1d", first + DAY)
 
 
-def test_same_content_is_suppressed_for_72_hours(matrix: Any, record_event: Any) -> None:
+def test_same_content_is_suppressed_for_72_hours(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     deliver_when_due(*record_event().task_ids)
     pass_time(hours=71)
@@ -172,7 +203,7 @@ def test_same_content_is_suppressed_for_72_hours(matrix: Any, record_event: Any)
     assert [end(early), end(again)] == [("suppressed", "dedupe"), ("delivered", "")]
 
 
-def test_conversation_started_while_waiting_suppresses(matrix: Any, record_event: Any) -> None:
+def test_conversation_started_while_waiting_suppresses(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(delay=HOUR)
     waiting = record_event()
     record_event("conversation.started")
@@ -180,7 +211,7 @@ def test_conversation_started_while_waiting_suppresses(matrix: Any, record_event
     assert end(row) == ("suppressed", "conversation")
 
 
-def test_opt_out_while_waiting_stops_marketing_only(matrix: Any, record_event: Any) -> None:
+def test_opt_out_while_waiting_stops_marketing_only(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node("offer", template=matrix.template("offer", category="marketing"))
     matrix.node("parcel", template=matrix.template("parcel", category="service"))
     receipt = record_event()
@@ -192,7 +223,7 @@ def test_opt_out_while_waiting_stops_marketing_only(matrix: Any, record_event: A
     }
 
 
-def test_node_disabled_while_waiting_suppresses(matrix: Any, record_event: Any) -> None:
+def test_node_disabled_while_waiting_suppresses(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     off, gone = matrix.node("off"), matrix.node("gone")
     receipt = record_event()
     off.enabled, gone.retired_at = False, now()
@@ -201,7 +232,7 @@ def test_node_disabled_while_waiting_suppresses(matrix: Any, record_event: Any) 
     assert [end(row) for row in deliver_when_due(*receipt.task_ids)] == [("suppressed", "node_disabled")] * 2
 
 
-def test_expired_touch_is_suppressed(matrix: Any, record_event: Any) -> None:
+def test_expired_touch_is_suppressed(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(expires_after=HOUR)
     receipt = record_event()
     pass_time(hours=1, seconds=1)
@@ -209,7 +240,7 @@ def test_expired_touch_is_suppressed(matrix: Any, record_event: Any) -> None:
     assert end(row) == ("suppressed", "expired")
 
 
-def test_template_edit_applies_to_waiting_touches(matrix: Any, record_event: Any) -> None:
+def test_template_edit_applies_to_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     node = matrix.node(delay=HOUR)
     receipt = record_event()
     text = node.template.texts.get()
@@ -218,17 +249,17 @@ def test_template_edit_applies_to_waiting_touches(matrix: Any, record_event: Any
 
     (row,) = deliver_when_due(*receipt.task_ids)
 
-    assert (Attempt.objects.get().body, row.template_version) == ("new ann", 2)
+    assert ([each.body for each in row.attempts], row.template_version) == (["new ann"], 2)
 
 
-def test_canary_text_is_sent_to_its_communities(matrix: Any, record_event: Any) -> None:
+def test_canary_text_is_sent_to_its_communities(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(canary_template=matrix.template("guide-v2", body="v2"), canary_communities=["c1"])
     deliver_when_due(*record_event(chat_id="c1").task_ids, *record_event(chat_id="c2", user="bob").task_ids)
-    said = {attempt.touch.chat_id: attempt.body for attempt in Attempt.objects.select_related("touch")}
+    said = {touch.chat_id: touch.attempts[0].body for touch in Touch.objects.all()}
     assert said == {"c1": "v2", "c2": "hi bob"}
 
 
-def test_quiet_hours_defer_touch_without_slot(matrix: Any, record_event: Any) -> None:
+def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     night = now() - HOUR
     rule = HarassmentRule.objects.create(
         kind="quiet_hours", quiet_from=night.time(), quiet_to=(night + 2 * HOUR).time(), timezone="UTC"
@@ -239,7 +270,7 @@ def test_quiet_hours_defer_touch_without_slot(matrix: Any, record_event: Any) ->
 
     assert end(row) == ("scheduled", "quiet_hours")
     assert row.reserved_at is None
-    assert abs(row.due_at - night - 2 * HOUR) < timedelta(minutes=1) + QUIET_SPREAD
+    assert abs(row.due_at - night - 2 * HOUR) < timedelta(minutes=1) + SPREAD
     rule.delete()
     (row,) = deliver_when_due(row.pk)
     assert (row.state, row.attempt, row.lease_no) == ("delivered", 1, 2)
@@ -249,7 +280,7 @@ def test_quiet_hours_defer_touch_without_slot(matrix: Any, record_event: Any) ->
 
 
 class Answers:
-    """A Presence provider that says what the test told it."""
+    """A Presence provider scripted by the test."""
 
     event_types: ClassVar[frozenset[str]] = frozenset()
     said: dict[str, str] | Exception = {}
@@ -274,7 +305,9 @@ def presence_provider(settings: Settings) -> Any:
     presence.presence_providers.cache_clear()
 
 
-def test_presence_is_asked_for_each_touch(matrix: Any, record_event: Any, presence_provider: Any) -> None:
+def test_presence_is_asked_for_each_touch(
+    matrix: MatrixBuilder, record_event: RecordEvent, presence_provider: Any
+) -> None:
     matrix.node()
     presence_provider.said = {"bob": "conversation", "cid": "answered"}
     found = deliver_when_due(*(record_event(user=user).task_ids[0] for user in ("ann", "bob", "cid")))
@@ -285,7 +318,9 @@ def test_presence_is_asked_for_each_touch(matrix: Any, record_event: Any, presen
     ]
 
 
-def test_presence_outage_defers_for_30_seconds(matrix: Any, record_event: Any, presence_provider: Any) -> None:
+def test_presence_outage_defers_for_30_seconds(
+    matrix: MatrixBuilder, record_event: RecordEvent, presence_provider: Any
+) -> None:
     matrix.node()
     presence_provider.said = ConnectionError("away")
     (row,) = deliver_when_due(*record_event().task_ids)
@@ -297,7 +332,11 @@ def test_presence_outage_defers_for_30_seconds(matrix: Any, record_event: Any, p
 
 @sends
 def test_touch_rescued_before_claim_still_asks_presence(
-    matrix: Any, record_event: Any, presence_provider: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    presence_provider: Any,
+    second_connection: SecondConnection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second message finds the touch with a worker; the rescue puts it back before the claim."""
     matrix.node()
@@ -319,7 +358,10 @@ def test_touch_rescued_before_claim_still_asks_presence(
 
 @sends
 def test_touch_rescued_after_lock_waits_for_next_wakeup(
-    matrix: Any, record_event: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -354,13 +396,15 @@ def lose_worker(task_id: Any) -> None:
 
 
 @pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
-def test_pause_parks_due_touches_and_resume_spreads_them(matrix: Any, record_event: Any, scope: str) -> None:
+def test_pause_parks_due_touches_and_resume_spreads_them(
+    matrix: MatrixBuilder, record_event: RecordEvent, scope: str
+) -> None:
     matrix.node()
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(30)]
     commands.pause_scope(scope, reason="stop")
 
     found = deliver_when_due(*waiting)
-    assert {(row.state, row.parked) for row in found} == {("scheduled", scope)}
+    assert {(row.state, row.paused_by) for row in found} == {("scheduled", scope)}
     dispatcher.dispatch_due_touches()
     dispatcher.rescue_lost_work()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
@@ -373,14 +417,14 @@ def test_pause_parks_due_touches_and_resume_spreads_them(matrix: Any, record_eve
     assert {row.state for row in deliver_when_due(*waiting)} == {"delivered"}
 
 
-def test_pause_of_another_node_is_ignored(matrix: Any, record_event: Any) -> None:
+def test_pause_of_another_node_is_ignored(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     matrix.node("other", trigger="x")
     commands.pause_scope("node:other")
     assert deliver_when_due(*record_event().task_ids)[0].state == "delivered"
 
 
-def test_overlapping_pauses_must_both_end(matrix: Any, record_event: Any) -> None:
+def test_overlapping_pauses_must_both_end(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
     commands.pause_scope("all")
@@ -389,7 +433,7 @@ def test_overlapping_pauses_must_both_end(matrix: Any, record_event: Any) -> Non
     Pause.objects.filter(scope="all").delete()
     dispatcher.rescue_lost_work()
     (row,) = deliver_when_due(task_id)
-    assert (row.state, row.parked) == ("scheduled", "node:guide")
+    assert (row.state, row.paused_by) == ("scheduled", "node:guide")
 
 
 # --- never early -----------------------------------------------------------------------------------------------------
@@ -398,19 +442,19 @@ def test_overlapping_pauses_must_both_end(matrix: Any, record_event: Any) -> Non
 @sends
 @pytest.mark.parametrize("ahead", [60, -60])
 def test_wrong_node_clock_sends_nothing_early(
-    matrix: Any, record_event: Any, valkey: Any, ahead: float, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I5: the clock of the database decides, and the hint that came too soon is owed again."""
+    """I5: the clock of the database decides, and a premature wake-up is published again."""
     matrix.node(delay=timedelta(seconds=25))
     published: list[Any] = []
-    monkeypatch.setattr(pipeline, "publish_touches", lambda hints, channels: published.extend(hints))
+    monkeypatch.setattr(pipeline, "publish_touches", lambda wakeups, channels: published.extend(wakeups))
     (task_id,) = record_event(occurred_at=None).task_ids
 
     with time_machine.travel(datetime.now().astimezone() + timedelta(seconds=ahead), tick=True):
         pipeline.deliver_touches([task_id])
         (row,) = rows([task_id])
         assert (row.state, row.lease_no) == ("queued", 0)
-        assert [hint.task_id for hint in published] == [task_id]
+        assert [wakeup.task_id for wakeup in published] == [task_id]
         remaining = published[0].due_at - datetime.now().astimezone()
         assert timedelta(seconds=2) < remaining <= timedelta(seconds=25), "owed by its own clock, not at once"
         with connection.cursor() as cursor:
@@ -418,14 +462,16 @@ def test_wrong_node_clock_sends_nothing_early(
         pipeline.deliver_touches([task_id])
 
     (row,) = rows([task_id])
-    attempt = Attempt.objects.get()
+    (attempt,) = row.attempts
     assert row.state == "delivered"
     assert row.due_at <= row.reserved_at <= attempt.started_at <= attempt.ended_at <= row.settled_at + HOUR / 3600
 
 
 @sends
-def test_receiver_is_never_called_before_due(matrix: Any, hook: Any, record_event: Any, receiver: Any) -> None:
-    """I5: lateness is never negative, whoever asks how often."""
+def test_receiver_is_never_called_before_due(
+    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
+) -> None:
+    """I5: lateness is never negative, however often it is read."""
     matrix.node(channel=hook, delay=timedelta(milliseconds=300))
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
     ends_at = now() + timedelta(seconds=60)
@@ -442,7 +488,7 @@ def test_receiver_is_never_called_before_due(matrix: Any, hook: Any, record_even
 
 
 def test_failing_touch_does_not_affect_its_batch(
-    matrix: Any, record_event: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix.node()
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(9)]
@@ -459,13 +505,17 @@ def test_failing_touch_does_not_affect_its_batch(
     assert [end(row) for row in found].count(("delivered", "")) == 8
     assert end(found[4]) == ("failed", "internal_error")
     assert "nobody thought of it" in FailedTask.objects.get().detail
-    assert Attempt.objects.count() == 8
+    assert len(list_attempts()) == 8
 
 
 @sends
 @pytest.mark.parametrize("how", ["terminated", "kept waiting"])
 def test_lost_database_connection_fails_no_touch(
-    matrix: Any, record_event: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch, how: str
+    matrix: MatrixBuilder,
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     """A connection that ends in the middle, by a fail-over or because this process was frozen for too long."""
     matrix.node()
@@ -491,7 +541,7 @@ def test_lost_database_connection_fails_no_touch(
         else:
             with connection.cursor() as cursor:
                 cursor.execute("SET idle_in_transaction_session_timeout = 1")
-        assert wait_until(lambda: second_connection(gone), 20)
+        assert wait_until(lambda: second_connection(gone), WAIT_LIMIT)
         write(decisions, **conditions)
 
     with monkeypatch.context() as breaking:
@@ -505,9 +555,45 @@ def test_lost_database_connection_fails_no_touch(
 
 
 @sends
+def test_lost_connection_after_commit_delays_no_claimed_touch(
+    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver,
+    second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The search for premature wake-ups failed, and claimed touches waited 45 s for their lease."""
+    matrix.node()
+    matrix.node("hook", trigger="hook", channel=hook)
+    local, remote = *record_event().task_ids, *record_event("hook", "bob").task_ids
+    fall_due(local, remote)
+    search, sent = touches.premature_wakeups, []
+
+    def terminate(pid: int) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    def search_without_backend(task_ids: Any) -> Any:
+        connection.ensure_connection()
+        pid = connection.connection.info.backend_pid
+        second_connection(lambda: terminate(pid))
+        return search(task_ids)
+
+    monkeypatch.setattr(touches, "premature_wakeups", search_without_backend)
+    monkeypatch.setattr(Log, "send_now", lambda self, messages: sent.extend(messages))
+    with pytest.raises(sql.UNAVAILABLE_ERRORS):
+        pipeline.deliver_touches([local, remote, new_id()])
+    connection.close()
+
+    assert sender().drain(WAIT_LIMIT)
+    assert [end(row) for row in rows([local, remote])] == [("delivered", "")] * 2
+    assert receiver.keys == [str(remote)]
+    assert [message.task_id for message in sent] == [local]
+
+
+@sends
 @pytest.mark.parametrize("table", ["channelconfig", "community"])
-def test_delivery_defers_touch_when_secret_key_is_missing(matrix: Any, record_event: Any, table: str) -> None:
-    """While keys are changed node by node. Nobody's touch fails of it, and another node may take it."""
+def test_delivery_defers_touch_when_secret_key_is_missing(
+    matrix: MatrixBuilder, record_event: RecordEvent, table: str
+) -> None:
+    """During a key rotation node by node. No touch fails of it, and another node may deliver it."""
     matrix.node()
     Community.objects.create(chat_id="odd", targets={"webhook": {"url": "http://127.0.0.1:9/"}})
     (waiting,) = record_event(chat_id="odd").task_ids
@@ -528,7 +614,7 @@ def test_delivery_defers_touch_when_secret_key_is_missing(matrix: Any, record_ev
     assert [end(row) for row in deliver_when_due(waiting)] == [("delivered", "")]
 
 
-def test_config_change_during_read_fails_no_touch(matrix: Any, record_event: Any) -> None:
+def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A node with a new template is committed between two of the queries that read the configuration."""
     from scheduling.configuration import snapshot
 
@@ -552,15 +638,15 @@ def test_config_change_during_read_fails_no_touch(matrix: Any, record_event: Any
 
 @sends
 def test_dead_endpoint_does_not_block_another(
-    matrix: Any,
-    create_fake_channel: Any,
-    record_event: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    record_event: RecordEvent,
     fake_channel: FakeChannelState,
     receiver: ScriptedReceiver,
     hook: Any,
 ) -> None:
     """The dead one is being waited for all the while."""
-    matrix.node("dead", channel=create_fake_channel("dead", timeout=timedelta(seconds=30)))
+    matrix.node("dead", channel=create_fake_channel("dead"))
     matrix.node("alive", channel=hook)
     fake_channel.blocks = True
     waiting = [task_id for number in range(20) for task_id in record_event(user=f"user-{number}").task_ids]
@@ -569,7 +655,7 @@ def test_dead_endpoint_does_not_block_another(
     pipeline.deliver_touches(waiting)
     assert fake_channel.on_stage.wait(WAIT_LIMIT)
     delivered = Touch.objects.filter(node__key="alive", state="delivered")
-    assert wait_until(lambda: delivered.count() == 20, 25), "the living endpoint waits for the dead one"
+    assert wait_until(lambda: delivered.count() == 20, WAIT_LIMIT), "the living endpoint waits for the dead one"
 
     assert Touch.objects.filter(node__key="dead", state="running").count() == 20
     fake_channel.release_calls.set()
@@ -579,12 +665,12 @@ def test_dead_endpoint_does_not_block_another(
 
 @sends
 def test_quota_defers_without_attempt_or_slot(
-    matrix: Any,
-    create_fake_channel: Any,
-    record_event: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    record_event: RecordEvent,
     fake_channel: FakeChannelState,
     settings: Settings,
-    valkey: Any,
+    valkey: redis.Redis,
 ) -> None:
     from scheduling.channels.kinds import channel_kinds
 
@@ -596,7 +682,7 @@ def test_quota_defers_without_attempt_or_slot(
     found = deliver_when_due(*waiting)
 
     assert sorted(row.state for row in found) == ["delivered"] * 2 + ["scheduled"] * 3
-    assert len(fake_channel.received) == Attempt.objects.count() == 2
+    assert len(fake_channel.received) == len(list_attempts()) == 2
     for row in found:
         if row.state == "scheduled":
             assert (row.reason, row.attempt, row.reserved_at) == ("quota", 0, None)
@@ -605,7 +691,10 @@ def test_quota_defers_without_attempt_or_slot(
 
 @sends
 def test_channel_exception_is_unknown_outcome(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: Callable[..., Any],
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     matrix.node(channel=create_fake_channel(idempotent=False))
     fake_channel.play = lambda message: ValueError("a bug of the channel")  # type: ignore[assignment]
@@ -614,7 +703,7 @@ def test_channel_exception_is_unknown_outcome(
     assert "a bug of the channel" in FailedTask.objects.get().detail
 
 
-def test_ended_touch_is_never_changed(matrix: Any, record_event: Any) -> None:
+def test_ended_touch_is_never_changed(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
     (_row,) = deliver_when_due(task_id)

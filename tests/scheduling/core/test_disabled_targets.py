@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django import Settings
 
 from scheduling import sql
 from scheduling.configuration import snapshot
@@ -17,6 +18,8 @@ from scheduling.operations import commands, retention
 from scheduling.planning import disabled_targets
 from scheduling.policy.specs import CustomerSpec
 from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +35,7 @@ def disable(channel: ChannelConfig, *addresses: str) -> None:
     )
 
 
-def test_disabled_target_keeps_loaded_configuration(matrix: Any, hook: Any) -> None:
+def test_disabled_target_keeps_loaded_configuration(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     before = snapshot.current()
     disable(hook, "https://a.example")
     assert DisabledTarget.objects.count() == 1
@@ -41,7 +44,7 @@ def test_disabled_target_keeps_loaded_configuration(matrix: Any, hook: Any) -> N
     assert snapshot.current() is before
 
 
-def test_find_disabled_reads_only_the_batch(matrix: Any, hook: Any) -> None:
+def test_find_disabled_reads_only_the_batch(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO scheduling_disabledtarget (channel_id, target_digest, chat_id, reason, disabled_at)"
@@ -57,20 +60,22 @@ def test_find_disabled_reads_only_the_batch(matrix: Any, hook: Any) -> None:
     assert disabled_targets.find_disabled(wanted) == {wanted[0]}
 
 
-def test_disabled_target_expires_and_is_deleted(matrix: Any, hook: Any, settings: Any) -> None:
+def test_disabled_target_expires_and_is_deleted(matrix: MatrixBuilder, hook: ChannelConfig, settings: Settings) -> None:
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
     target = (hook.pk, disabled_targets.digest_address("https://a.example"))
     age(days=31)
     assert disabled_targets.find_disabled([target]) == set()
 
-    disable(hook, "https://a.example")  # it said so again
+    disable(hook, "https://a.example")  # it responded so again
     assert disabled_targets.find_disabled([target]) == {target}
     assert retention.delete_expired_rows()["scheduling_disabledtarget"] == 1
     assert DisabledTarget.objects.get().target_digest == target[1]
 
 
-def test_new_customer_address_enables_target(matrix: Any, create_fake_channel: Callable[..., ChannelConfig]) -> None:
+def test_new_customer_address_enables_target(
+    matrix: MatrixBuilder, create_fake_channel: Callable[..., ChannelConfig]
+) -> None:
     mail = create_fake_channel("mail")
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     disable(mail, "ann@example.com", "bob@example.com")
@@ -82,7 +87,7 @@ def test_new_customer_address_enables_target(matrix: Any, create_fake_channel: C
     assert not DisabledTarget.objects.exists()
 
 
-def test_new_community_or_channel_address_enables_target(matrix: Any, hook: Any) -> None:
+def test_new_community_or_channel_address_enables_target(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     community = Community.objects.create(chat_id="c1", targets={"hook": {"url": "https://a.example/c1"}})
     disable(hook, "https://a.example/c1", hook.config["url"])
     community = Community.objects.get(pk=community.pk)
@@ -96,7 +101,7 @@ def test_new_community_or_channel_address_enables_target(matrix: Any, hook: Any)
 
 
 def test_delivery_reads_disabled_targets_twice_at_most(
-    matrix: Any, hook: Any, receiver: Any, record_event: Callable[..., Any]
+    matrix: MatrixBuilder, hook: ChannelConfig, receiver: ScriptedReceiver, record_event: RecordEvent
 ) -> None:
     matrix.node(channel=hook)
     disable(hook, "https://elsewhere.example")
@@ -117,7 +122,7 @@ class Counted:
         return execute(query, *rest)
 
 
-def test_target_for_without_lookup_reads_the_database(matrix: Any, hook: Any) -> None:
+def test_target_for_without_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
     with pytest.raises(routing.NoTarget) as raised:

@@ -1,4 +1,4 @@
-"""Every rule of the guard by itself, the order they speak in, and when a touch may come again."""
+"""Each guard alone, their order, and the next eligible time of a touch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 
 from scheduling.experiments.conversion import DRAWN_RULES
 from scheduling.policy import guards
-from scheduling.policy.guards import HOLD, QUIET_SPREAD, SEND, SUPPRESS, CapSlot, GuardVerdict, judge_touch
-from scheduling.policy.specs import RuleSpec
+from scheduling.policy.guards import HOLD, SEND, SUPPRESS, AwaitedTouch, CapSlot, GuardVerdict, judge_touch
+from scheduling.policy.node_conditions import Facts, compile_condition
+from scheduling.policy.send_times import SPREAD, CalendarSpec, CalendarsSpec, TimingSpec
+from scheduling.policy.specs import HoldoutSpec, RuleCoverage, RuleSpec
+from scheduling.policy.window_forms import compile_windows, parse_window_line
 from tests.scheduling.core.sample_data import (
     CAP,
     COMMUNITY_CAP,
+    COMMUNITY_DEDUPE,
     CONVERSATION,
     DAY,
     DEDUPE,
@@ -60,7 +64,7 @@ def test_guard_suppresses_disabled_node() -> None:
 @pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
 def test_guard_pause_parks_under_the_widest_scope(scope: str) -> None:
     verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
-    assert (verdict.decision, verdict.rule, verdict.parked) == (HOLD, "paused", scope)
+    assert (verdict.decision, verdict.rule, verdict.paused_by) == (HOLD, "paused", scope)
     assert verdict.next_eligible_at is None
 
 
@@ -126,7 +130,7 @@ def test_guard_quiet_hours_use_customer_time_zone() -> None:
     verdict = judge_touch(candidate(), rules, evening)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (HOLD, "quiet_hours", NIGHT.version)
     assert verdict.next_eligible_at is not None
-    assert timedelta(0) <= verdict.next_eligible_at - (NOON + 12 * HOUR) < QUIET_SPREAD  # 08:00 in Shanghai
+    assert timedelta(0) <= verdict.next_eligible_at - (NOON + 12 * HOUR) < SPREAD  # 08:00 in Shanghai
     assert (verdict.observed, verdict.limit) == ("23:00", "22:00–08:00 Asia/Shanghai")
 
     assert judge_touch(candidate(customer=ann(timezone="Europe/Berlin")), rules, evening).decision == SEND
@@ -145,7 +149,7 @@ def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
 
     spread = ends(NIGHT)
     assert len(spread) == 500
-    assert all(morning <= each < morning + QUIET_SPREAD for each in spread)
+    assert all(morning <= each < morning + SPREAD for each in spread)
     assert len({each.replace(second=each.second // 10 * 10, microsecond=0) for each in spread}) == 12
     assert set(ends(NIGHT, expires_at=morning + SECOND / 1_000)) == {morning}
     short_day = replace(NIGHT, quiet_from=time(8, 1), quiet_to=time(8))
@@ -213,7 +217,10 @@ def test_guard_cap_ignores_slots_that_do_not_count() -> None:
 def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
     touch = candidate(node=node(guard_cap=switch))
     full = around(
-        rules=(CAP, COMMUNITY_CAP), slots=[slot()] * 3, community_slots=[slot(0.1)] * 2, important=[NOON + SECOND]
+        rules=(CAP, COMMUNITY_CAP),
+        slots=[slot()] * 3,
+        community_slots=[slot(0.1)] * 2,
+        important=[AwaitedTouch(NOON + SECOND)],
     )
     assert judge_touch(touch, full, NOON).decision == SEND
 
@@ -268,16 +275,17 @@ def test_guard_community_cap_is_separate() -> None:
 def test_guard_retry_with_slot_passes_the_cap() -> None:
     full = around(
         rules=(CAP, DEDUPE, COMMUNITY_CAP), slots=[slot(1, "guide")] * 3, community_slots=[slot(0.1)] * 2,
-        important=[NOON + SECOND] * 3,
+        important=[AwaitedTouch(NOON + SECOND)] * 3,
     )  # fmt: skip
-    assert judge_touch(candidate(has_slot=True), full, NOON).decision == SEND
-    assert judge_touch(candidate(has_slot=False), full, NOON).decision != SEND
+    assert judge_touch(candidate(has_cap_slot=True), full, NOON).decision == SEND
+    assert judge_touch(candidate(has_cap_slot=False), full, NOON).decision != SEND
 
 
 def test_guard_retry_still_obeys_opt_out_and_conversation() -> None:
-    assert judge_touch(candidate(has_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
+    assert judge_touch(candidate(has_cap_slot=True, customer=ann(opted_out=True)), around(), NOON).rule == "opted_out"
     assert (
-        judge_touch(candidate(has_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule == "conversation"
+        judge_touch(candidate(has_cap_slot=True, customer=ann(conversation_at=NOON)), around(), NOON).rule
+        == "conversation"
     )
 
 
@@ -287,59 +295,128 @@ def test_guard_own_slot_is_not_counted() -> None:
     assert judge_touch(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
 
 
+def test_guard_community_dedupe_is_separate() -> None:
+    said = around(rules=(COMMUNITY_DEDUPE,), community_slots=[slot(1, "guide")])
+    verdict = judge_touch(candidate(), said, NOON)
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "community_dedupe", 12)
+    assert judge_touch(candidate(template=template("survey")), said, NOON).decision == SEND
+    assert judge_touch(candidate(node=node(guard_dedupe="ignore")), said, NOON).decision == SEND
+    to_ann = around(rules=(COMMUNITY_DEDUPE,), slots=[slot(1, "guide")])
+    assert judge_touch(candidate(), to_ann, NOON).decision == SEND
+
+
+# --- a part of the messages, and levels ------------------------------------------------------------------------------
+
+SALE = replace(CAP, limit=1, kinds=("channel sms", "tag sale"), coverage=RuleCoverage(*[frozenset({1})] * 3))
+
+
+def test_guard_cap_of_a_part_counts_and_limits_that_part_only() -> None:
+    """Node 1 has the rule's channel and tag, template 1 its category."""
+    inside, other_node, other_text = slot(1, node_id=1, template_id=1), slot(1, node_id=2), slot(1, node_id=1)
+    touch, unlimited = candidate(), candidate(node=node(id=2))
+    verdict = judge_touch(touch, around(rules=(SALE,), slots=[inside, other_node]), NOON)
+    assert (verdict.decision, verdict.rule) == (SUPPRESS, "cap")
+    assert (verdict.observed, verdict.limit) == ("1", "1 in 1d of channel sms, tag sale")
+    assert judge_touch(touch, around(rules=(SALE,), slots=[other_node, other_text]), NOON).decision == SEND
+    assert judge_touch(unlimited, around(rules=(SALE,), slots=[inside]), NOON).decision == SEND
+
+
+def test_guard_slot_is_kept_for_touches_of_the_part_only() -> None:
+    inside, outside = AwaitedTouch(NOON + SECOND, 1), AwaitedTouch(NOON + SECOND, 2)
+    assert judge_touch(candidate(), around(rules=(SALE,), important=[inside]), NOON).rule == "slot_hold"
+    assert judge_touch(candidate(), around(rules=(SALE,), important=[outside]), NOON).decision == SEND
+
+
+def test_guard_limit_of_the_level_replaces_the_limit() -> None:
+    by_level = replace(CAP, limit=1, limits={"vip": 2})
+
+    def judged(level: str, slots: int, **context: Any) -> GuardVerdict:
+        said = around(rules=(by_level,), slots=[slot()] * slots, **context)
+        return judge_touch(candidate(customer=ann(level=level)), said, NOON)
+
+    assert [judged(level, 1).decision for level in ("vip", "normal", "")] == [SEND, SUPPRESS, SUPPRESS]
+    assert (judged("vip", 2).decision, judged("vip", 2).limit) == (SUPPRESS, "2 in 1d")
+    assert judged("vip", 1, important=[AwaitedTouch(NOON)]).rule == "slot_hold"
+    assert judged("vip", 0, important=[AwaitedTouch(NOON)]).decision == SEND
+
+
+def test_guard_global_holdout_suppresses_except_where_ignored() -> None:
+    everyone = HoldoutSpec(100, "2026", 7)
+    verdict = judge_touch(candidate(node=node(global_holdout=everyone)), around(), NOON)
+    assert verdict[:5] == (SUPPRESS, "holdout", 7, "all nodes", "100 %")
+    assert judge_touch(candidate(node=node(global_holdout=None)), around(), NOON).decision == SEND
+
+
 # --- room for the more important -------------------------------------------------------------------------------------
 
 
 def test_guard_last_slot_waits_for_higher_priority() -> None:
     due = NOON + timedelta(seconds=50)
-    verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[due]), NOON)
+    verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[AwaitedTouch(due)]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "slot_hold", due + 2 * SECOND)
 
 
 def test_guard_slot_hold_not_needed_with_room() -> None:
-    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND]), NOON).decision == SEND
-    assert judge_touch(candidate(), around(slots=[slot(1)], important=[NOON + SECOND] * 2), NOON).rule == "slot_hold"
+    assert (
+        judge_touch(candidate(), around(slots=[slot(1)], important=[AwaitedTouch(NOON + SECOND)]), NOON).decision
+        == SEND
+    )
+    assert (
+        judge_touch(candidate(), around(slots=[slot(1)], important=[AwaitedTouch(NOON + SECOND)] * 2), NOON).rule
+        == "slot_hold"
+    )
 
 
 def test_guard_overdue_priority_is_waited_for_2_seconds() -> None:
-    verdict = judge_touch(candidate(), around(slots=[slot(1)] * 2, important=[NOON - HOUR]), NOON)
+    verdict = judge_touch(candidate(), around(slots=[slot(1)] * 2, important=[AwaitedTouch(NOON - HOUR)]), NOON)
     assert verdict.next_eligible_at == NOON + 2 * SECOND
 
 
 # --- order -----------------------------------------------------------------------------------------------------------
 
-#: What makes each rule object, in the order they must speak.
+AT_NIGHT = compile_windows([parse_window_line("daily 02:00-03:00")], CalendarsSpec())
+#: What makes each rule refuse, in the order of the rules.
 OBJECTIONS: dict[str, dict[str, Any]] = {
     "cancelled": {"called_off": "event:order.paid"},
     "expired": {"expires_at": NOON - SECOND},
     "node_disabled": {"enabled": False},
     "paused": {"paused": frozenset({"all"})},
     "opted_out": {"opted_out": True},
+    "depth": {"trigger": "touch.delivered", "from_nodes": frozenset({"other"})},
+    "condition": {"condition": compile_condition({"all": [{"field": "event.data.total", "op": "exists"}]})},
     "conversation": {"conversation_at": NOON},
     "holdout": {"holdout_percent": 100},
     "rollout": {"rollout_percent": 0},
     "quiet_hours": {"timezone": "Pacific/Auckland"},  # 01:00 there
+    "send_window": {"timing": TimingSpec(CalendarSpec(), windows=AT_NIGHT)},
     "dedupe": {"guide_slot": True},
+    "community_dedupe": {"community_guide": True},
     "cap": {"full": True},
     "community_cap": {"community_full": True},
-    "slot_hold": {"important": [NOON + SECOND] * 3},
+    "slot_hold": {"important": [AwaitedTouch(NOON + SECOND)] * 3},
 }
+
+
+OF_NODE = ("trigger", "from_nodes", "enabled", "holdout_percent", "rollout_percent", "condition", "timing")
 
 
 def first_objection(*names: str) -> str:
     said = {key: value for name in names for key, value in OBJECTIONS[name].items()}
     slots = [slot(1, "guide", counts=False)] if "guide_slot" in said else []
     slots += [slot(1)] * 3 if "full" in said else []
+    community_slots = [slot(1, "guide", counts=False)] if "community_guide" in said else []
+    community_slots += [slot(0.1)] * 2 if "community_full" in said else []
     touch = candidate(
         expires_at=said.get("expires_at", NOON + 3 * DAY),
         customer=ann(**{key: said[key] for key in ("opted_out", "conversation_at", "timezone") if key in said}),
-        node=node(**{key: said[key] for key in ("enabled", "holdout_percent", "rollout_percent") if key in said}),
+        node=node(**{key: said[key] for key in OF_NODE if key in said}),
+        facts=Facts({"depth": 1}, "c1", ""),
     )
     verdict = judge_touch(
         touch,
         around(
             rules=RULES, paused=said.get("paused", frozenset()), slots=slots, important=said.get("important", ()),
-            community_slots=[slot(0.1)] * 2 if "community_full" in said else (),
+            community_slots=community_slots,
             cancelled_by=said.get("called_off", ""),
         ),
         NOON,
@@ -424,19 +501,22 @@ def test_guard_checks_of_node_give_the_verdict_of_all(data: st.DataObject) -> No
         rollout_communities=draw(frozenset(), frozenset({"c1"})), guard_cap=draw("apply", "count_only", "ignore"),
         guard_dedupe=draw("apply", "ignore"), guard_conversation=draw("apply", "ignore"),
         guard_quiet_hours=draw("apply", "ignore"), over_cap=draw("suppress", "defer"),
+        global_holdout=draw(None, None, HoldoutSpec(50)),
     )  # fmt: skip
-    every = (CAP, COMMUNITY_CAP, DEDUPE, CONVERSATION, replace(NIGHT, quiet_from=NOON.time()))
+    every = (
+        CAP, COMMUNITY_CAP, DEDUPE, COMMUNITY_DEDUPE, CONVERSATION, replace(NIGHT, quiet_from=NOON.time()), SALE,
+    )  # fmt: skip
     paused = draw(frozenset(), frozenset({"node:guide"}), frozenset({"channel:other"}))
     touch = candidate(
-        node=one, chat_id=draw("c1", ""), has_slot=draw(False, True), expires_at=draw(NOON + DAY, NOON - SECOND),
+        node=one, chat_id=draw("c1", ""), has_cap_slot=draw(False, True), expires_at=draw(NOON + DAY, NOON - SECOND),
         customer=ann(opted_out=draw(False, True), conversation_at=draw(None, NOON), user_id=draw("ann", "bob", "eve")),
         template=template(category=draw("service", "marketing")),
     )  # fmt: skip
     slots = [slot(hours, draw("guide", "other")) for hours in data.draw(st.lists(st.integers(0, 30), max_size=4))]
     around_it = around(
         rules=tuple(data.draw(st.lists(st.sampled_from(every), unique=True))), paused=paused, slots=slots,
-        community_slots=draw([], slots), important=draw([], [NOON + SECOND]), cancelled_by=draw("", "", "event:x"),
-        presence_block=draw("", "", "conversation", "answered"),
+        community_slots=draw([], slots), important=draw([], [AwaitedTouch(NOON + SECOND)]),
+        cancelled_by=draw("", "", "event:x"), presence_block=draw("", "", "conversation", "answered"),
     )  # fmt: skip
 
     some = around_it._replace(checks=guards.checks_for(one, around_it.rules, paused))

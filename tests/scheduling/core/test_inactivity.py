@@ -1,9 +1,8 @@
-"""Who stays away for 30 days is noticed once, however many look."""
+"""A customer inactive for 30 days is recorded once, by any number of passes."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
@@ -11,13 +10,15 @@ from django.utils.timezone import now
 from scheduling.models import Customer, Event
 from scheduling.planning import inactivity
 from tests.scheduling.core.conftest import pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def inactive_customers(record_event: Any) -> None:
-    """Ann left 31 days ago, Bob 29 days ago; nobody knows when Cid was there."""
+def inactive_customers(record_event: RecordEvent) -> None:
+    """Ann was active 31 days ago, Bob 29 days ago, Cid at an unknown time."""
     record_event("x", user="ann")
     pass_time(days=2)
     record_event("x", user="bob")
@@ -29,7 +30,7 @@ def list_inactive_events() -> list[str]:
     return sorted(Event.objects.filter(type="customer.inactive").values_list("user_id", flat=True))
 
 
-def test_inactivity_is_recorded_once_per_absence(inactive_customers: Any) -> None:
+def test_inactivity_is_recorded_once_per_absence(inactive_customers: None) -> None:
     assert inactivity.scan_inactive_customers() == 1
     assert inactivity.scan_inactive_customers() == 0
     assert list_inactive_events() == ["ann"]
@@ -38,7 +39,7 @@ def test_inactivity_is_recorded_once_per_absence(inactive_customers: Any) -> Non
     assert list_inactive_events() == ["ann", "bob"], "a year away is still one absence"
 
 
-def test_inactivity_is_recorded_again_after_return(inactive_customers: Any, record_event: Any) -> None:
+def test_inactivity_is_recorded_again_after_return(inactive_customers: None, record_event: RecordEvent) -> None:
     inactivity.scan_inactive_customers()
     record_event("x", user="ann")
     assert inactivity.scan_inactive_customers() == 0
@@ -47,7 +48,7 @@ def test_inactivity_is_recorded_again_after_return(inactive_customers: Any, reco
     assert list_inactive_events() == ["ann", "ann", "bob"]
 
 
-def test_inactivity_event_plans_a_touch(matrix: Any, inactive_customers: Any) -> None:
+def test_inactivity_event_plans_a_touch(matrix: MatrixBuilder, inactive_customers: None) -> None:
     from scheduling.models import Touch
 
     matrix.node("come-back", trigger="customer.inactive", delay=timedelta(hours=24))
@@ -66,7 +67,7 @@ def test_inactivity_scan_covers_several_batches(monkeypatch: pytest.MonkeyPatch)
     assert len(list_inactive_events()) == 21
 
 
-def test_inactivity_scan_crash_repeats_no_event(inactive_customers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     inactivity.scan_inactive_customers()
     Customer.objects.update(inactive_since=None)
     inactivity.scan_inactive_customers()
@@ -74,7 +75,7 @@ def test_inactivity_scan_crash_repeats_no_event(inactive_customers: Any, monkeyp
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_inactivity_scans_record_once(race: Any) -> None:
+def test_concurrent_inactivity_scans_record_once(race: Race) -> None:
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(60)
     )

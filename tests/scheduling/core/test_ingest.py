@@ -1,24 +1,31 @@
-"""What becomes of an event: stored once, its touches planned once, and what it makes obsolete called off."""
+"""An event is stored once, its touches are planned once, and touches that it makes obsolete are cancelled."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
+from pytest_django import Settings
 
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
 from scheduling.models.ledger import WAITING
 from scheduling.planning import ingest
+from scheduling.planning.early_dispatch import EarlyDispatch
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
-from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, pass_time, rows
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -37,7 +44,7 @@ def states(*receipts: Receipt) -> list[tuple[str, str]]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_duplicate_in_batch_gets_touches_of_the_first(matrix: Any) -> None:
+def test_duplicate_in_batch_gets_touches_of_the_first(matrix: MatrixBuilder) -> None:
     matrix.node()
 
     first, second, other = record_events([new(id="e1"), new(id="e1"), new(id="e2")])
@@ -48,13 +55,13 @@ def test_duplicate_in_batch_gets_touches_of_the_first(matrix: Any) -> None:
     assert Touch.objects.count() == Event.objects.count() == 2
 
 
-def test_duplicate_in_batch_keeps_the_first_event(matrix: Any) -> None:
+def test_duplicate_in_batch_keeps_the_first_event(matrix: MatrixBuilder) -> None:
     receipts = record_events([new(f"type.{number}", id="e1") for number in range(50)])
     assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 49
     assert Event.objects.get().type == "type.0"
 
 
-def test_later_duplicate_plans_and_cancels_nothing(matrix: Any) -> None:
+def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> None:
     matrix.node(cancel_on=["order.paid"])
     paid = new("order.paid")
     record_events([paid])
@@ -67,13 +74,13 @@ def test_later_duplicate_plans_and_cancels_nothing(matrix: Any) -> None:
     assert states(first) == [("waiting", "")]
 
 
-def test_same_id_from_other_source_is_another_event(matrix: Any) -> None:
+def test_same_id_from_other_source_is_another_event(matrix: MatrixBuilder) -> None:
     matrix.node()
     other = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
     assert [receipt.duplicate for receipt in record_events([new(id="e1"), other])] == [False, False]
 
 
-def test_duplicate_receipt_omits_retried_touches(matrix: Any) -> None:
+def test_duplicate_receipt_omits_retried_touches(matrix: MatrixBuilder) -> None:
     matrix.node()
     (first,) = record_events([new(id="e1")])
     (old,) = rows(first.task_ids)
@@ -86,7 +93,7 @@ def test_duplicate_receipt_omits_retried_touches(matrix: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_same_event_is_planned_once(matrix: Any, race: Any) -> None:
+def test_concurrent_same_event_is_planned_once(matrix: MatrixBuilder, race: Race) -> None:
     matrix.node()
 
     receipts: list[Receipt] = race(32, lambda number: record_events([new(id="e1", user="ann")])[0])
@@ -101,7 +108,7 @@ def test_concurrent_same_event_is_planned_once(matrix: Any, race: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "update_customers"])
-def test_failed_batch_stores_nothing(matrix: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_failed_batch_stores_nothing(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """I1: the touches come in one transaction with their events."""
     matrix.node()
     whole = getattr(ingest._EventBatch, step)
@@ -117,7 +124,7 @@ def test_failed_batch_stores_nothing(matrix: Any, monkeypatch: pytest.MonkeyPatc
     assert not any(model.objects.exists() for model in (Event, Touch, Customer, EventType))
 
 
-def test_event_type_above_limit_refuses_the_batch(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_type_above_limit_refuses_the_batch(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix.node()
     record_events([new("known")])
     monkeypatch.setattr(ingest, "MAX_EVENT_TYPES", 1)
@@ -130,18 +137,18 @@ def test_event_type_above_limit_refuses_the_batch(matrix: Any, monkeypatch: pyte
     record_events([new("known")])
 
 
-def test_unknown_event_type_is_registered(matrix: Any) -> None:
+def test_unknown_event_type_is_registered(matrix: MatrixBuilder) -> None:
     record_events([new("coupon.used"), new("coupon.used"), new("coupon.lost")])
     assert set(EventType.objects.values_list("key", flat=True)) == {"coupon.used", "coupon.lost"}
 
 
-def test_event_without_node_is_stored(matrix: Any) -> None:
+def test_event_without_node_is_stored(matrix: MatrixBuilder) -> None:
     (receipt,) = record_events([new("coupon.used", data={"n": 1}, chat_id="c1")])
     event = Event.objects.get(pk=receipt.id)
     assert (event.user_id, event.chat_id, event.data, receipt.task_ids) == ("ann", "c1", {"n": 1}, ())
 
 
-def test_event_without_time_uses_database_clock(matrix: Any) -> None:
+def test_event_without_time_uses_database_clock(matrix: MatrixBuilder) -> None:
     matrix.node(delay=HOUR)
     with connection.cursor() as cursor:
         cursor.execute("SELECT statement_timestamp()")
@@ -155,14 +162,14 @@ def test_event_without_time_uses_database_clock(matrix: Any) -> None:
     assert touch.due_at == event.occurred_at + HOUR
 
 
-def test_delay_counts_from_the_event_time(matrix: Any) -> None:
+def test_delay_counts_from_the_event_time(matrix: MatrixBuilder) -> None:
     matrix.node(delay=HOUR)
     happened_at = now() - 10 * MINUTE
     (receipt,) = record_events([new(occurred_at=happened_at)])
     assert rows(receipt.task_ids)[0].due_at == happened_at + HOUR
 
 
-def test_touch_stores_event_node_and_expiry(matrix: Any) -> None:
+def test_touch_stores_event_node_and_expiry(matrix: MatrixBuilder) -> None:
     node = matrix.node(delay=HOUR, expires_after=DAY, priority=0)
     (receipt,) = record_events([new(chat_id="c1")])
     (touch,) = rows(receipt.task_ids)
@@ -171,21 +178,21 @@ def test_touch_stores_event_node_and_expiry(matrix: Any) -> None:
     assert (touch.planned_at, touch.expires_at) == (touch.due_at, touch.due_at + DAY)
 
 
-# --- hints -----------------------------------------------------------------------------------------------------------
+# --- wake-ups --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
 def test_wakeup_is_published_after_the_commit(
-    matrix: Any, second_connection: Callable[[Callable[[], Any]], Any]
+    matrix: MatrixBuilder, second_connection: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """I1: the row is there, for everybody, before any message about it."""
+    """I1: the row is visible to all connections before any message about it."""
     matrix.node("soon", delay=timedelta(seconds=25))
     matrix.node("later", delay=timedelta(seconds=35))
     announced: list[tuple[UUID, bool, str]] = []
 
-    def publish_recorded(hints: Any) -> None:
+    def publish_recorded(wakeups: Any) -> None:
         seen = second_connection(lambda: dict(Touch.objects.values_list("pk", "state")))
-        announced.extend((hint.task_id, connection.in_atomic_block, seen[hint.task_id]) for hint in hints)
+        announced.extend((wakeup.task_id, connection.in_atomic_block, seen[wakeup.task_id]) for wakeup in wakeups)
 
     (receipt,) = record_events([new()], publish_wakeups=publish_recorded)
 
@@ -196,7 +203,43 @@ def test_wakeup_is_published_after_the_commit(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_wakeup_is_not_published_without_a_commit(matrix: Any) -> None:
+def test_intake_dispatches_a_bounded_number_ahead(
+    matrix: MatrixBuilder, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand events with a delay of 20 s became as many messages in the memory of workers."""
+    monkeypatch.setattr(ingest, "early_dispatch", EarlyDispatch())
+    settings.AFTERTOUCH_DISPATCH_WINDOW = 5
+    matrix.node("soon", delay=timedelta(seconds=25))
+    matrix.node("high", delay=timedelta(seconds=25), priority=0)
+    matrix.node("due", delay=timedelta(0))
+    published: list[WakeUp] = []
+
+    receipts = record_events([new() for _ in range(8)], publish_wakeups=published.extend)
+
+    found = rows([task_id for receipt in receipts for task_id in receipt.task_ids])
+    counts = Counter((row.node.key, row.state) for row in found)
+    assert counts == {
+        ("soon", "queued"): 5, ("soon", "scheduled"): 3, ("high", "queued"): 5, ("high", "scheduled"): 3,
+        ("due", "queued"): 8,
+    }  # fmt: skip
+    assert {each.task_id for each in published} == {row.pk for row in found if row.state == "queued"}
+    assert len(touches.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON)) == 6, "the pass dispatches the others"
+
+
+def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings) -> None:
+    settings.AFTERTOUCH_DISPATCH_WINDOW = 2
+    early, at = EarlyDispatch(), datetime(2026, 1, 1, tzinfo=UTC)
+
+    assert [early.admit(1, at + timedelta(seconds=each), at=at) for each in (1, 2, 3, 0, 31)] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    assert early.admit(2, at + timedelta(seconds=3), at=at), "a priority has places of its own"
+    later = at + timedelta(seconds=2)
+    assert [early.admit(1, at + timedelta(seconds=each), at=later) for each in (3, 4)] == [True, False]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None:
     matrix.node(delay=timedelta(0))
     announced: list[Any] = []
     with transaction.atomic():
@@ -207,37 +250,38 @@ def test_wakeup_is_not_published_without_a_commit(matrix: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_wakeup_is_published_by_a_background_thread(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I1: a thread of its own hands the hints to the broker, and a broker that fails costs only the hint."""
-    from scheduling.dispatch import dispatcher, publisher
+def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1: a thread of its own hands the wake-ups to the broker, and a broker that fails costs only the wake-up."""
+    from scheduling.batching import BackgroundBatcher
+    from scheduling.dispatch import dispatcher
 
     matrix.node(delay=timedelta(0))
     published_by: list[str] = []
     both = threading.Event()
 
-    def publish(hints: Any, channels: Any) -> int:
+    def publish(wakeups: Any, channels: Any) -> int:
         published_by.append(threading.current_thread().name)
         if len(published_by) == 2:
             both.set()
         raise OSError("the broker is away")
 
     monkeypatch.setattr(dispatcher, "publish_touches", publish)
-    bell = publisher.BackgroundPublisher(dispatcher.publish_wakeups)
+    bell = BackgroundBatcher(dispatcher.publish_wakeups, name="wakeups")
     record_events([new()], publish_wakeups=bell.submit)
     while not published_by:
         both.wait(0.01)
     record_events([new()], publish_wakeups=bell.submit)
 
-    assert both.wait(10), "the bell went dumb after a failure"
-    assert set(published_by) == {"publisher"}
+    assert both.wait(WAIT_LIMIT), "the bell went dumb after a failure"
+    assert set(published_by) == {"wakeups"}
 
 
 # --- cancel_on -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def download(matrix: Any, record_event: Any) -> Callable[..., Receipt]:
-    """A download whose touch a payment calls off."""
+def download(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Receipt]:
+    """A download whose touch a payment cancels."""
     matrix.node(cancel_on=["order.paid"])
     matrix.node("survey", trigger="material.downloaded")
     return lambda **changes: record_event(**changes)
@@ -252,7 +296,7 @@ def guide(*receipts: Receipt) -> list[tuple[str, str]]:
 CALLED_OFF = [("cancelled", "event:order.paid")]
 
 
-def test_cancel_event_cancels_waiting_touch(download: Any, record_event: Any) -> None:
+def test_cancel_event_cancels_waiting_touch(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
     first = download()
     others = download(user="bob")
 
@@ -264,13 +308,15 @@ def test_cancel_event_cancels_waiting_touch(download: Any, record_event: Any) ->
     assert survey.state in WAITING, "another node does not care"
 
 
-def test_late_cancel_event_keeps_newer_touch(download: Any, record_event: Any) -> None:
+def test_late_cancel_event_keeps_newer_touch(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
     receipt = download(occurred_at=now())
     record_event("order.paid", occurred_at=now() - HOUR)
     assert guide(receipt) == [("waiting", "")]
 
 
-def test_late_event_touch_is_cancelled_by_known_event(download: Any, record_event: Any) -> None:
+def test_late_event_touch_is_cancelled_by_known_event(
+    download: Callable[..., Receipt], record_event: RecordEvent
+) -> None:
     record_event("order.paid", occurred_at=now() - HOUR)
     before, after = download(occurred_at=now() - 2 * HOUR), download(occurred_at=now() - MINUTE)
     assert guide(before) == CALLED_OFF
@@ -278,14 +324,14 @@ def test_late_event_touch_is_cancelled_by_known_event(download: Any, record_even
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_cancel_order_within_a_batch_does_not_matter(matrix: Any, order: tuple[int, int]) -> None:
+def test_cancel_order_within_a_batch_does_not_matter(matrix: MatrixBuilder, order: tuple[int, int]) -> None:
     matrix.node(cancel_on=["order.paid"])
     moments = [new(occurred_at=now() - HOUR), new("order.paid", occurred_at=now() - MINUTE)]
     receipts = record_events([moments[place] for place in order])
     assert guide(*receipts) == CALLED_OFF
 
 
-def test_cancel_event_keeps_touch_being_sent(download: Any, record_event: Any) -> None:
+def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
     from scheduling.ledger.touches import touches
 
     (task_id, _) = download(occurred_at=now() - DAY).task_ids
@@ -297,7 +343,7 @@ def test_cancel_event_keeps_touch_being_sent(download: Any, record_event: Any) -
     assert rows([task_id])[0].state == "running"
 
 
-def test_node_cancelled_by_own_trigger_keeps_latest(matrix: Any, record_event: Any) -> None:
+def test_node_cancelled_by_own_trigger_keeps_latest(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(cancel_on=["material.downloaded"])
     first, second = record_event(), record_event()
     assert [state for state, _ in states(first, second)] == ["cancelled", "waiting"]
@@ -311,13 +357,13 @@ def record_all(batched: bool, *events: NewEvent) -> list[Receipt]:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_each_plans_every_event(matrix: Any, batched: bool) -> None:
+def test_on_repeat_each_plans_every_event(matrix: MatrixBuilder, batched: bool) -> None:
     matrix.node(on_repeat="each")
     assert [state for state, _ in states(*record_all(batched, new(), new()))] == ["waiting", "waiting"]
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_keep_returns_the_waiting_touch(matrix: Any, batched: bool) -> None:
+def test_on_repeat_keep_returns_the_waiting_touch(matrix: MatrixBuilder, batched: bool) -> None:
     matrix.node(on_repeat="keep")
     first, second, other = record_all(batched, new(), new(), new(user="bob"))
     assert second.task_ids == first.task_ids
@@ -327,7 +373,7 @@ def test_on_repeat_keep_returns_the_waiting_touch(matrix: Any, batched: bool) ->
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_restart_replaces_the_waiting_touch(matrix: Any, batched: bool) -> None:
+def test_on_repeat_restart_replaces_the_waiting_touch(matrix: MatrixBuilder, batched: bool) -> None:
     matrix.node(on_repeat="restart", delay=HOUR)
     first, second, third = record_all(batched, new(), new(), new())
     assert states(first, second, third) == [
@@ -337,8 +383,17 @@ def test_on_repeat_restart_replaces_the_waiting_touch(matrix: Any, batched: bool
     ]
 
 
+@pytest.mark.parametrize("batched", [True, False])
+def test_on_repeat_restart_keeps_the_touch_of_the_later_event(matrix: MatrixBuilder, batched: bool) -> None:
+    """An event that arrives late replaced the touch of a later one, so the message came too early."""
+    matrix.node(on_repeat="restart", delay=HOUR)
+    at = now()
+    later, earlier = record_all(batched, new(occurred_at=at), new(occurred_at=at - MINUTE))
+    assert states(later, earlier) == [("waiting", ""), ("cancelled", "restarted:material.downloaded")]
+
+
 @pytest.mark.parametrize("how", ["keep", "restart"])
-def test_on_repeat_after_end_plans_a_new_touch(matrix: Any, record_event: Any, how: str) -> None:
+def test_on_repeat_after_end_plans_a_new_touch(matrix: MatrixBuilder, record_event: RecordEvent, how: str) -> None:
     matrix.node(on_repeat=how, guard_dedupe="ignore")
     first = record_event()
     deliver_when_due(*first.task_ids)
@@ -349,7 +404,7 @@ def test_on_repeat_after_end_plans_a_new_touch(matrix: Any, record_event: Any, h
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_after_cancel_plans_a_new_touch(matrix: Any, batched: bool) -> None:
+def test_on_repeat_after_cancel_plans_a_new_touch(matrix: MatrixBuilder, batched: bool) -> None:
     matrix.node(on_repeat="keep", cancel_on=["order.paid"])
     then = now() - HOUR
     first, _, third = record_all(
@@ -362,17 +417,17 @@ def test_on_repeat_after_cancel_plans_a_new_touch(matrix: Any, batched: bool) ->
     assert guide(third) == [("waiting", "")]
 
 
-# --- what an event says about its customer ---------------------------------------------------------------------------
+# --- customer attributes in an event ----------------------------------------------------------------------------------
 
 
-def test_conversation_time_never_goes_back(matrix: Any, record_event: Any) -> None:
+def test_conversation_time_never_goes_back(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     latest = now() - MINUTE
     record_event("conversation.started", occurred_at=latest)
     record_event("conversation.started", occurred_at=latest - HOUR)
     assert Customer.objects.get().conversation_at == latest
 
 
-def test_delay_uses_activity_before_the_event(matrix: Any, record_event: Any) -> None:
+def test_delay_uses_activity_before_the_event(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
     Customer.objects.create(user_id="ann", level="vip")
@@ -383,7 +438,7 @@ def test_delay_uses_activity_before_the_event(matrix: Any, record_event: Any) ->
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160)]
 
 
-def test_delay_in_batch_uses_earlier_events(matrix: Any) -> None:
+def test_delay_in_batch_uses_earlier_events(matrix: MatrixBuilder) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Customer.objects.create(user_id="ann", level="vip")
@@ -395,7 +450,7 @@ def test_delay_in_batch_uses_earlier_events(matrix: Any) -> None:
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
 
 
-def test_late_event_in_batch_keeps_activity(matrix: Any) -> None:
+def test_late_event_in_batch_keeps_activity(matrix: MatrixBuilder) -> None:
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Customer.objects.create(user_id="ann", level="vip")
@@ -407,14 +462,14 @@ def test_late_event_in_batch_keeps_activity(matrix: Any) -> None:
     assert row.due_at - then == timedelta(seconds=2160)
 
 
-def test_activity_grows_in_steps_of_a_minute(matrix: Any, record_event: Any) -> None:
+def test_activity_grows_in_steps_of_a_minute(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     then = now() - HOUR
     for seconds, noted in [(0, 0), (30, 0), (61, 61), (-600, 61)]:
         record_event("x", occurred_at=then + timedelta(seconds=seconds))
         assert Customer.objects.get().last_active_at == then + timedelta(seconds=noted)
 
 
-def test_duplicate_event_is_no_activity(matrix: Any) -> None:
+def test_duplicate_event_is_no_activity(matrix: MatrixBuilder) -> None:
     """An unknown customer is inserted with the activity of its events before a duplicate among them is found."""
     then = now() - HOUR
     record_events([new(id="e1"), new("x", id="e2")])
@@ -430,7 +485,7 @@ def test_duplicate_event_is_no_activity(matrix: Any) -> None:
     assert (found["carl"].last_active_at, found["carl"].conversation_at) == (then, then)
 
 
-def test_system_events_are_no_activity(matrix: Any, record_event: Any) -> None:
+def test_system_events_are_no_activity(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     EventType.objects.create(key="parcel.lost", is_activity=False)
     for type in ("parcel.lost", "customer.inactive", "session.silent"):
         record_event(type)
@@ -442,7 +497,7 @@ def test_system_events_are_no_activity(matrix: Any, record_event: Any) -> None:
 
 
 @pytest.fixture
-def delivered_touches(matrix: Any, record_event: Any) -> list[UUID]:
+def delivered_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> list[UUID]:
     """Two touches that Ann got, two hours and one hour ago, and one that she did not get."""
     matrix.node("first", trigger="a")
     matrix.node("second", trigger="b")
@@ -459,7 +514,7 @@ def last_complaint_touch() -> UUID | None:
     return Complaint.objects.order_by("-pk")[0].touch_id
 
 
-def test_complaint_opts_out_of_marketing(delivered_touches: Any, record_event: Any) -> None:
+def test_complaint_opts_out_of_marketing(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
     record_event("complaint.received")
     ann = Customer.objects.get()
     assert ann.opted_out
@@ -468,7 +523,7 @@ def test_complaint_opts_out_of_marketing(delivered_touches: Any, record_event: A
     assert (row.state, row.reason) == ("suppressed", "opted_out")
 
 
-def test_second_complaint_keeps_opt_out_time(matrix: Any, record_event: Any) -> None:
+def test_second_complaint_keeps_opt_out_time(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     record_event("complaint.received")
     pass_time(hours=1)
     first = Customer.objects.get().opted_out_at
@@ -476,7 +531,7 @@ def test_second_complaint_keeps_opt_out_time(matrix: Any, record_event: Any) -> 
     assert Customer.objects.get().opted_out_at == first
 
 
-def test_complaint_is_assigned_to_the_latest_touch(delivered_touches: Any, record_event: Any) -> None:
+def test_complaint_is_assigned_to_the_latest_touch(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
     first, second, _ = delivered_touches
     record_event("complaint.received")
     assert last_complaint_touch() == second
@@ -486,7 +541,7 @@ def test_complaint_is_assigned_to_the_latest_touch(delivered_touches: Any, recor
     assert last_complaint_touch() is None
 
 
-def test_complaint_naming_a_touch_is_assigned_to_it(delivered_touches: Any, record_event: Any) -> None:
+def test_complaint_naming_a_touch_is_assigned_to_it(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
     first, second, third = delivered_touches
     record_event("complaint.received", data={"task_id": str(first)})
     assert last_complaint_touch() == first
@@ -498,7 +553,7 @@ def test_complaint_naming_a_touch_is_assigned_to_it(delivered_touches: Any, reco
     assert last_complaint_touch() is None, "that was somebody else's"
 
 
-def test_duplicate_complaint_counts_once(delivered_touches: Any, record_event: Any) -> None:
+def test_duplicate_complaint_counts_once(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
     record_event("complaint.received", event_id="c1")
     record_event("complaint.received", event_id="c1")
     assert Complaint.objects.count() == 1

@@ -9,24 +9,27 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import redis
 from django.db import connection
 from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import outgoing, pipeline, presence
+from scheduling.delivery import pipeline, presence
+from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.dispatch import dispatcher, publisher
 from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import ChannelConfig, Touch
-from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
 
 
 @pytest.mark.parametrize("module", PURE)
 def test_pure_module_imports_no_framework(module: str) -> None:
-    """I10: by its imports, and by what is loaded once it is imported."""
+    """I10: by its imports."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     named = {
         alias.name if isinstance(node, ast.Import) else node.module or ""
@@ -36,7 +39,11 @@ def test_pure_module_imports_no_framework(module: str) -> None:
     }
     assert not {name for name in named if name.split(".")[0] in {"django", "celery", "kombu", "redis", "psycopg"}}
 
-    look = f"import sys, scheduling.{module}; print([m for m in ('django', 'celery', 'redis') if m in sys.modules])"
+
+def test_pure_modules_load_no_framework() -> None:
+    """I10: by what is loaded once they are imported, in one process."""
+    modules = ", ".join(f"scheduling.{module}" for module in PURE)
+    look = f"import sys, {modules}; print([m for m in ('django', 'celery', 'redis') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
@@ -53,20 +60,20 @@ def test_pure_module_does_not_read_the_clock(module: str) -> None:
 def test_lease_outlasts_batch_and_timeout() -> None:
     """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
     longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
-    assert outgoing.BATCH_DEADLINE.total_seconds() + longest + 1 < outgoing.LEASE.total_seconds()
-    assert outgoing.BATCH_DEADLINE.total_seconds() == 20
-    assert outgoing.LEASE.total_seconds() == 45
+    assert BATCH_DEADLINE.total_seconds() + longest + 1 < LEASE.total_seconds()
+    assert BATCH_DEADLINE.total_seconds() == 20
+    assert LEASE.total_seconds() == 45
     assert WAKEUP_LEASE.total_seconds() == 10
 
 
-# --- I1: a message is a hint -----------------------------------------------------------------------------------------
+# --- I1: a message is a wake-up ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
 def test_broker_outage_loses_no_touch(
-    matrix: Any, record_event: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I1: a failed publish is only a lost hint; the row's lease brings it back."""
+    """I1: a failed publish is only a lost wake-up; the row's lease brings it back."""
     import time
 
     from celery import current_app
@@ -83,9 +90,9 @@ def test_broker_outage_loses_no_touch(
         expire_lease(task_id)
         assert dispatcher.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
-        hints = [publisher.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
-        assert publisher.publish_touches(hints, {}) == 0
-        assert time.monotonic() - began < 15  # a busy machine; what waits for ever is what must not be
+        wakeups = [publisher.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
+        assert publisher.publish_touches(wakeups, {}) == 0
+        assert time.monotonic() - began < WAIT_LIMIT  # what waits for ever is what must not be
     pools.reset()
     current_app.amqp._producer_pool = None
     current_app._pool = None
@@ -126,10 +133,14 @@ class SilentProvider:
 
 @pytest.mark.django_db(transaction=True)
 def test_no_outside_call_in_a_transaction(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState,
-    settings: Settings, valkey: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    settings: Settings,
+    valkey: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.kinds import channel_kinds
     from scheduling.channels.log import Log
@@ -180,7 +191,7 @@ def test_no_outside_call_in_a_transaction(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_wakeup_is_published_outside_transaction(matrix: Any) -> None:
+def test_wakeup_is_published_outside_transaction(matrix: MatrixBuilder) -> None:
     """I4: see also the intake's tests, where a second connection looks."""
     from scheduling.planning.ingest import NewEvent, record_events
 
@@ -188,6 +199,6 @@ def test_wakeup_is_published_outside_transaction(matrix: Any) -> None:
     inside: list[bool] = []
     record_events(
         [NewEvent("shop", "e1", "material.downloaded", "ann")],
-        publish_wakeups=lambda hints: inside.append(connection.in_atomic_block),
+        publish_wakeups=lambda wakeups: inside.append(connection.in_atomic_block),
     )
     assert inside == [False]

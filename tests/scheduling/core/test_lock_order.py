@@ -1,4 +1,4 @@
-"""Customers by id, then communities, then touches: whoever writes keeps to it, so nobody waits in a circle."""
+"""Customers by id, then communities, then touches: every writer keeps this order, so none deadlocks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
-from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.errors import AftertouchError
 from scheduling.ids import new_id
+from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
-from scheduling.models import Customer, FailedTask, HarassmentRule, Node, Touch
+from scheduling.models import Community, Customer, FailedTask, HarassmentRule, Node, Touch
 from scheduling.models.ledger import WAITING
 from scheduling.operations import bulk_actions, commands
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import inactivity
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from scheduling.planning.rescheduling import move_waiting
-from tests.scheduling.core.conftest import fall_due
+from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import act_behind_locks, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 USERS = [f"user-{number}" for number in range(10)]
@@ -40,7 +41,7 @@ BATCHES = 20
 SEED = 20_260_303
 
 
-def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6, I9: events, deliveries, cancellations of one and of many, complaints, edits of customers, rescues, scans."""
     matrix.node("guide", trigger="download", cancel_on=["order.paid"], guard_dedupe="ignore", priority=1)
     matrix.node("offer", trigger="download", on_repeat="restart", guard_dedupe="ignore", priority=2)
@@ -96,7 +97,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
         finally:
             connection.close()
 
-    monkeypatch.setattr(dispatcher, "publish_touches", lambda hints, channels: 0)
+    monkeypatch.setattr(dispatcher, "publish_touches", lambda wakeups, channels: 0)
     with ThreadPoolExecutor(9) as pool:
         intakes = [pool.submit(act, number, store_events, BATCHES) for number in range(4)]
         for number, work in enumerate(
@@ -116,7 +117,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: Any, monkeypatch:
     _drain()
     assert set(Touch.objects.values_list("state", flat=True)) <= {"delivered", "suppressed", "cancelled"}
     assert not FailedTask.objects.exists()
-    assert not Touch.objects.filter(parked__gt="").exists()
+    assert not Touch.objects.filter(paused_by__gt="").exists()
     for customer in Customer.objects.all():
         capped = customer.touches.filter(state="delivered").exclude(node__guard_cap="count_only")
         assert capped.count() <= 3, f"{customer} was told more than three times (seed {SEED})"
@@ -134,46 +135,36 @@ def _drain() -> None:
         pipeline.deliver_touches(waiting)
 
 
-def test_delivery_waits_for_intake_and_sees_its_result(matrix: Any, record_event: Any, second_connection: Any) -> None:
-    """I6: the guard reads history and customer after the lock, so it knows of a conversation begun meanwhile."""
-    from django.db import transaction
-
+def test_delivery_waits_for_intake_and_sees_its_result(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """I6: the guard reads history and customer after the lock, so it sees a conversation that started before."""
     matrix.node()
     (task_id,) = record_event(occurred_at=now() - timedelta(hours=1)).task_ids
     fall_due()
-    with ThreadPoolExecutor(1) as pool:
-        with transaction.atomic():
-            record_event("conversation.started")
-            delivering = pool.submit(_deliver_and_close, task_id)
-            _await_lock_wait(second_connection)
-            assert not delivering.done()
-        delivering.result(20)
+    act_behind_locks(lambda: record_event("conversation.started"), lambda: pipeline.deliver_touches([task_id]))
 
     row = Touch.objects.get()
     assert (row.state, row.reason) == ("suppressed", "conversation")
 
 
-def _deliver_and_close(task_id: Any) -> None:
-    try:
-        pipeline.deliver_touches([task_id])
-    finally:
-        connection.close()
+def test_delivery_locks_community_that_erasure_deletes(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """The row of a chat without a name exists for its lock. A delivery that waits for it needs another row then."""
+    matrix.node()
+    ended = record_event(user="ann", chat_id="c1")
+    (waiting,) = record_event(user="bob", chat_id="c1").task_ids
+    locks.lock_communities([waiting])
+
+    def delete() -> None:
+        assert locks.delete_personal_chats([ended.id]) == 1
+
+    def lock_again() -> bool:
+        with transaction.atomic():
+            locks.lock_communities([waiting])
+            return Community.objects.filter(chat_id="c1").exists()
+
+    assert act_behind_locks(delete, lock_again) == [True]
 
 
-def _await_lock_wait(second_connection: Any) -> None:
-    def waiting() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-            return bool(cursor.fetchone()[0])
-
-    ends_at = time.monotonic() + 20
-    while not second_connection(waiting):
-        assert time.monotonic() < ends_at, "nobody waits"
-
-
-def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: Any, record_event: Any) -> None:
+def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A batch of events calls touches off kind by kind; a move in between held one of them and wanted another."""
     matrix.node(delay=timedelta(hours=1))
     first, second = sorted(record_event().task_ids[0] for _ in range(2))
@@ -188,7 +179,7 @@ def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: Any, record_event
     assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: Any, record_event: Any) -> None:
+def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
@@ -223,9 +214,7 @@ def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object])
         list(Customer.objects.select_for_update(no_key=True))
         touches.cancel([first], reason="event:a")
         thread.start()
-        ends_at = time.monotonic() + 20
-        while not sql.rows("SELECT 1 FROM pg_locks WHERE NOT granted", {}):
-            assert time.monotonic() < ends_at, "it waits for nobody"
+        await_lock_waits()
         touches.cancel([then], reason="event:b")
-    thread.join(20)
+    thread.join(WAIT_LIMIT)
     return errors

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, Touch
 from scheduling.operations import commands
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
-def test_event_after_opt_out_does_not_undo_it(matrix: Any, record_event: Callable[..., Any], type: str) -> None:
+def test_event_after_opt_out_does_not_undo_it(matrix: MatrixBuilder, record_event: RecordEvent, type: str) -> None:
     matrix.node("guide", trigger=type)
     commands.update_customer("ann", {"opted_out": True})
     since = Customer.objects.get().opted_out_at
@@ -33,7 +31,7 @@ def test_customer_update_does_not_undo_opt_out(db: None) -> None:
     assert Customer.objects.get().opted_out
 
 
-def test_opt_out_by_complaint_survives_next_event(matrix: Any, record_event: Callable[..., Any]) -> None:
+def test_opt_out_by_complaint_survives_next_event(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     record_event("complaint.received", "ann")
     assert Customer.objects.get().opted_out
     record_event("order.paid", "ann")

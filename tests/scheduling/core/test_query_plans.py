@@ -1,8 +1,8 @@
 """Each hot statement finds its rows by the primary key or by its own partial index, however much has ended (I2).
 
-PostgreSQL's statistics may say that almost nothing waits, that much does, that the table is empty, or nothing at all. A
-statement that was given ids must not scan the index of all that waits because that index looks small. Nor may it read
-all of an index that has every row because the table looks empty: for each of 1,000 ids that takes minutes.
+PostgreSQL's statistics may show that almost nothing waits, that much does, an empty table, or nothing. A statement with
+ids must not scan the index of waiting rows because that index looks small. Nor may it read all of an index that has
+every row because the table looks empty: for each of 1,000 ids that takes minutes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from rpa_tasks.jobs.pick import jobs
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import announced, due_batch
-from scheduling.ledger import locks
+from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
+from scheduling.models import Touch
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 ENDED, WAITING, RUNNING, CUSTOMERS = 100_000, 20_000, 500, 20_000
@@ -41,6 +43,8 @@ EMPTY = "it was analyzed while nothing was committed"
 NEVER = "it was never analyzed"
 KEY = "scheduling_touch_pkey"
 JOB_KEY = "rpa_tasks_job_pkey"
+ENDED_AT_ONCE = {"state": "'delivered'", "settled_at": "now()", "reserved_at": "now()", "lease_until": "NULL"}
+OLDER = dict.fromkeys(["occurred_at", "received_at"], "now() - n * interval '1 second'") | {"event_id": "'old' || n"}
 
 
 class Ids:
@@ -78,7 +82,7 @@ def by_own_index(ledger: Ledger, table: str) -> dict[str, tuple[Callable[[], Any
         "has_expired_wakeups": (ledger.has_expired_wakeups, {f"{table}_leased"}),
         "requeue_expired": (lambda: ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN}), {f"{table}_leased"} | key),
         "expired_runs": (ledger.expired_runs, {f"{table}_leased"}),
-        "unpark": (lambda: ledger.resume_paused("all", spread=LEASE), {f"{table}_parked", "touch_paused"} | key),
+        "resume": (lambda: ledger.resume_paused("all", spread=LEASE), {f"{table}_paused_by", "touch_paused"} | key),
     }
 
 
@@ -88,7 +92,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
     claimed = Settlement("running", content=Content("guide", node.template.id, 1, True))
     decisions = {TouchDecision(claimed, GuardVerdict("send")): ids.waiting}
-    window = {"window": timedelta(hours=72)}
+    since = now() - timedelta(hours=72)
     important = {"customers": customers, "lowest": 2, "hold": timedelta(minutes=1), "nodes": [node.id]}
 
     def read(statement: str, **parameters: Any) -> Callable[[], Any]:
@@ -105,8 +109,8 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "announced": lambda: announced.load_announced(ids.waiting, most_bytes=10_000),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
-        "slots": (read(due_batch._SLOTS, customers=customers, **window), {"touch_history"}),
-        "community_slots": (read(due_batch._COMMUNITY_SLOTS, chats=["c1", "c2"], **window), {"touch_chat_history"}),
+        "slots": (read(due_batch._SLOTS, owners=customers, since=since), {"touch_history", "touch_waiting"}),
+        "community_slots": (read(due_batch._COMMUNITY_SLOTS, owners=["c1", "c2"], since=since), {"touch_chat_history"}),
         "important": (read(due_batch._IMPORTANT, **important), {"touch_waiting"}),
         "unsent": (
             read(cancellation._UNSENT, customers=customers[:20], nodes=[node.id]),
@@ -115,23 +119,105 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     }
 
 
-def test_touch_statements_use_their_indexes(matrix: Any, record_event: Any) -> None:
+@pytest.fixture
+def vacuumed_touches(db: None) -> None:
+    """Free the pages of touches that earlier tests deleted: 60 rows in 40 pages look like a sparse table."""
+    with second_connection() as other:
+        other.execute("VACUUM scheduling_touch")
+
+
+@pytest.mark.usefixtures("vacuumed_touches")
+@pytest.mark.parametrize("analyzed", [0, 60])
+def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int) -> None:
+    """Also after an ANALYZE of a few rows of one customer, whose statistics outlive those rows."""
     matrix.node()
     (task_id,) = record_event().task_ids
     with rolled_back():
         fill_customers()
+        if analyzed:
+            analyze_one_customer(task_id, analyzed)
+        with rolled_back():  # the indexes keep their size
+            _insert("scheduling_touch", task_id, ENDED_AT_ONCE | {"customer_id": "1000000 + n"}, 150_000)
         for statistics in fill("scheduling_touch", task_id, {"event_id": "gen_random_uuid()"}):
             ids = Ids("scheduling_touch")
-            wanted = of_touches(ids) | by_own_index(touches, "touch")
+            wanted = of_touches(ids)
             wanted |= {name: (act, {KEY}) for name, act in of_ledger(touches, ids).items()}
+            of_passes = by_own_index(touches, "touch")
             if statistics in (NEVER, EMPTY):  # all that fit look alike; autovacuum may make the first the second
                 wanted["community_slots"][1].add("touch_history")
-                wanted["dispatch_due"][1].add("touch_waiting")
+                of_passes["dispatch_due"][1].add("touch_waiting")
+            if not analyzed:  # where all rows seem to be queued, a pass may as well read the whole table
+                wanted |= of_passes
             wrong = wrong_plans("scheduling_touch", wanted)
             assert not wrong, _format_plans(statistics, wrong)
+            if analyzed:
+                break  # no second connection can analyze a table that this transaction analyzed
 
 
-def test_job_statements_use_their_indexes(matrix: Any) -> None:
+@pytest.mark.usefixtures("vacuumed_touches")
+@pytest.mark.parametrize("analyzed", [0, 60])
+def test_cap_slots_of_a_partition_planned_while_empty_are_probed(
+    matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int
+) -> None:
+    """Also where the statistics show 60 rows of one customer."""
+    matrix.node()
+    (task_id,) = record_event().task_ids
+    config = snapshot.current()
+    customers = list(range(1_000_001, 1_000_501))
+
+    def count_read_rows() -> int:
+        due_batch._load_slots(due_batch.CustomerHistory(), customers, [], config, sql.now())
+        ((rows,),) = sql.rows(_READ_ROWS, {})
+        return int(rows)
+
+    with rolled_back():
+        if analyzed:
+            _insert("scheduling_touch", task_id, ENDED_AT_ONCE, analyzed)
+        with connection.cursor() as cursor:
+            cursor.execute(f"ANALYZE {', '.join(each.name for each in partitions.list_partitions())}")
+            cursor.execute("DELETE FROM scheduling_touch WHERE task_id <> %s", [task_id])
+        for _ in range(12):  # psycopg prepares a statement at its third run, PostgreSQL keeps a plan after five more
+            before = count_read_rows()
+        _insert("scheduling_touch", task_id, ENDED_AT_ONCE | {"customer_id": "1000000 + n"}, 10_000)
+        assert count_read_rows() - before < len(customers) + 10  # an earlier test may have left a row
+
+
+def test_held_touch_reads_no_touches_of_events_before_its_own(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """`restart`: only an event that was received after the held touch was planned can have replaced it."""
+    matrix.node(on_repeat="restart")
+    (task_id,) = record_event().task_ids
+    with rolled_back():
+        keep_autovacuum_from("scheduling_event")
+        _insert("scheduling_event", Touch.objects.get(pk=task_id).event_id, OLDER, 5_000, key="id")
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE scheduling_event, scheduling_touch_live")
+        ((plan,),) = sql.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {due_batch._RESTARTED}", {"ids": [task_id]})
+    probes = {each["Alias"]: each["Actual Loops"] for each in iterate_plan(plan[0]["Plan"]) if "Alias" in each}
+    assert {count for alias, count in probes.items() if alias.startswith("newer")} == {0}, probes
+
+
+def test_planning_reads_no_cancelling_events_before_its_own(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """`cancel_on`: a stored event cancels only if it occurred later than the event that is planned."""
+    matrix.node(cancel_on=["order.paid"])
+    paid = record_event("order.paid").id
+    with rolled_back():
+        keep_autovacuum_from("scheduling_event")
+        _insert("scheduling_event", paid, OLDER, 5_000, key="id")
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE scheduling_event")
+        ((before,),) = sql.rows(_READ_EVENTS, {})
+        record_event()
+        ((after,),) = sql.rows(_READ_EVENTS, {})
+    assert after - before < 10
+
+
+def iterate_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield node
+    for each in node.get("Plans", ()):
+        yield from iterate_plan(each)
+
+
+def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
     market = Market()
     market.shop()
     market.flow()
@@ -153,20 +239,32 @@ def _format_plans(statistics: str, wrong: Mapping[str, str]) -> str:
 
 def wrong_plans(table: str, wanted: Mapping[str, tuple[Callable[[], Any], set[str]]]) -> dict[str, str]:
     """The plans that read `table` by something else, by the statement's name."""
-    found = {}
+    found, parts = {}, "|".join(list_filled_parts(table))
+    live = "scheduling_touch_live" if table == "scheduling_touch" else table
     for name, (act, indexes) in wanted.items():
         for kind, plan in plans_of(act):
-            used = set(re.findall(rf"using (\w+?)(?:_[0-9a-f]{{8}})? on {table}\b", plan)) | _bitmaps(plan, table)
-            whole = re.search(rf"using {table}_\w+ on {table}\b.*\n(?! +Index Cond)", plan)
-            if whole or f"Seq Scan on {table}" in plan or not used or not used <= indexes:
+            used = set(re.findall(rf"using (\w+?)(?:_[0-9a-f]{{8}})? on {live}\b", plan)) | _bitmaps(plan, table)
+            whole = re.search(rf"using {table}_\w+ on (?:{parts})\b.*\n(?! +Index Cond)", plan)
+            by_time = re.search(r"scheduling_touch_ended_\w+_settled_at_idx", plan)
+            scanned = whole or by_time or re.search(rf"Seq Scan on (?:{parts})\b", plan)
+            if scanned or not used or not used <= indexes:
                 found[f"{name} ({kind})"] = plan
     return found
 
 
 def _bitmaps(plan: str, table: str) -> set[str]:
-    prefixes = ("touch_", "scheduling_touch_") if table == "scheduling_touch" else ("rpa_job_", "rpa_tasks_job_")
+    own = ("rpa_job_", "rpa_tasks_job_", "rpa_one_run_a_shop")
+    prefixes = ("touch_", "scheduling_touch_") if table == "scheduling_touch" else own
     found = re.findall(r"Bitmap Index Scan on (\w+?)(?:_[0-9a-f]{8})?\b", plan)
-    return {name for name in found if name.startswith(prefixes)}
+    return {name for name in found if name.startswith(prefixes) and not name.startswith("scheduling_touch_ended")}
+
+
+def list_filled_parts(table: str) -> list[str]:
+    """The tables that store its rows, without partitions of the future: those are not analyzed."""
+    return _column(
+        f"SELECT COALESCE(p.relid, t)::text FROM (SELECT '{table}'::regclass AS t) AS one"
+        " LEFT JOIN LATERAL pg_partition_tree(t) AS p ON true WHERE pg_relation_size(COALESCE(p.relid, t)) > 0"
+    )
 
 
 def plans_of(act: Callable[[], Any]) -> Iterator[tuple[str, str]]:
@@ -195,6 +293,16 @@ def plans_of(act: Callable[[], Any]) -> Iterator[tuple[str, str]]:
         yield "generic", _text(cursor)
         cursor.execute("DEALLOCATE hot")
         cursor.execute("SET LOCAL plan_cache_mode = auto")
+
+
+_READ_ROWS = """
+SELECT sum(COALESCE(seq_tup_read, 0) + COALESCE(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
+WHERE relname LIKE 'scheduling_touch_ended_%%'
+"""
+_READ_EVENTS = """
+SELECT COALESCE(seq_tup_read, 0) + COALESCE(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
+WHERE relname = 'scheduling_event'
+"""
 
 
 def _text(cursor: Any) -> str:
@@ -236,7 +344,7 @@ def fill_customers() -> None:
 
 
 def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> Iterator[str]:
-    """Many rows that ended and 20,000 that wait, like the row `like`; yields what the statistics say by then."""
+    """Insert many ended rows and 20,000 waiting ones like the row `like`. Yield each state of the statistics."""
     ended = {
         "state": "'delivered'",
         "settled_at": "now() - n * interval '4 seconds'",
@@ -266,34 +374,49 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE TEMPORARY TABLE kept ON COMMIT DROP AS SELECT * FROM {table} WHERE settled_at IS NULL")
         cursor.execute(f"DELETE FROM {table} WHERE settled_at IS NULL")
-        cursor.execute(f"ANALYZE {table}")
+        cursor.execute(f"ANALYZE {', '.join(list_filled_parts(table))}")
         cursor.execute(f"INSERT INTO {table} SELECT * FROM kept")
     yield "almost nothing waits"
     with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE {table}")
+        cursor.execute(f"ANALYZE {', '.join(list_filled_parts(table))}")
     yield "20,000 wait"
+
+
+def second_connection() -> psycopg.Connection[Any]:
+    parameters = connection.get_connection_params()
+    given = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")}
+    return psycopg.connect(**given, autocommit=True)
 
 
 def analyze_by_second_connection(table: str) -> None:
     """As autovacuum does while nothing of this transaction is committed."""
-    parameters = connection.get_connection_params()
-    given = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")}
-    with psycopg.connect(**given, autocommit=True) as other:
-        other.execute(sql_text.SQL("ANALYZE {}").format(sql_text.Identifier(table)))
-    assert _column(f"SELECT reltuples FROM pg_class WHERE oid = '{table}'::regclass") == [0]
+    parts = list_filled_parts(table)
+    with second_connection() as other:
+        other.execute(sql_text.SQL("ANALYZE {}").format(sql_text.SQL(", ").join(map(sql_text.Identifier, parts))))
+    assert set(_column(f"SELECT reltuples FROM pg_class WHERE oid::regclass::text = ANY('{{{','.join(parts)}}}')")) == {
+        0
+    }
 
 
-def _insert(table: str, like: UUID, changes: Mapping[str, str], count: int) -> None:
+def analyze_one_customer(task_id: UUID, rows: int) -> None:
+    queued = {"event_id": "gen_random_uuid()", "state": "'queued'", "lease_until": "now()"}
+    _insert("scheduling_touch", task_id, queued, rows)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE scheduling_touch_live")
+        cursor.execute("DELETE FROM scheduling_touch WHERE task_id <> %s", [task_id])
+
+
+def _insert(table: str, like: UUID, changes: Mapping[str, str], count: int, *, key: str = "task_id") -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
             [table],
         )
         columns = [row[0] for row in cursor.fetchall()]
-        changes = {"task_id": "gen_random_uuid()"} | changes
+        changes = {key: "gen_random_uuid()"} | changes
         values = ", ".join(changes.get(column, f"row.{column}") for column in columns)
         cursor.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM {table} AS row,"
-            f" generate_series(1, {count}) AS n WHERE row.task_id = %s",
+            f" generate_series(1, {count}) AS n WHERE row.{key} = %s",
             [like],
         )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.policy.guards import quiet_until
+from scheduling.policy.quiet_hours import quiet_until
 from scheduling.policy.specs import RuleSpec
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")

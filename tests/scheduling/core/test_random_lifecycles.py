@@ -1,7 +1,7 @@
-"""Random lives against a plain model: whatever happens in whatever order, each touch ends once and no rule is broken.
+"""Random operations against a simple model: in any order, each touch ends once and no rule is broken.
 
-The channel is the witness. It hears what really goes out and holds it against what the model knows: who opted out, who
-is talking, what is paused, and what was heard before. Time passes by moving everything that is stored into the past.
+The channel is the witness. It compares each message with the model: who opted out, who is in a conversation, what is
+paused, and what was sent before. Time passes by moving all stored times into the past.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from pytest_django import Settings
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.kinds import channel_kinds
@@ -33,9 +34,9 @@ from scheduling.models.ledger import WAITING
 from scheduling.operations import commands, failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
-from tests.conftest import MatrixBuilder
 from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.core.fake_channels import Died, FakeChannel, FakeChannelState
+from tests.support.matrix import MatrixBuilder
 
 USERS = ("ann", "bob")
 ENDED = ("delivered", "suppressed", "cancelled", "failed", "unknown")
@@ -85,7 +86,7 @@ class Model:
 
 
 class PromptSender:
-    """Does what the sender does in the thread of whoever delivers, so that a life has one possible course."""
+    """Send in the calling thread, so that the order of operations is deterministic."""
 
     def submit(self, parcels: list[Delivery]) -> None:
         stood = touches.mark_sending([parcel.sending for parcel in parcels])
@@ -157,12 +158,12 @@ class RandomLifecycles(RuleBasedStateMachine):
         try:
             self.compare_with_model(message)
         except AssertionError as error:
-            self.objections.append(error)  # whoever delivers would take it for a touch that broke
+            self.objections.append(error)  # the delivery would take it for a failed touch
         said = self.coming.pop(0) if self.coming else "delivered"
         self.model.outcomes[message.delivery_key].append(said)
         self.unsettled.append(message)
         if said == "died":
-            for each in self.unsettled:  # whoever asks the database knows nothing of what these heard either
+            for each in self.unsettled:  # the database does not know of these messages either
                 self.model.outcomes[each.delivery_key][-1] = "died"
                 self.note_possible_delivery(each)
             raise Died
@@ -213,7 +214,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     def tick(self, coming: list[str]) -> None:
         self.coming, self.unsettled = coming, []
         dispatcher.dispatch_due_touches()
-        due = Touch.objects.filter(state__in=WAITING, parked="", due_at__lte=now()).order_by("pk")
+        due = Touch.objects.filter(state__in=WAITING, paused_by="", due_at__lte=now()).order_by("pk")
         try:
             pipeline.deliver_touches(list(due.values_list("pk", flat=True)))
         except Died:
@@ -361,10 +362,10 @@ class RandomLifecycles(RuleBasedStateMachine):
         for scope in list(self.model.paused):
             commands.resume_scope(scope)
         self.model.paused.clear()
-        for _ in range(80):
+        for _ in range(40):
             if not Touch.objects.exclude(state__in=ENDED).exists():
                 break
-            self.time_passes(timedelta(hours=3))
+            self.time_passes(timedelta(hours=6))
             self.tick([])
         assert not Touch.objects.exclude(state__in=ENDED).exists(), "it never ends"
         self.all_invariants_hold()
@@ -393,10 +394,10 @@ class RandomLifecycles(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def _register_fake_channel(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _register_fake_channel(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
     settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
-    quiet: Callable[..., int] = lambda hints, channels: 0  # noqa: E731
+    quiet: Callable[..., int] = lambda wakeups, channels: 0  # noqa: E731
     monkeypatch.setattr(dispatcher, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "sender", PromptSender)

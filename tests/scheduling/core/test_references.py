@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, NotSupportedError, connection, transaction
 
-from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.ids import new_id
 from scheduling.models import Community, Customer, Event, Node, Touch
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, held_by_second_connection
+from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import Race, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 REFERRED = {"scheduling_customer": Customer, "scheduling_event": Event, "scheduling_node": Node}
@@ -50,13 +51,6 @@ def in_thread(act: Callable[[], Any]) -> Iterator[Future[Any]]:
         yield pool.submit(run)
 
 
-def wait_for_lock() -> None:
-    statement = """
-        SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')
-    """
-    assert wait_until(lambda: bool(sql.rows(statement, {})[0][0]), WAIT_LIMIT)
-
-
 def count_orphans() -> dict[str, int]:
     ((events, touches, others),) = sql.rows(
         """
@@ -76,7 +70,7 @@ NONE = {"events": 0, "touches": 0, "touches of another customer": 0}
 
 
 @pytest.mark.parametrize("table", REFERRED)
-def test_deletion_of_referred_row_is_refused(matrix: Any, table: str) -> None:
+def test_deletion_of_referred_row_is_refused(matrix: MatrixBuilder, table: str) -> None:
     matrix.node()
     download()
     with pytest.raises(IntegrityError, match=f"{table} .* is referenced by"):
@@ -85,7 +79,7 @@ def test_deletion_of_referred_row_is_refused(matrix: Any, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", REFERRED)
-def test_deletion_of_unused_row_is_allowed(matrix: Any, table: str) -> None:
+def test_deletion_of_unused_row_is_allowed(matrix: MatrixBuilder, table: str) -> None:
     matrix.node()
     download()
     Touch.objects.all().delete()
@@ -95,7 +89,7 @@ def test_deletion_of_unused_row_is_allowed(matrix: Any, table: str) -> None:
     assert not REFERRED[table].objects.exists()
 
 
-def test_deletion_with_old_snapshot_is_refused(matrix: Any) -> None:
+def test_deletion_with_old_snapshot_is_refused(matrix: MatrixBuilder) -> None:
     """It would not see the touches of a writer that it waited for."""
     matrix.node()
     with transaction.atomic():
@@ -106,11 +100,11 @@ def test_deletion_with_old_snapshot_is_refused(matrix: Any) -> None:
 
 
 @pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
-def test_deletion_during_planning_is_refused(matrix: Any, statement: str) -> None:
+def test_deletion_during_planning_is_refused(matrix: MatrixBuilder, statement: str) -> None:
     matrix.node()
     Customer.objects.create(user_id="ann")
     with held_by_second_connection(download, commit=True) as stored, in_thread(run(statement)) as deletion:
-        wait_for_lock()
+        await_lock_waits()
         stored.set()
         with pytest.raises(IntegrityError):
             deletion.result(WAIT_LIMIT)
@@ -119,22 +113,22 @@ def test_deletion_during_planning_is_refused(matrix: Any, statement: str) -> Non
 
 
 @pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
-def test_deletion_after_failed_planning_is_allowed(matrix: Any, statement: str) -> None:
+def test_deletion_after_failed_planning_is_allowed(matrix: MatrixBuilder, statement: str) -> None:
     matrix.node()
     Customer.objects.create(user_id="ann")
     with held_by_second_connection(download, commit=False) as failed, in_thread(run(statement)) as deletion:
-        wait_for_lock()
+        await_lock_waits()
         failed.set()
         deletion.result(WAIT_LIMIT)
     assert Customer.objects.count() + Node.objects.count() == 1
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_event_during_deletion_of_customer_is_stored(matrix: Any, commit: bool) -> None:
+def test_event_during_deletion_of_customer_is_stored(matrix: MatrixBuilder, commit: bool) -> None:
     matrix.node()
     old = Customer.objects.create(user_id="ann")
     with held_by_second_connection(run(DELETE_CUSTOMER), commit=commit) as deleted, in_thread(download) as event:
-        wait_for_lock()
+        await_lock_waits()
         deleted.set()
         receipt = event.result(WAIT_LIMIT)
     assert len(receipt.task_ids) == 1
@@ -143,17 +137,17 @@ def test_event_during_deletion_of_customer_is_stored(matrix: Any, commit: bool) 
 
 
 @pytest.mark.parametrize(("commit", "planned"), [(True, 0), (False, 1)])
-def test_event_during_deletion_of_node_is_stored(matrix: Any, commit: bool, planned: int) -> None:
+def test_event_during_deletion_of_node_is_stored(matrix: MatrixBuilder, commit: bool, planned: int) -> None:
     matrix.node()
     with held_by_second_connection(run(DELETE_NODE), commit=commit) as deleted, in_thread(download) as event:
-        wait_for_lock()
+        await_lock_waits()
         deleted.set()
         receipt = event.result(WAIT_LIMIT)
     assert len(receipt.task_ids) == Touch.objects.count() == planned
     assert Event.objects.count() == 1
 
 
-def test_random_deletions_leave_no_orphans(matrix: Any, race: Any) -> None:
+def test_random_deletions_leave_no_orphans(matrix: MatrixBuilder, race: Race) -> None:
     """Events of few customers and nodes, erased customers, retired history, deleted nodes and communities."""
     users = [f"user-{number}" for number in range(4)]
 

@@ -1,4 +1,4 @@
-"""What is said: nothing half-empty, nothing that a text could reach into, and no typo that only shows at night."""
+"""Rendering: no incomplete text, no access to internals, and typos found before sending."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import InvalidInput
+from scheduling.policy.profile import Profile
 from scheduling.policy.specs import TextSpec
 from scheduling.templating.rendering import check_text, render_message
 from scheduling.templating.values import CannotRender
-from tests.scheduling.core.sample_data import ann, event, template
+from tests.scheduling.core.sample_data import NOON, ann, event, template
 
 
 def render_body(body: str, customer: Any = None, **data: Any) -> str:
@@ -303,3 +304,18 @@ def test_render_picks_language_region_or_first(locale: str, heard: str) -> None:
 def test_render_template_without_text_fails() -> None:
     with pytest.raises(CannotRender, match="no text"):
         render_message(template(texts=()), ann(), event())
+
+
+def test_render_prints_attributes_and_tags() -> None:
+    who = ann(profile=Profile({"city": "上海", "orders": 3, "since": NOON}, ("new", "vip")))
+    body = (
+        "{{ customer.attributes.city }} {{ customer.attributes.orders }}"
+        " {{ customer.attributes.since.strftime('%m-%d') }} {{ customer.tags|join(',') }}"
+        " {{ customer.attributes.size|default('M') }}{% if 'vip' in customer.tags %}!{% endif %}"
+    )
+    assert render_body(body, who) == "上海 3 03-03 new,vip M!"
+
+
+def test_render_missing_attribute_fails() -> None:
+    with pytest.raises(CannotRender, match=r"“customer\.attributes\.city” is missing"):
+        render_body("{{ customer.attributes.city }}")

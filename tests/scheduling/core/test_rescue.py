@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
+import redis
 import time_machine
 from django.utils.timezone import now
 
 from scheduling.dispatch import dispatcher
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import expire_lease
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_rescue_returns_everything_in_one_pass(
-    matrix: Any, record_event: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand a tick is 200 a second: less than what falls due meanwhile."""
+    """A thousand a tick is 200 a second: less than what falls due in that time."""
     monkeypatch.setattr(dispatcher, "PASS_LIMIT", 2)
     matrix.node()
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(7)]
@@ -34,7 +35,9 @@ def test_rescue_returns_everything_in_one_pass(
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_rescue_uses_database_time_for_lost_run(matrix: Any, record_event: Any, valkey: Any) -> None:
+def test_rescue_uses_database_time_for_lost_run(
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis
+) -> None:
     """By the clock of a node that is ahead it would wait for as long."""
     matrix.node()
     (task_id,) = record_event().task_ids

@@ -17,12 +17,15 @@ from config.local.processes import wait_until
 from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
 from scheduling.ledger import deletion
-from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict, WhatIfRun
+from scheduling.models import Complaint, Event, FailedTask, HarassmentRule, Replay, Touch
 from scheduling.operations import failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import ingest
 from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
@@ -45,20 +48,18 @@ def _old_id() -> UUID:
     return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=OLD)).int + getrandbits(70))
 
 
-def test_retention_deletes_touch_with_its_event(matrix: Any, record_old_event: Any) -> None:
+def test_retention_deletes_touch_with_its_event(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     matrix.node()
     deliver_when_due(*record_old_event().task_ids)
-    assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (1, 1, 1)
+    assert [(len(each.verdicts), len(each.attempts)) for each in Touch.objects.all()] == [(1, 1)]
     pass_time(days=OLD)
 
-    assert retention.delete_expired_rows() == {
-        "scheduling_failedtask": 0, "scheduling_touch": 1, "scheduling_event": 1, "scheduling_bulkaction": 0,
-        "rpa_tasks_job": 0, "rpa_tasks_scheduledround": 0, "scheduling_disabledtarget": 0,
-    }  # fmt: skip
-    assert not any(model.objects.exists() for model in (Touch, Verdict, Attempt, Event))
+    deleted = {table: count for table, count in retention.delete_expired_rows().items() if count}
+    assert deleted == {"scheduling_touch_ended_rest": 1, "scheduling_event": 1}
+    assert not any(model.objects.exists() for model in (Touch, Event))
 
 
-def test_retention_keeps_younger_rows(matrix: Any, record_old_event: Any) -> None:
+def test_retention_keeps_younger_rows(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     matrix.node()
     deliver_when_due(*record_old_event().task_ids)
     pass_time(days=89)
@@ -66,7 +67,7 @@ def test_retention_keeps_younger_rows(matrix: Any, record_old_event: Any) -> Non
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_retention_keeps_waiting_touch_and_event(matrix: Any, record_old_event: Any) -> None:
+def test_retention_keeps_waiting_touch_and_event(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=200), expires_after=timedelta(days=300))
     (task_id,) = record_old_event().task_ids
     pass_time(days=OLD)
@@ -76,7 +77,7 @@ def test_retention_keeps_waiting_touch_and_event(matrix: Any, record_old_event: 
     assert row.state == "delivered"
 
 
-def test_retention_counts_from_the_touch_end(matrix: Any, record_old_event: Any) -> None:
+def test_retention_counts_from_the_touch_end(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=95), expires_after=timedelta(days=300))
     (task_id,) = record_old_event().task_ids
     pass_time(days=OLD)
@@ -85,7 +86,7 @@ def test_retention_counts_from_the_touch_end(matrix: Any, record_old_event: Any)
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_retention_keeps_touches_counted_by_a_rule(matrix: Any, record_old_event: Any) -> None:
+def test_retention_keeps_touches_counted_by_a_rule(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     HarassmentRule.objects.filter(kind="dedupe").update(window=timedelta(days=180))
     matrix.node()
     deliver_when_due(*record_old_event().task_ids)
@@ -94,7 +95,9 @@ def test_retention_keeps_touches_counted_by_a_rule(matrix: Any, record_old_event
     assert not any(retention.delete_expired_rows().values())
 
 
-def test_retention_keeps_touches_counted_for_a_goal(matrix: Any, record_old_event: Any) -> None:
+def test_retention_keeps_touches_counted_for_a_goal(
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any]
+) -> None:
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=180))
     deliver_when_due(*record_old_event().task_ids)
     pass_time(days=OLD)
@@ -106,13 +109,13 @@ def test_retention_keeps_touches_counted_for_a_goal(matrix: Any, record_old_even
 
 
 def test_event_is_known_as_duplicate_for_90_days(
-    matrix: Any, record_old_event: Any, record_event: Any, settings: Settings
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any], record_event: RecordEvent, settings: Settings
 ) -> None:
     settings.AFTERTOUCH_RETENTION_DAYS = 7
     matrix.node()
     deliver_when_due(*record_old_event(event_id="paid-1").task_ids)
     pass_time(days=80)
-    assert retention.delete_expired_rows()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 1
 
     again = record_event(event_id="paid-1")
 
@@ -123,18 +126,21 @@ def test_event_is_known_as_duplicate_for_90_days(
 
 
 def test_event_deleted_during_repeat_is_a_duplicate(
-    record_old_event: Any, record_event: Any, second_connection: Any, monkeypatch: pytest.MonkeyPatch
+    record_old_event: Callable[..., Any],
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the insert that met it and the question what it had planned."""
     record_old_event(event_id="paid-1")
     pass_time(days=OLD)
     ask = sql.rows
 
-    def delete_first(statement: str, parameters: Any) -> Any:
+    def delete_first(statement: str, parameters: Any, **options: Any) -> Any:
         if "array_agg" in statement:
             monkeypatch.setattr(sql, "rows", ask)
             assert second_connection(retention.delete_expired_rows)["scheduling_event"] == 1
-        return ask(statement, parameters)
+        return ask(statement, parameters, **options)
 
     monkeypatch.setattr(sql, "rows", delete_first)
     again = record_event(event_id="paid-1")
@@ -145,7 +151,9 @@ def test_event_deleted_during_repeat_is_a_duplicate(
 
 
 @pytest.fixture
-def failed(matrix: Any, hook: Any, record_old_event: Any, receiver: Any) -> FailedTask:
+def failed(
+    matrix: MatrixBuilder, hook: Any, record_old_event: Callable[..., Any], receiver: ScriptedReceiver
+) -> FailedTask:
     """As old as its event."""
     hook.idempotent = False
     hook.save()
@@ -180,38 +188,42 @@ def test_retention_keeps_touch_while_its_retry_exists(failed: FailedTask, monkey
     assert list(retention.delete_expired_rows().values())[:3] == [1, 0, 0]
     deliver_when_due(again)
     pass_time(days=OLD)
-    assert retention.delete_expired_rows()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 1
     assert Touch.objects.get().pk == failed.task_id
     assert list(retention.delete_expired_rows().values())[1:3] == [1, 1]
 
 
-def test_retention_does_not_delete_during_retry(failed: FailedTask, second_connection: Any) -> None:
+def test_retention_does_not_delete_during_retry(failed: FailedTask, second_connection: SecondConnection) -> None:
     failed_tasks.ignore_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
     with transaction.atomic():
         again = failed_tasks.retry_failed_task(failed.pk, ANN)
-        assert not any(second_connection(retention.delete_expired_rows).values())  # it waits for nobody
+        assert not any(second_connection(retention.delete_expired_rows).values())  # it waits for no lock
     assert Touch.objects.get(pk=str(again)).retry_of == failed.task_id
 
 
 # --- races ------------------------------------------------------------------------------------------------------------
 
 
-def test_retention_skips_locked_rows(matrix: Any, record_old_event: Any, second_connection: Any) -> None:
+def test_retention_skips_locked_rows(
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any], second_connection: SecondConnection
+) -> None:
     matrix.node()
     mine, other = (deliver_when_due(*record_old_event(user=user).task_ids)[0] for user in ("ann", "bob"))
     pass_time(days=OLD)
 
     with transaction.atomic():
         Touch.objects.select_for_update().get(pk=str(mine.pk))
-        assert second_connection(retention.delete_expired_rows)["scheduling_touch"] == 1
+        assert second_connection(retention.delete_expired_rows)["scheduling_touch_ended_rest"] == 1
     assert [row.pk for row in rows([mine.pk])] == [mine.pk]
     assert not Touch.objects.filter(pk=str(other.pk)).exists()
-    assert retention.delete_expired_rows()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 1
 
 
-def test_retention_racing_deliveries_deletes_only_old(matrix: Any, record_old_event: Any, race: Any) -> None:
+def test_retention_racing_deliveries_deletes_only_old(
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any], race: Race
+) -> None:
     matrix.node(guard_cap="ignore", guard_dedupe="ignore")
     over = [record_old_event(user=f"over-{number}").task_ids[0] for number in range(40)]
     deliver_when_due(*over)
@@ -223,13 +235,14 @@ def test_retention_racing_deliveries_deletes_only_old(matrix: Any, record_old_ev
     race(4, lambda number: deliver(waiting) if number % 2 else retention.delete_expired_rows())
 
     assert sorted(Touch.objects.values_list("pk", "state")) == sorted((each, "delivered") for each in waiting)
-    assert set(Verdict.objects.values_list("touch_id", flat=True)) == set(waiting)
-    assert set(Attempt.objects.values_list("touch_id", flat=True)) == set(waiting)
     assert Event.objects.count() == 40
 
 
 def test_complaint_during_retention_loses_touch_only(
-    matrix: Any, record_old_event: Any, record_event: Any, second_connection: Any
+    matrix: MatrixBuilder,
+    record_old_event: Callable[..., Any],
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
 ) -> None:
     matrix.node()
     (row,) = deliver_when_due(*record_old_event().task_ids)
@@ -237,13 +250,15 @@ def test_complaint_during_retention_loses_touch_only(
 
     with transaction.atomic():
         record_event("complaint.received", data={"task_id": str(row.pk)})
-        assert second_connection(retention.delete_expired_rows)["scheduling_touch"] == 0  # the complaint holds it
+        assert (
+            second_connection(retention.delete_expired_rows)["scheduling_touch_ended_rest"] == 0
+        )  # the complaint holds it
     assert Complaint.objects.get().touch_id == row.pk
-    assert retention.delete_expired_rows()["scheduling_touch"] == 1
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 1
     assert Complaint.objects.get().touch_id is None
 
 
-def test_retention_deletes_complaint_with_its_event(record_old_event: Any) -> None:
+def test_retention_deletes_complaint_with_its_event(record_old_event: Callable[..., Any]) -> None:
     record_old_event("complaint.received")
     pass_time(days=OLD)
 
@@ -253,22 +268,26 @@ def test_retention_deletes_complaint_with_its_event(record_old_event: Any) -> No
 
 @pytest.mark.faults
 def test_retention_killed_in_a_batch_deletes_nothing(
-    matrix: Any, record_old_event: Any, second_connection: Any
+    matrix: MatrixBuilder,
+    record_old_event: Callable[..., Any],
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
 ) -> None:
     matrix.node()
     task_ids = [deliver_when_due(*record_old_event(user=user).task_ids)[0].pk for user in ("ann", "bob")]
     pass_time(days=OLD)
 
+    complaint = Complaint.objects.get(event_id=record_event("complaint.received").id)
+    Complaint.objects.update(touch=task_ids[1])
     with transaction.atomic():
-        Verdict.objects.select_for_update().get(touch_id=task_ids[1])  # the attempts are deleted, then it waits here
+        Complaint.objects.select_for_update().get(pk=complaint.pk)  # the pass has locked the touches and waits here
         with program(FORGETTING) as forgetting:
             assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("forgetting")), 120)
             forgetting.kill()
     assert wait_until(lambda: not second_connection(lambda: is_connected("forgetting")), 120)
-    assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (2, 2, 2)
+    assert Touch.objects.count() == 2
 
-    assert retention.delete_expired_rows()["scheduling_touch"] == 2
-    assert (Verdict.objects.count(), Attempt.objects.count()) == (0, 0)
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 2
 
 
 FORGETTING = """
@@ -285,7 +304,7 @@ retention.delete_expired_rows()
 
 
 def test_retention_resumes_after_time_limit(
-    matrix: Any, record_old_event: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     for number in range(5):
@@ -298,10 +317,10 @@ def test_retention_resumes_after_time_limit(
 
 
 def test_retention_passes_rows_that_are_kept(
-    matrix: Any, record_old_event: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
-    monkeypatch.setattr(retention, "_reached", {})
+    monkeypatch.setattr(retention, "reached", {})
     matrix.node()
     for number in range(2):
         record_old_event(user=f"waiting-{number}")  # its touch waits, so it stays
@@ -316,7 +335,7 @@ def test_retention_passes_rows_that_are_kept(
     assert not Event.objects.exists()
 
 
-def test_retention_batch_uses_indexes(matrix: Any, record_old_event: Any) -> None:
+def test_retention_batch_uses_indexes(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     """Among 30,000 rows, all old, of which most stay: each step through an index, none of them through the table."""
     node = matrix.node()
     deliver_when_due(*record_old_event().task_ids)
@@ -324,7 +343,7 @@ def test_retention_batch_uses_indexes(matrix: Any, record_old_event: Any) -> Non
     _many_open(30_000, customer, node)
     pass_time(days=OLD)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE scheduling_touch, scheduling_event, scheduling_verdict, scheduling_attempt")
+        cursor.execute("ANALYZE scheduling_touch_ended_rest, scheduling_event")
     before = datetime.now(UTC)
     end = first_id_at(before)
     batch = retention._created_between(retention.TOUCHES, retention.START, end)
@@ -335,14 +354,14 @@ def test_retention_batch_uses_indexes(matrix: Any, record_old_event: Any) -> Non
         "touches": _plan(deletion._LOCK_TOUCHES, ids=batch, before=before),
         "events": _plan(retention._LOCK_EVENTS, ids=events, before=before),
         "next": _plan(
-            "SELECT task_id FROM scheduling_touch WHERE task_id > %(after)s AND task_id < %(before)s"
+            "SELECT task_id FROM scheduling_touch_ended_rest WHERE task_id > %(after)s AND task_id < %(before)s"
             " ORDER BY task_id LIMIT 1000", after=batch[-1], before=first_id_at(before),
         ),
     }  # fmt: skip
     for name, plan in plans.items():
-        assert "Seq Scan on scheduling_touch" not in plan, f"{name}:\n{plan}"
+        assert "Seq Scan on scheduling_touch_ended_rest" not in plan, f"{name}:\n{plan}"
         assert "Seq Scan on scheduling_event" not in plan, f"{name}:\n{plan}"
-    assert "scheduling_touch_pkey" in plans["next"]
+    assert "scheduling_touch_ended_rest_task_id_idx" in plans["next"]
 
 
 def _many_open(count: int, customer: int, node: Any) -> None:
@@ -360,11 +379,11 @@ def _many_open(count: int, customer: int, node: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt,
-                lease_no, hints, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
-                content_type, counts_toward_cap)
-            SELECT id, id, 'scheduled', 1, now(), now(), '', 0, 0, 0, '', now(), id, %s, 1, %s, '',
-                now() + interval '1 year', '', true
+            INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt,
+                lease_no, wakeups, reason, created_at, event_id, node_id, node_version, customer_id, chat_id,
+                expires_at, content_type, counts_toward_cap, settled_at)
+            SELECT id, id, 'failed', 1, now(), now(), '', 0, 0, 0, '', now(), id, %s, 1, %s, '',
+                now() + interval '1 year', '', true, now()
             FROM scheduling_event WHERE source = 'many'
             """,
             [node.pk, customer],
@@ -383,7 +402,7 @@ def test_retention_covers_every_foreign_key() -> None:
     pointing = sql.rows(
         """
         SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text FROM pg_constraint
-        WHERE contype = 'f' AND confrelid IN ('scheduling_touch'::regclass, 'scheduling_event'::regclass,
+        WHERE contype = 'f' AND confrelid IN ('scheduling_event'::regclass,
             'scheduling_failedtask'::regclass, 'rpa_tasks_job'::regclass, 'rpa_tasks_run'::regclass)
         UNION SELECT substring(pg_get_functiondef(tgfoid) FROM 'is referenced by (\\w+)'), tgrelid::regclass::text
         FROM pg_trigger WHERE tgname = 'referred' AND tgrelid = 'scheduling_event'::regclass
@@ -393,8 +412,8 @@ def test_retention_covers_every_foreign_key() -> None:
     assert {tuple(row) for row in pointing} == {
         ("scheduling_touch", "scheduling_event"),
         ("scheduling_complaint", "scheduling_event"),
-        ("scheduling_complaint", "scheduling_touch"),
         ("rpa_tasks_run", "rpa_tasks_job"),
+        ("scheduling_failedtaskcomment", "scheduling_failedtask"),
         ("rpa_tasks_evidence", "rpa_tasks_run"),
     }
 
@@ -413,7 +432,7 @@ def test_retention_deletes_admin_sessions_and_replays(db: None) -> None:
     for days in (-1, 1):
         Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
     for days in (OLD, 1):
-        WhatIfRun.objects.create(created_at=datetime.now(UTC) - timedelta(days=days), draft="", days=7)
+        Replay.objects.create(created_at=datetime.now(UTC) - timedelta(days=days), draft="", days=7)
     tasks.delete_expired_data()
     assert [each.session_key for each in Session.objects.all()] == ["s1"]
-    assert WhatIfRun.objects.count() == 1
+    assert Replay.objects.count() == 1

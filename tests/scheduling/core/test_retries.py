@@ -7,18 +7,24 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import redis
 from django.utils.timezone import now
 
+from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
-from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
+from scheduling.models import ChannelConfig, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
+from tests.support.touch_logs import list_attempts
 
 ANN = Actor("ann")
 
@@ -27,13 +33,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def seconds_until_due(row: Touch) -> float:
     """From the end of the last attempt."""
-    ended_at = Attempt.objects.filter(touch=row).latest("pk").ended_at
+    ended_at = row.attempts[-1].ended_at
     assert ended_at is not None
     return (row.due_at - ended_at).total_seconds()
 
 
 @pytest.fixture
-def hook_touch(matrix: Any, hook: Any, record_event: Any) -> UUID:
+def hook_touch(matrix: MatrixBuilder, hook: ChannelConfig, record_event: RecordEvent) -> UUID:
     """A touch for the webhook with two retries, after 10 and 60 seconds."""
     hook.retry_delays = [10, 60]
     hook.save()
@@ -45,7 +51,7 @@ def hook_touch(matrix: Any, hook: Any, record_event: Any) -> UUID:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, receiver: Any) -> None:
+def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [503, 503, 503]
 
     waits = []
@@ -65,7 +71,7 @@ def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, rece
     assert [attempt["outcome"] for attempt in failed.attempts] == ["transient"] * 3
 
 
-def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: Any) -> None:
+def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [(503, {"Retry-After": "120"}), (429, {"Retry-After": "1"})]
     (row,) = deliver_when_due(hook_touch)
     assert seconds_until_due(row) == pytest.approx(120, abs=0.001)
@@ -73,14 +79,16 @@ def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: Any
     assert (row.reason, seconds_until_due(row) >= 60) == ("throttled", True)
 
 
-def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, receiver: Any) -> None:
-    Touch.objects.update(expires_at=now() + timedelta(seconds=5))
+def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver) -> None:
+    hook.retry_delays = [3600]
+    hook.save()
+    Touch.objects.update(expires_at=now() + timedelta(minutes=30))
     receiver.script = [503]
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason) == ("failed", "http_503")
 
 
-def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: Any) -> None:
+def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [404, 403]
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason, row.attempt) == ("scheduled", "http_404", 1)
@@ -89,7 +97,7 @@ def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: Any) ->
     assert (row.state, row.attempt, FailedTask.objects.count()) == ("delivered", 3, 0)
 
 
-def test_http_404_at_each_attempt_ends_as_failed_task(hook_touch: UUID, receiver: Any) -> None:
+def test_http_404_at_each_attempt_ends_as_failed_task(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [404] * 20
     for _ in range(20):
         (row,) = deliver_when_due(hook_touch)
@@ -99,14 +107,16 @@ def test_http_404_at_each_attempt_ends_as_failed_task(hook_touch: UUID, receiver
     assert FailedTask.objects.get().reason == "http_404"
 
 
-def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: Any) -> None:
+def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [422]
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason, row.attempt) == ("failed", "http_422", 1)
     assert FailedTask.objects.get().detail == "as told"
 
 
-def test_gone_target_is_disabled_until_enabled(hook_touch: UUID, receiver: Any, record_event: Any) -> None:
+def test_gone_target_is_disabled_until_enabled(
+    hook_touch: UUID, receiver: ScriptedReceiver, record_event: RecordEvent
+) -> None:
     receiver.script = [410]
     assert deliver_when_due(hook_touch)[0].reason == "gone"
 
@@ -117,7 +127,9 @@ def test_gone_target_is_disabled_until_enabled(hook_touch: UUID, receiver: Any, 
     assert deliver_when_due(*record_event(user="cid").task_ids)[0].state == "delivered"
 
 
-def test_gone_target_does_not_disable_others(hook_touch: UUID, receiver: Any, record_event: Any) -> None:
+def test_gone_target_does_not_disable_others(
+    hook_touch: UUID, receiver: ScriptedReceiver, record_event: RecordEvent
+) -> None:
     from scheduling.models import Community
 
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
@@ -126,7 +138,7 @@ def test_gone_target_does_not_disable_others(hook_touch: UUID, receiver: Any, re
     assert deliver_when_due(hook_touch)[0].state == "delivered"
 
 
-def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: Any) -> None:
+def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     """I8: an idempotent channel is asked again."""
     receiver.script = ["hang_up"]
     (row,) = deliver_when_due(hook_touch)
@@ -135,10 +147,12 @@ def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: 
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.attempt) == ("delivered", 2)
     assert receiver.keys == [str(hook_touch)] * 2
-    assert list(Attempt.objects.values_list("outcome", flat=True)) == ["unknown", "delivered"]
+    assert [each.outcome for each in list_attempts()] == ["unknown", "delivered"]
 
 
-def test_no_answer_is_unknown_on_other_channel(hook_touch: UUID, hook: Any, receiver: Any) -> None:
+def test_no_answer_is_unknown_on_other_channel(
+    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
+) -> None:
     """I8: never blind."""
     hook.idempotent = False
     hook.save()
@@ -152,7 +166,7 @@ def test_no_answer_is_unknown_on_other_channel(hook_touch: UUID, hook: Any, rece
     assert len(receiver.calls) == 1
 
 
-def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: Any) -> None:
+def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
         (row,) = deliver_when_due(hook_touch)
@@ -164,7 +178,7 @@ def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: A
 
 
 def lose_worker(task_id: UUID, *, sending: bool) -> None:
-    """A worker claims it, may begin to send, and is never seen again."""
+    """A worker claims it, may start to send, and vanishes."""
     fall_due(task_id)
     (claim,) = touches.claim([task_id], lease=LEASE)
     if sending:
@@ -174,7 +188,7 @@ def lose_worker(task_id: UUID, *, sending: bool) -> None:
     assert dispatcher.rescue_lost_work() == (0, 1)
 
 
-def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: Any) -> None:
+def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     lose_worker(hook_touch, sending=False)
     (row,) = rows([hook_touch])
     assert (row.state, row.attempt, row.reason) == ("scheduled", 0, "worker_lost")
@@ -182,7 +196,7 @@ def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: An
     assert len(receiver.calls) == 1
 
 
-def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: Any) -> None:
+def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     """I8"""
     lose_worker(hook_touch, sending=True)
     (row,) = rows([hook_touch])
@@ -191,7 +205,9 @@ def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: An
     assert (row.state, row.attempt, receiver.keys) == ("delivered", 2, [str(hook_touch)])
 
 
-def test_worker_lost_on_not_idempotent_is_unknown(hook_touch: UUID, hook: Any, receiver: Any) -> None:
+def test_worker_lost_on_not_idempotent_is_unknown(
+    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
+) -> None:
     """I8"""
     hook.idempotent = False
     hook.save()
@@ -209,7 +225,7 @@ def test_workers_lost_repeatedly_end_as_unknown(hook_touch: UUID) -> None:
     assert (row.state, row.attempt) == ("unknown", 3)
 
 
-def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: Any) -> None:
+def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: redis.Redis) -> None:
     fall_due(hook_touch)
     dispatcher.dispatch_due_touches()
     valkey.flushall()
@@ -218,7 +234,7 @@ def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: Any) -> None:
     assert dispatcher.dispatch_due_touches() == 1
 
 
-def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: Any, race: Any) -> None:
+def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, race: Race) -> None:
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
@@ -228,7 +244,7 @@ def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: Any, race: Any) 
     assert FailedTask.objects.count() == 1
 
 
-# --- repeats say what was said first ---------------------------------------------------------------------------------
+# --- retries repeat the first content --------------------------------------------------------------------------------
 
 
 def edit(body: str, *, subject: str = "") -> None:
@@ -237,11 +253,11 @@ def edit(body: str, *, subject: str = "") -> None:
     text.save()
 
 
-def bodies(receiver: Any) -> list[str]:
+def bodies(receiver: ScriptedReceiver) -> list[str]:
     return [call.json["data"]["body"] for call in receiver.calls]
 
 
-def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver: Any) -> None:
+def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     edit("hi {{ user.name }}", subject="{{ event.data.title }}")
     receiver.script = [503, "hang_up"]
     Event.objects.update(data={"title": "t" * 300})
@@ -252,16 +268,19 @@ def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver
     (row,) = deliver_when_due(hook_touch)
 
     assert (row.state, receiver.keys, bodies(receiver)) == ("delivered", [str(hook_touch)] * 3, ["hi ann"] * 3)
-    assert set(Attempt.objects.values_list("subject", flat=True)) == {"t" * 300}
+    assert {each.subject for each in list_attempts()} == {"t" * 300}
     assert row.template_version == 2, "what was said"
 
 
 @pytest.fixture
 def touch_of_lost_worker(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> UUID:
     """A touch that a worker is sending and never settles: "hi ann"."""
-    matrix.node(channel=create_fake_channel(timeout=timedelta(seconds=30), retry_delays=[10, 60, 60]))
+    matrix.node(channel=create_fake_channel(retry_delays=[10, 60, 60]))
     task_id: UUID = record_event().task_ids[0]
     lose_a_sending_worker(task_id, fake_channel)
     return task_id
@@ -280,12 +299,10 @@ def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None
 
 def deliver_until(state: str, task_id: UUID) -> Touch:
     """While another attempt still hangs, which keeps the sender from being drained."""
-    attempts = Attempt.objects.count()
+    attempts = len(list_attempts())
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    ends_at = now() + timedelta(seconds=WAIT_LIMIT)
-    while Attempt.objects.count() == attempts:
-        assert now() < ends_at, "never settled"
+    assert wait_until(lambda: len(list_attempts()) > attempts, WAIT_LIMIT), "never settled"
     wait_for(state, task_id)
     return rows([task_id])[0]
 
@@ -325,7 +342,9 @@ def test_lost_worker_retry_without_history_uses_new_text(
     assert (row.template_version, [message.body for message in fake_channel.received]) == (2, ["hi ann", "edited ann"])
 
 
-def test_manual_retry_same_key_repeats_first_body(hook_touch: UUID, receiver: Any, matrix: Any) -> None:
+def test_manual_retry_same_key_repeats_first_body(
+    hook_touch: UUID, receiver: ScriptedReceiver, matrix: MatrixBuilder
+) -> None:
     receiver.script = [422, 422]
     deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
@@ -338,7 +357,7 @@ def test_manual_retry_same_key_repeats_first_body(hook_touch: UUID, receiver: An
     assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(hook_touch)] * 3, ["hi ann"] * 3)
 
 
-def test_manual_retry_as_new_sends_current_text(hook_touch: UUID, receiver: Any) -> None:
+def test_manual_retry_as_new_sends_current_text(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [422]
     deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
@@ -355,10 +374,13 @@ def test_manual_retry_as_new_sends_current_text(hook_touch: UUID, receiver: Any)
 
 
 def test_result_after_lost_lease_is_dropped(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     """I3: the second worker has delivered it; the first one's refusal means nothing any more."""
-    matrix.node(channel=create_fake_channel(timeout=timedelta(seconds=30)))
+    matrix.node(channel=create_fake_channel())
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     answers: list[Outcome] = [Delivered(), Permanent("too_late")]
@@ -378,20 +400,20 @@ def test_result_after_lost_lease_is_dropped(
 
     (row,) = rows([task_id])
     assert (row.state, row.lease_no, len(fake_channel.received), answers) == ("delivered", 2, 2, [])
-    assert list(Attempt.objects.filter(lease_no=2).values_list("outcome", flat=True)) == ["delivered"]
-    assert not Attempt.objects.filter(reason="too_late").exists()
+    assert [each.outcome for each in row.attempts if each.lease_no == 2] == ["delivered"]
+    assert "too_late" not in {each.reason for each in row.attempts}
     assert not FailedTask.objects.exists()
 
 
 def test_touch_rescued_before_send_is_not_sent(
-    matrix: Any,
-    create_fake_channel: Any,
-    record_event: Any,
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
     fake_channel: FakeChannelState,
-    second_connection: Any,
+    second_connection: SecondConnection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """I3: between the claim and `mark_sending` the process stood still for longer than its lease."""
+    """I3: between the claim and `mark_sending` the process pauses for longer than its lease."""
     matrix.node(channel=create_fake_channel())
     (task_id,) = record_event().task_ids
     fall_due(task_id)
@@ -409,7 +431,10 @@ def test_touch_rescued_before_send_is_not_sent(
 
 
 def test_each_retry_carries_the_same_delivery_key(
-    matrix: Any, create_fake_channel: Any, record_event: Any, fake_channel: FakeChannelState
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
 ) -> None:
     matrix.node(channel=create_fake_channel())
     (task_id,) = record_event().task_ids
@@ -429,6 +454,4 @@ def no_answer_first() -> Any:
 
 
 def wait_for(state: str, task_id: UUID) -> None:
-    ends_at = now() + timedelta(seconds=25)
-    while Touch.objects.get(pk=task_id).state != state:
-        assert now() < ends_at, f"never {state}"
+    assert wait_until(lambda: Touch.objects.get(pk=task_id).state == state, WAIT_LIMIT), f"never {state}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -15,12 +14,14 @@ from structlog.testing import capture_logs
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments import rollout_runs
 from scheduling.experiments.rollout_stats import RolloutCollector, count_version_results
-from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove, Touch
+from scheduling.models import AutomaticRollout, Configuration, Node, RolloutMove, Touch
 from scheduling.operations.commands import update_customer
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.rollout import VersionCounts
 from scheduling.policy.specs import hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
 
 ENOUGH = 12
 PLAN = {"steps": [30, 60, 100], "time": 3600, "touches": ENOUGH, "judged_from": 10}
@@ -31,7 +32,7 @@ each_race = pytest.mark.django_db(transaction=True)
 class RolloutCase:
     """One node with a canary; communities that get it and communities that don't."""
 
-    def __init__(self, node: Any, record_event: Callable[..., Any]) -> None:
+    def __init__(self, node: Any, record_event: RecordEvent) -> None:
         self.happen, self.numbers = record_event, count()
         self.key, self.pk = node.key, node.pk
 
@@ -40,8 +41,8 @@ class RolloutCase:
         return Node.objects.select_related("template", "canary_template").get(pk=self.pk)
 
     @property
-    def rollout(self) -> GuardedRollout:
-        return GuardedRollout.objects.get()
+    def rollout(self) -> AutomaticRollout:
+        return AutomaticRollout.objects.get()
 
     def speak(self, canary: bool, times: int = ENOUGH) -> list[str]:
         """Touch so many customers, each in a community that gets the canary (or not) at this percentage."""
@@ -68,7 +69,7 @@ class RolloutCase:
 
 
 @pytest.fixture
-def rollout_case(matrix: Any, record_event: Callable[..., Any]) -> RolloutCase:
+def rollout_case(matrix: MatrixBuilder, record_event: RecordEvent) -> RolloutCase:
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     canary = matrix.template("guide-v2", content_type="guide")
     return RolloutCase(matrix.node(canary_template=canary, canary_communities=["vip-group"]), record_event)
@@ -96,7 +97,7 @@ def test_rollout_starts_at_first_step_with_author(rollout_case: RolloutCase, dja
     node = rollout_case.node
     record = node.history.first()
     assert (node.version, record.history_user, record.history_change_reason) == (
-        version + 1, user, f"guarded roll-out {rollout_case.rollout}: started"
+        version + 1, user, f"automatic roll-out {rollout_case.rollout}: started"
     )  # fmt: skip
     assert node.canary_guard == rollout_case.rollout.plan, "the next one begins with it"
     assert list_rollout_moves() == [("started", "", 30)]
@@ -139,7 +140,7 @@ def test_rollout_step_is_a_node_version_with_figures(running: RolloutCase) -> No
     node, move = running.node, RolloutMove.objects.get(verb="grew")
     record = node.history.get(version=move.node_version)
     assert (record.canary_percent, record.history_user, record.history_change_reason) == (
-        60, None, f"guarded roll-out {running.rollout}: grows"
+        60, None, f"automatic roll-out {running.rollout}: grows"
     )  # fmt: skip
     assert move.figures == {"canary": asdict(VersionCounts(ENOUGH)), "stable": asdict(VersionCounts(ENOUGH))}
     assert (move.actor, move.actor_name) == (None, "")
@@ -183,7 +184,7 @@ def test_rollout_opt_outs_pause_and_are_attributed(running: RolloutCase) -> None
 
 
 @pytest.mark.django_db
-def test_rollout_failing_text_pauses(rollout_case: RolloutCase, matrix: Any) -> None:
+def test_rollout_failing_text_pauses(rollout_case: RolloutCase, matrix: MatrixBuilder) -> None:
     """Nothing was sent, but it was decided which text it would have been."""
     text = rollout_case.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "{{ event.data.order_no }}"
@@ -274,12 +275,14 @@ def test_rollout_new_text_pauses_and_resets_canary(running: RolloutCase) -> None
 
 
 @each_race
-def test_rollout_edit_during_judgement_is_kept(running: RolloutCase, second_connection: Any, monkeypatch: Any) -> None:
+def test_rollout_edit_during_judgement_is_kept(
+    running: RolloutCase, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
 
-    def edit_during_judgement(rollout: GuardedRollout) -> Any:
+    def edit_during_judgement(rollout: AutomaticRollout) -> Any:
         second_connection(lambda: _edit(running.pk, 45))
         return count_version_results(rollout)
 
@@ -298,7 +301,7 @@ def _edit(pk: int, percent: float) -> None:
 
 
 @each_race
-def test_rollout_concurrent_passes_advance_once(running: RolloutCase, race: Any) -> None:
+def test_rollout_concurrent_passes_advance_once(running: RolloutCase, race: Race) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
@@ -309,14 +312,14 @@ def test_rollout_concurrent_passes_advance_once(running: RolloutCase, race: Any)
 
 @each_race
 def test_rollout_manual_pause_does_not_wait_for_count(
-    running: RolloutCase, second_connection: Any, monkeypatch: Any
+    running: RolloutCase, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was counted for the time before moves nothing any more."""
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
     running.speak(canary=False)
 
-    def pause_during_judgement(rollout: GuardedRollout) -> Any:
+    def pause_during_judgement(rollout: AutomaticRollout) -> Any:
         second_connection(lambda: rollout_runs.pause_rollout(rollout.pk, OPS))
         second_connection(lambda: rollout_runs.resume_rollout(rollout.pk, OPS))
         return count_version_results(rollout)
@@ -328,19 +331,19 @@ def test_rollout_manual_pause_does_not_wait_for_count(
 
 
 @each_race
-def test_rollout_locked_row_is_skipped(running: RolloutCase, second_connection: Any) -> None:
+def test_rollout_locked_row_is_skipped(running: RolloutCase, second_connection: SecondConnection) -> None:
     with transaction.atomic():
-        GuardedRollout.objects.select_for_update().get()
+        AutomaticRollout.objects.select_for_update().get()
         assert second_connection(rollout_runs.advance_all_rollouts) == 0
     assert running.rollout.judged_at is None
 
 
 @each_race
 def test_rollout_and_config_apply_do_not_deadlock(
-    running: RolloutCase, second_connection: Any, monkeypatch: Any
+    running: RolloutCase, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between them each would wait for the other."""
-    edit, found = rollout_runs._edit_node, []
+    edit, found = rollout_runs.edit_node, []
 
     def lock(patience: str = "100ms") -> bool:
         try:
@@ -355,14 +358,14 @@ def test_rollout_and_config_apply_do_not_deadlock(
         found.append(second_connection(lock))
         edit(*given, **others)
 
-    monkeypatch.setattr(rollout_runs, "_edit_node", apply_during_entry)
+    monkeypatch.setattr(rollout_runs, "edit_node", apply_during_entry)
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
     assert found == [False]
     assert second_connection(lambda: lock("15s"))
 
 
 @each_race
-def test_rollout_concurrent_starts_create_one(rollout_case: RolloutCase, race: Any) -> None:
+def test_rollout_concurrent_starts_create_one(rollout_case: RolloutCase, race: Race) -> None:
     def start(number: int) -> str:
         try:
             return str(rollout_runs.start_rollout(rollout_case.pk, PLAN, Actor(f"p{number}")).pk)
@@ -374,7 +377,7 @@ def test_rollout_concurrent_starts_create_one(rollout_case: RolloutCase, race: A
 
 
 @each_race
-def test_rollout_crash_in_step_changes_nothing(running: RolloutCase, monkeypatch: Any) -> None:
+def test_rollout_crash_in_step_changes_nothing(running: RolloutCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the node was written and before the move was noted."""
     running.speak(canary=True)
     running.speak(canary=False)
@@ -391,10 +394,10 @@ def test_rollout_crash_in_step_changes_nothing(running: RolloutCase, monkeypatch
 
 
 @each_race
-def test_rollout_without_figures_pauses_after_5_minutes(running: RolloutCase, monkeypatch: Any) -> None:
+def test_rollout_without_figures_pauses_after_5_minutes(running: RolloutCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting takes too long, minute by minute: a guard that cannot see must not let a harmful canary be."""
 
-    def too_slow(rollout: GuardedRollout) -> Any:
+    def too_slow(rollout: AutomaticRollout) -> Any:
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL statement_timeout = '50ms'")
             cursor.execute("SELECT pg_sleep(20)")
@@ -414,7 +417,7 @@ def test_rollout_without_figures_pauses_after_5_minutes(running: RolloutCase, mo
 
 
 @each_race
-def test_rollout_edited_without_figures_is_kept(running: RolloutCase, monkeypatch: Any) -> None:
+def test_rollout_edited_without_figures_is_kept(running: RolloutCase, monkeypatch: pytest.MonkeyPatch) -> None:
     _edit(running.pk, 45)
     pass_time(minutes=10)
     monkeypatch.setattr(rollout_runs, "count_version_results", _die)
@@ -427,28 +430,30 @@ def _die(*_: Any, **__: Any) -> None:
 
 
 @each_race
-def test_rollout_failing_count_does_not_block_others(running: RolloutCase, matrix: Any, monkeypatch: Any) -> None:
+def test_rollout_failing_count_does_not_block_others(
+    running: RolloutCase, matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = matrix.node("other", canary_template=matrix.template("guide-v2"))
     rollout_runs.start_rollout(other.pk, PLAN, OPS)
     node = Node.objects.get(pk=other.pk)
     node.canary_percent = 1
     node.save()
 
-    def broken(rollout: GuardedRollout) -> Any:
+    def broken(rollout: AutomaticRollout) -> Any:
         if rollout.node_id == running.pk:
             raise ZeroDivisionError
         return count_version_results(rollout)
 
     monkeypatch.setattr(rollout_runs, "count_version_results", broken)
     assert rollout_runs.advance_all_rollouts() == 1
-    assert GuardedRollout.objects.get(node=other).reason == "edited"
+    assert AutomaticRollout.objects.get(node=other).reason == "edited"
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db
-def test_rollout_start_refuses_invalid_or_second(rollout_case: RolloutCase, matrix: Any) -> None:
+def test_rollout_start_refuses_invalid_or_second(rollout_case: RolloutCase, matrix: MatrixBuilder) -> None:
     with pytest.raises(InvalidInput, match="steps"):
         rollout_runs.start_rollout(rollout_case.pk, PLAN | {"steps": []}, OPS)
     bare = matrix.node("bare")
@@ -479,7 +484,7 @@ def test_rollout_manual_actions_apply_once(running: RolloutCase) -> None:
 
 
 @pytest.mark.django_db
-def test_rollout_resume_refuses_another_canary(running: RolloutCase, matrix: Any) -> None:
+def test_rollout_resume_refuses_another_canary(running: RolloutCase, matrix: MatrixBuilder) -> None:
     rollout_runs.pause_rollout(running.rollout.pk, OPS)
     node = running.node
     node.canary_template = matrix.template("guide-v3")

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.policy.specs import hash_to_percent, in_holdout, in_rollout, template_for
+from scheduling.policy.specs import HoldoutSpec, hash_to_percent, in_holdout, in_rollout, template_for
 from tests.scheduling.core.sample_data import node, template
 
 CHATS = [f"chat-{number}" for number in range(4000)]
@@ -15,7 +15,7 @@ GOLD = node(canary_template=template("guide-v2"), canary_percent=10, canary_comm
 
 
 def test_hash_to_percent_is_stable() -> None:
-    # Written down: a change of the hash would deal everybody anew in the middle of a rollout.
+    # Fixed values: another hash would reassign all customers in the middle of a roll-out.
     places = {key: round(hash_to_percent("rollout:guide", key), 6) for key in ("ann", "bob", "群一")}
     assert places == {"ann": 34.861269, "bob": 77.2938, "群一": 61.384884}
 
@@ -73,6 +73,17 @@ def test_rollout_community_is_decided_as_one() -> None:
 def test_holdout_of_zero_holds_out_no_customer() -> None:
     assert not any(in_holdout(node(holdout_percent=0), user) for user in CHATS)
     assert all(in_holdout(node(holdout_percent=100), user) for user in CHATS)
+
+
+def test_global_holdout_is_stable_and_independent_of_nodes_and_keys() -> None:
+    half, more = HoldoutSpec(50, "2026"), HoldoutSpec(70, "2026")
+    inside = {user for user in CHATS if half.includes(user)}
+    assert abs(len(inside) - 2000) < 6 * 32
+    assert inside < {user for user in CHATS if more.includes(user)}
+    own, other = node(holdout_percent=50), HoldoutSpec(50, "2027")
+    for both in ({user for user in inside if in_holdout(own, user)}, {user for user in inside if other.includes(user)}):
+        assert abs(len(both) - 1000) < 6 * 28
+    assert not HoldoutSpec(0).includes("ann")
 
 
 def test_canary_goes_to_share_and_named_communities() -> None:

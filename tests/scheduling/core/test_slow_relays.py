@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,6 +17,7 @@ from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due, rows
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 A_FEW = 4  #: at once: they are all with the relay long before the time of the first one is up
@@ -72,14 +71,12 @@ def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServ
 
 
 @pytest.fixture
-def mails(matrix: Any, record_event: Callable[..., Any]) -> Callable[[RelayServer, int], list[UUID]]:
+def mails(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[RelayServer, int], list[UUID]]:
     """Deliver so many over this relay; returns their ids."""
 
     def mails(relay: RelayServer, count: int) -> list[UUID]:
         key = f"mail-{relay.port}"
-        channel = ChannelConfig.objects.create(
-            key=key, kind="email", config={"url": relay.url}, timeout=timedelta(seconds=20)
-        )
+        channel = ChannelConfig.objects.create(key=key, kind="email", config={"url": relay.url})
         matrix.node(key, trigger=key, channel=channel)
         users = [f"{key}-{number}" for number in range(count)]
         ids = [record_event(key, user).task_ids[0] for user in users]
@@ -92,9 +89,14 @@ def mails(matrix: Any, record_event: Callable[..., Any]) -> Callable[[RelayServe
     return mails
 
 
-def test_mail_is_marked_when_a_thread_is_free(mails: Any, slow: SlowRelay, loop: asyncio.AbstractEventLoop) -> None:
-    """All were marked and their time ran while 32 threads took them one after the other: each thread picked the one
-    with the least time left and gave it up on the way, often after the relay had it. Nobody knew what was sent."""
+def test_mail_is_marked_when_a_thread_is_free(
+    mails: Callable[[RelayServer, int], list[UUID]], slow: SlowRelay, loop: asyncio.AbstractEventLoop
+) -> None:
+    """All were marked and their time ran while 32 threads sent them one by one.
+
+    Each thread picked the one with the least time left and gave it up, often after the relay had it. The outcome was
+    unknown.
+    """
     ids = mails(slow.server, 3 * A_FEW)
 
     assert wait_until(lambda: slow.holds == A_FEW, WAIT_LIMIT)
@@ -106,7 +108,9 @@ def test_mail_is_marked_when_a_thread_is_free(mails: Any, slow: SlowRelay, loop:
     assert slow.most == A_FEW
 
 
-def test_slow_relay_does_not_block_another(mails: Any, slow: SlowRelay, quick: RelayServer) -> None:
+def test_slow_relay_does_not_block_another(
+    mails: Callable[[RelayServer, int], list[UUID]], slow: SlowRelay, quick: RelayServer
+) -> None:
     held = mails(slow.server, A_FEW)
     assert wait_until(lambda: slow.holds == A_FEW, WAIT_LIMIT)
 

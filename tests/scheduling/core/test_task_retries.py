@@ -1,4 +1,4 @@
-"""A task whose infrastructure is away is tried again by itself, later each time, and done once it is back."""
+"""A task whose infrastructure is unavailable is retried with growing delays, and succeeds after the outage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from django.db import OperationalError, connection
 from scheduling import tasks
 from scheduling.models import FailedTask, Touch
 from tests.scheduling.core.conftest import fall_due
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Outage:
-    """PostgreSQL is away for this thread until the given try; what was put off, and for how long."""
+    """Make PostgreSQL unavailable for this thread until the given try. Return the delays of the retries."""
 
     def __init__(self) -> None:
         self.back_at = 0  #: 0: it never comes back
@@ -27,7 +28,7 @@ class Outage:
 
     def begin(self) -> None:
         connection.close()
-        connection.settings_dict = self.settings | {"PORT": "1"}  # nobody listens there; other threads go on
+        connection.settings_dict = self.settings | {"PORT": "1"}  # no server listens there; other threads continue
 
     def end(self, **_: Any) -> None:
         connection.close()
@@ -42,7 +43,7 @@ class Outage:
 
 
 @pytest.fixture
-def touch(matrix: Any, record_event: Any) -> Touch:
+def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
     matrix.node()
     (task_id,) = record_event().task_ids
     fall_due(task_id)

@@ -1,4 +1,4 @@
-"""A message template is bounded in time and memory, whatever it and its data say."""
+"""A message template is bounded in time and memory for any text and data."""
 
 from __future__ import annotations
 

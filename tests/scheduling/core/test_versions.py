@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 
 from scheduling.models import Node, Template
 from scheduling.models.versioned import lock_for_write
-from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_edits_get_distinct_versions(matrix: Any) -> None:
+def test_concurrent_edits_get_distinct_versions(matrix: MatrixBuilder) -> None:
     """Two that shared a number would let a process keep what it had made of the first."""
     node = matrix.node()
     start = threading.Barrier(8)
@@ -35,7 +35,7 @@ def test_concurrent_edits_get_distinct_versions(matrix: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_config_apply_does_not_deadlock_with_save(matrix: Any) -> None:
+def test_config_apply_does_not_deadlock_with_save(matrix: MatrixBuilder) -> None:
     """Each would wait for the other: it has locked the table, the row is locked here."""
     node = matrix.node()
     node.enabled = False
@@ -54,20 +54,20 @@ def test_config_apply_does_not_deadlock_with_save(matrix: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             lock_for_write(Node.objects.all()).get(pk=node.pk)
-            assert not pool.submit(lock_table).result(20)
+            assert not pool.submit(lock_table).result(WAIT_LIMIT)
             node.save()
-        assert pool.submit(lock_table, "15s").result(20)
+        assert pool.submit(lock_table, "15s").result(WAIT_LIMIT)
 
 
 @pytest.mark.django_db
-def test_save_without_change_keeps_the_version(matrix: Any) -> None:
+def test_save_without_change_keeps_the_version(matrix: MatrixBuilder) -> None:
     node = matrix.node()
     node.save()
     assert Node.objects.get(pk=node.pk).version == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_template_of_touch_is_not_deleted(matrix: Any, record_event: Any) -> None:
+def test_template_of_touch_is_not_deleted(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """Also past Django, by a trigger: touches have no foreign key constraint to their template."""
     cell = matrix.node()
     (row,) = deliver_when_due(*record_event().task_ids)

@@ -1,16 +1,17 @@
-"""A broker that takes no messages is told by the probe, the metrics and the overview. RabbitMQ: `tests/faults`."""
+"""A blocked broker is shown by the probe, the metrics and the overview. RabbitMQ: `tests/faults`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 
 from config.celery.application import app
 from scheduling.admin.dashboard import throughput
 from scheduling.monitoring.collectors import export_cluster_metrics
+from scheduling.monitoring.queue_stats import read_broker
 from tests.faults.brokers import redis_server
 from tests.scheduling.metrics.test_collectors import broker_is
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_full_redis_is_reported_as_blocked(
-    client: Client, valkey: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, valkey: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_server(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as full:
         broker_is(full.url, monkeypatch)
@@ -27,10 +28,10 @@ def test_full_redis_is_reported_as_blocked(
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["broker"]["status"] == "blocked"
         assert b"aftertouch_broker_blocked 1.0" in export_cluster_metrics()
-        assert throughput.build_queues_card().note
+        assert throughput.build_queues_card(read_broker()).note
 
 
-def test_redis_with_room_is_reported_as_ok(client: Client, valkey: Any) -> None:
+def test_redis_with_room_is_reported_as_ok(client: Client, valkey: redis.Redis) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
     assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
-    assert not throughput.build_queues_card().note
+    assert not throughput.build_queues_card(read_broker()).note

@@ -1,4 +1,4 @@
-"""What the database and the broker say at a scrape."""
+"""Series from the database and the broker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import current_app
 from django.db import OperationalError, connection
 from django.test import Client
@@ -17,9 +18,13 @@ from django.utils.timezone import now
 from kombu import Connection
 
 from config.celery.application import app
-from scheduling.models import FailedTask, Pause, Touch
+from scheduling.ids import new_id
+from scheduling.ledger.touches import touches
+from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
+from scheduling.monitoring.alerting import conditions
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.support.matrix import MatrixBuilder
 
 
 def read_cluster_metrics(text: bytes | None = None) -> dict[str, float]:
@@ -33,11 +38,29 @@ def broker_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def planned(matrix: Any, record_event: Callable[..., Any]) -> None:
+def planned(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     matrix.node(delay=timedelta(days=1))
     matrix.node("soon", delay=timedelta(minutes=10))
     for number in range(3):
         record_event(user=f"u{number}")
+
+
+@pytest.mark.django_db
+def test_unread_ends_and_rest_are_reported(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
+    """A reader that an open transaction stopped kept all partitions, and no figure showed it."""
+    at = now() - timedelta(seconds=400)
+    EndMark.objects.create(reader="webhooks", settled_at=at, task_id=new_id(), ceiling=at)
+    matrix.node(delay=timedelta(days=1))
+    touches.cancel(record_event().task_ids, reason="test")
+    Touch.objects.update(settled_at=now() - timedelta(days=4000))
+
+    found = read_cluster_metrics()
+
+    assert found['aftertouch_ends_unread_seconds{reader="webhooks"}'] == pytest.approx(400, abs=200)
+    assert found["aftertouch_touches_rest"] == 1
+    condition = conditions.load_conditions()["ends_unread"]
+    figures = conditions.read_metrics(frozenset({condition.metric}))
+    assert set(condition.find_violations(figures, condition.limit) or {}) == {"webhooks"}
 
 
 def test_touches_are_counted_by_state_and_due(planned: None) -> None:
@@ -46,22 +69,25 @@ def test_touches_are_counted_by_state_and_due(planned: None) -> None:
     Touch.objects.filter(pk=ids[1]).update(
         state="queued", lease_until=now() + timedelta(seconds=10), due_at=now() - timedelta(seconds=300)
     )
-    Touch.objects.filter(pk=ids[2]).update(parked="all")
+    Touch.objects.filter(pk=ids[2]).update(paused_by="all")
     FailedTask.objects.create(origin="touch", failure="failed", reason="x", failed_at=now() - timedelta(hours=2))
     FailedTask.objects.create(origin="touch", failure="failed", reason="x", state="ignored")
     Pause.objects.create(scope="channel:log", paused_at=now() - timedelta(hours=1))
     Pause.objects.create(scope="channel:other")
+    CustomerErasure.objects.create(digest="a", requested_at=now() - timedelta(hours=2))
+    CustomerErasure.objects.create(digest="b", requested_at=now() - timedelta(hours=9), state="done")
     found = read_cluster_metrics()
+    assert found["aftertouch_erasures_oldest_age_seconds"] == pytest.approx(7200, abs=300)
     assert found['aftertouch_pauses{scope="channel"}'] == 2
-    assert found['aftertouch_pauses_oldest_age_seconds{scope="channel"}'] == pytest.approx(3600, abs=60)
+    assert found['aftertouch_pauses_oldest_age_seconds{scope="channel"}'] == pytest.approx(3600, abs=300)
     assert found['aftertouch_touches{due="overdue",state="scheduled"}'] == 1
     assert found['aftertouch_touches{due="hour",state="scheduled"}'] == 3
     assert found['aftertouch_touches{due="later",state="scheduled"}'] == 0
     assert found['aftertouch_touches{due="overdue",state="queued"}'] == 1
-    assert found['aftertouch_touches{due="",state="parked"}'] == 1
-    assert found["aftertouch_touches_oldest_overdue_seconds"] == pytest.approx(300, abs=30)
+    assert found['aftertouch_touches{due="",state="paused"}'] == 1
+    assert found["aftertouch_touches_oldest_overdue_seconds"] == pytest.approx(300, abs=150)
     assert found['aftertouch_failed_tasks_open{origin="touch"}'] == 1
-    assert found['aftertouch_failed_tasks_oldest_age_seconds{origin="touch"}'] == pytest.approx(7200, abs=60)
+    assert found['aftertouch_failed_tasks_oldest_age_seconds{origin="touch"}'] == pytest.approx(7200, abs=300)
     assert found['aftertouch_failed_tasks_open{origin="message"}'] == 0
 
 
@@ -78,7 +104,9 @@ def test_cluster_metrics_scan_no_whole_table() -> None:
 
 
 @pytest.mark.django_db
-def test_database_outage_hides_only_its_series(client: Client, valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_outage_hides_only_its_series(
+    client: Client, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
@@ -109,8 +137,8 @@ def message(queue: str, published_at: float) -> str:
 
 
 @pytest.mark.django_db
-def test_queue_metrics_give_length_age_and_unacked(valkey: Any) -> None:
-    for age in (60, 5):
+def test_queue_metrics_give_length_age_and_unacked(valkey: redis.Redis) -> None:
+    for age in (600, 5):
         valkey.lpush("mq:touch.low", message("touch.low", time.time() - age))
     for number in range(4):
         queue = "touch.high" if number else "ticks"
@@ -118,7 +146,7 @@ def test_queue_metrics_give_length_age_and_unacked(valkey: Any) -> None:
     found = read_cluster_metrics()
     assert found['celery_queue_length{queue_name="touch.low"}'] == 2
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
-    assert found['aftertouch_queue_oldest_age_seconds{queue="touch.low"}'] == pytest.approx(60, abs=20)
+    assert found['aftertouch_queue_oldest_age_seconds{queue="touch.low"}'] == pytest.approx(600, abs=300)
     assert found['aftertouch_queue_oldest_age_seconds{queue="touch.high"}'] == 0
     assert found['aftertouch_queue_unacked{queue="touch.high"}'] == 3
     assert found['aftertouch_queue_unacked{queue="ticks"}'] == 1
@@ -126,7 +154,7 @@ def test_queue_metrics_give_length_age_and_unacked(valkey: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_unacked_message_of_kombu_is_counted(valkey: Any) -> None:
+def test_unacked_message_of_kombu_is_counted(valkey: redis.Redis) -> None:
     with current_app.connection_for_write() as broker:
         current_app.send_task("scheduling.dispatch_due", queue="touch.low", connection=broker)
         queue = broker.SimpleQueue("touch.low")
@@ -148,5 +176,5 @@ def test_rabbitmq_metrics_give_known_lengths_only(tmp_path: Path, monkeypatch: p
             queue.put({})
         found = read_cluster_metrics()
     assert found['celery_queue_length{queue_name="touch.high"}'] == 1
-    assert 'celery_queue_length{queue_name="touch.low"}' not in found  # nobody has declared it
+    assert 'celery_queue_length{queue_name="touch.low"}' not in found  # it is not declared
     assert not [name for name in found if name.startswith(("aftertouch_queue_unacked", "aftertouch_queue_oldest"))]

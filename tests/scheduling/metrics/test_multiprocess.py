@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client import values
+from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling.monitoring import multiprocess
@@ -80,7 +80,7 @@ def test_reused_pid_counts_as_ended_process(tmp_path: Path, counting: list[subpr
     for path in tmp_path.glob(f"*_{counting[0].pid}.db"):
         path.rename(path.with_name(path.name.replace(str(counting[0].pid), "1")))  # the first process of the machine
     for path in tmp_path.glob("*_1.db"):
-        os.utime(path, (0, 0))  # last written before that one began
+        os.utime(path, (0, 0))  # last written before that one started
     assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']
 
 
@@ -100,7 +100,7 @@ def test_damaged_total_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def starting(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def starting(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A process that has not shared anything yet, and its folder."""
     settings.AFTERTOUCH_METRICS_DIR = tmp_path / "metrics"
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
@@ -124,7 +124,7 @@ def test_merge_failure_does_not_stop_start(starting: Path, monkeypatch: pytest.M
     def fail(_: Path) -> None:
         raise RuntimeError("spoiled")
 
-    monkeypatch.setattr(multiprocess, "_merge_ended_processes", fail)
+    monkeypatch.setattr(multiprocess, "merge_ended_processes", fail)
     multiprocess.share_metrics()
     assert not shared(starting)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.registry import REGISTRY
 
@@ -18,6 +18,7 @@ from config.celery import metrics as measuring
 from scheduling import metrics
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 
 def sample(metric: str, /, **labels: str) -> float:
@@ -42,13 +43,15 @@ def test_observe_all_equals_single_observations() -> None:
 
 
 def test_every_shared_metric_has_labels() -> None:
-    """One without takes its place as it is imported, before anybody says where."""
+    """A process without the setting registers at import time."""
     instruments = [each for each in vars(metrics).values() if hasattr(each, "_labelnames")]
     assert len(instruments) > 10
     assert [each._name for each in instruments if not each._labelnames] == []
 
 
-def test_delivery_updates_lateness_verdict_and_end(matrix: Any, record_event: Callable[..., Any], valkey: Any) -> None:
+def test_delivery_updates_lateness_verdict_and_end(
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis
+) -> None:
     matrix.node()
     user = f"ann-{uuid.uuid4()}"
     record_event(user=user)
@@ -76,7 +79,7 @@ def test_delivery_updates_lateness_verdict_and_end(matrix: Any, record_event: Ca
 
 
 def test_metric_failure_does_not_stop_delivery(
-    matrix: Any, record_event: Callable[..., Any], valkey: Any, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError("no space left on device")

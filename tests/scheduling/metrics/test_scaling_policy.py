@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.policy.scaling import (
@@ -124,6 +124,7 @@ def more_due(due: Sequence[Due], place: int, count: int) -> tuple[Due, ...]:
 
 
 @given(workers, st.integers(0, 2), counts)
+@example(WorkerDemand(2, 1.0, 5e-324, (Due(1), Due(), Due())), 0, 1)
 def test_worker_need_rises_with_the_backlog(seen: WorkerDemand, place: int, count: int) -> None:
     more = replace(seen, due=more_due(seen.due, place, count))
     assert compute_needed_workers(more).count >= compute_needed_workers(seen).count >= 0
@@ -313,7 +314,7 @@ def test_herd_gets_workers_within_two_questions_and_keeps_them_while_it_drains()
 
 
 def simulate_nodes(jobs_of: Callable[[float], int]) -> list[int]:
-    """500 shops whose jobs take 60 s; `jobs_of` says how many fall due in a step, by the hour."""
+    """500 shops whose jobs take 60 s; `jobs_of` gives the due jobs of a step, by the hour."""
     limits, running, waiting, memory, now = Limits(1, 20, HOLD), 1, 0, Memory(), 0.0
     runs: list[float] = []
     wanted, oldest = list[int](), 0.0

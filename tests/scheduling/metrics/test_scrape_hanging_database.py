@@ -1,4 +1,4 @@
-"""A scrape while PostgreSQL is alive for TCP and says nothing: it ends, and tells what others know."""
+"""A scrape while PostgreSQL accepts TCP but does not respond: it ends, with the series of other sources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 from django.db import OperationalError, connections
 from django.test import Client
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks.models import Platform
 from scheduling.db_timeouts import Deadline
@@ -26,7 +28,7 @@ OF_THE_DATABASE = {
 
 
 @pytest.fixture
-def gate(transactional_db: None, valkey: Any) -> Iterator[HangingDatabase]:
+def gate(transactional_db: None, valkey: redis.Redis) -> Iterator[HangingDatabase]:
     with proxy_database() as made:
         yield made
 
@@ -51,7 +53,7 @@ def test_hanging_database_connection_is_tried_once(gate: HangingDatabase, run_in
 
 
 def test_database_hanging_during_scrape_is_skipped(
-    gate: HangingDatabase, run_in_thread: Callable[..., Any], settings: Any
+    gate: HangingDatabase, run_in_thread: Callable[..., Any], settings: Settings
 ) -> None:
     assert "aftertouch_touches_oldest_overdue_seconds" in read_cluster_metrics(
         run_in_thread(collectors.export_cluster_metrics)
@@ -69,7 +71,7 @@ def test_database_hanging_during_scrape_is_skipped(
 
 
 @pytest.mark.django_db
-def test_expired_deadline_runs_no_query(django_assert_num_queries: Any) -> None:
+def test_expired_deadline_runs_no_query(django_assert_num_queries: DjangoAssertNumQueries) -> None:
     with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).limit_queries(2.0):
         raise AssertionError("asked")
 
@@ -84,7 +86,7 @@ def test_slow_statement_does_not_affect_others() -> None:
 
 
 @pytest.mark.django_db
-def test_queue_names_survive_database_outage(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_names_survive_database_outage(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     Platform.objects.create(key="own", dedicated_queue=True)
     assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
 

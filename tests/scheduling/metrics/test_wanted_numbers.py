@@ -1,4 +1,4 @@
-"""The wanted numbers from real servers: one answer for all processes, shared memory, and sources that are away."""
+"""The wanted numbers from real servers: equal in all processes, shared memory, unavailable sources."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.db import OperationalError, connection, connections
 from django.utils.timezone import now
+from pytest_django import Settings
 from redis.exceptions import RedisError
 
 from rpa_tasks.models import ExecutionNode
@@ -27,18 +29,19 @@ from scheduling.monitoring.worker_reports import (
 )
 from scheduling.policy.scaling import Need, Scale
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NEED = Need(3, "busy", "much to do")
 
 
 @pytest.fixture(autouse=True)
-def empty_redis(valkey: Any) -> Any:
+def empty_redis(valkey: redis.Redis) -> Any:
     return valkey
 
 
 @pytest.fixture
-def measured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
+def measured(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
     """Only workers are asked for; the list holds what each measurement finds, the last one for ever."""
     needs = [NEED]
     settings.SCALING = {"workers": "scheduling.monitoring.wanted_numbers.measure_workers"}
@@ -48,10 +51,10 @@ def measured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
 
 
 def read_workers() -> Scale:
-    return wanted_numbers.read_scaling(Deadline(4.0))["workers"]
+    return wanted_numbers.read_scaling(Deadline(60.0))["workers"]
 
 
-def pass_seconds(valkey: Any, seconds: float) -> None:
+def pass_seconds(valkey: redis.Redis, seconds: float) -> None:
     """Shift the stored memory into the past, by the database's clock."""
     stored = json.loads(valkey.get("at:scaling:workers"))
     stored["at"] -= seconds
@@ -62,7 +65,10 @@ def pass_seconds(valkey: Any, seconds: float) -> None:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def test_answer_holds_for_some_seconds_and_then_is_measured_again(measured: list[Need], valkey: Any) -> None:
+def test_answer_holds_for_some_seconds_and_then_is_measured_again(
+    measured: list[Need], valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wanted_numbers, "ANSWER_KEPT", 120.0)  # a slow machine asks twice within it
     measured[:] = [NEED, Need(7, "late", "")]
     assert (read_workers().wanted, read_workers().wanted) == (3, 3)
     pass_seconds(valkey, wanted_numbers.ANSWER_KEPT)
@@ -70,7 +76,7 @@ def test_answer_holds_for_some_seconds_and_then_is_measured_again(measured: list
 
 
 def test_wanted_number_falls_after_the_hold_by_the_shared_memory(
-    measured: list[Need], valkey: Any, settings: Any
+    measured: list[Need], valkey: redis.Redis, settings: Settings
 ) -> None:
     settings.AFTERTOUCH_SCALE_DOWN_AFTER = timedelta(minutes=2)
     measured[:] = [Need(7, "late", ""), NEED]
@@ -107,14 +113,16 @@ def test_processes_that_ask_at_once_give_one_answer(measured: list[Need], monkey
     assert answers == {read_workers()}
 
 
-def test_flushed_redis_keeps_what_runs(measured: list[Need], valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flushed_redis_keeps_what_runs(
+    measured: list[Need], valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wanted_numbers, "measure_workers", lambda _: (6, NEED))
     assert (read_workers().wanted, read_workers().code) == (6, "held")
     valkey.flushall()
     assert read_workers().wanted == 6
 
 
-# --- sources that are away ----------------------------------------------------------------------------------------
+# --- unavailable sources -------------------------------------------------------------------------------------------
 
 
 def test_source_without_answer_hides_only_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +130,7 @@ def test_source_without_answer_hides_only_its_number(monkeypatch: pytest.MonkeyP
         raise RedisError("away")
 
     monkeypatch.setattr(wanted_numbers, "list_worker_reports", away)
-    found = wanted_numbers.read_scaling(Deadline(4.0))
+    found = wanted_numbers.read_scaling(Deadline(60.0))
     assert (found["workers"].wanted, found["workers"].running, found["workers"].code) == (None, None, "no_answer")
     assert found["execution_nodes"].wanted == 1
     metrics = read_cluster_metrics()
@@ -130,9 +138,9 @@ def test_source_without_answer_hides_only_its_number(monkeypatch: pytest.MonkeyP
     assert metrics["aftertouch_watchers_wanted"] == 1
 
 
-def test_redis_without_answer_leaves_no_number(settings: Any) -> None:
+def test_redis_without_answer_leaves_no_number(settings: Settings) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    assert {answer.wanted for answer in wanted_numbers.read_scaling(Deadline(4.0)).values()} == {None}
+    assert {answer.wanted for answer in wanted_numbers.read_scaling(Deadline(60.0)).values()} == {None}
 
 
 def test_database_without_answer_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +149,14 @@ def test_database_without_answer_raises(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(wanted_numbers.sql, "now", away)
     with pytest.raises(OperationalError):
-        wanted_numbers.read_scaling(Deadline(4.0))
+        wanted_numbers.read_scaling(Deadline(60.0))
 
 
 # --- workers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def due_touches(matrix: Any, record_event: Callable[..., Any]) -> Callable[..., None]:
+def due_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., None]:
     """Copy a planned touch `count` times, due some seconds ago."""
     matrix.node("guide", delay=timedelta(days=1))
     record_event()
@@ -163,28 +171,28 @@ def due_touches(matrix: Any, record_event: Callable[..., Any]) -> Callable[..., 
 
 
 def test_measured_workers_count_due_touches_that_nothing_has_started(due_touches: Callable[..., None]) -> None:
-    send_worker_report(WorkerReport("core@a", processes=2, busy=1.0))
-    send_worker_report(WorkerReport("core@b", processes=6, busy=0.6))
+    send_worker_report(WorkerReport("core@a", processes=2, busy=1.0, queues=["touch.high"]))
+    send_worker_report(WorkerReport("core@b", processes=6, busy=0.6, queues=["touch.high"]))
     lease = now() + timedelta(seconds=30)
     due_touches(4, seconds=2)
     due_touches(3, seconds=5, state="queued", lease_until=lease)
-    due_touches(2, seconds=900, parked="all")
+    due_touches(2, seconds=900, paused_by="all")
     due_touches(2, seconds=900, state="running", lease_until=lease)
     due_touches(2, seconds=900, state="delivered", settled_at=now() - timedelta(seconds=60))
     due_touches(2, seconds=-60)
-    running, need = wanted_numbers.measure_workers(Deadline(4.0))
+    running, need = wanted_numbers.measure_workers(Deadline(60.0))
     assert running == 2
     assert (need.count, need.code) == (4, "late")
-    assert 5 <= float(need.text.split()[-2]) < 60
+    assert 5 <= float(need.text.split()[-2]) < 900
 
 
 def test_measured_backlog_beside_idle_workers_adds_none(due_touches: Callable[..., None]) -> None:
-    send_worker_report(WorkerReport("core@a", processes=2, busy=0.1))
+    send_worker_report(WorkerReport("core@a", processes=2, busy=0.1, queues=["touch.high"]))
     due_touches(500, seconds=20, priority=0)
-    running, need = wanted_numbers.measure_workers(Deadline(4.0))
+    running, need = wanted_numbers.measure_workers(Deadline(60.0))
     assert (running, need.count) == (1, 1)
     remove_worker_report("core@a")
-    assert wanted_numbers.measure_workers(Deadline(4.0))[1].code == "backlog"
+    assert wanted_numbers.measure_workers(Deadline(60.0))[1].code == "backlog"
 
 
 def test_measure_of_workers_scans_no_whole_table() -> None:
@@ -201,12 +209,12 @@ def test_measure_of_workers_scans_no_whole_table() -> None:
             cursor.execute("RESET enable_seqscan")
 
 
-def test_report_of_a_worker_expires(valkey: Any) -> None:
-    send_worker_report(WorkerReport("core@a", processes=2, busy=1.0))
+def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
+    send_worker_report(WorkerReport("core@a", processes=2, busy=1.0, queues=["touch.high"]))
     stored = json.loads(valkey.hget(WORKER_REPORTS, "core@a"))
     valkey.hset(WORKER_REPORTS, "core@a", json.dumps({**stored, "at": stored["at"] - 20}))
     assert list_worker_reports() == []
-    send_worker_report(WorkerReport("core@b", processes=1, busy=0.5))
+    send_worker_report(WorkerReport("core@b", processes=1, busy=0.5, queues=["touch.high"]))
     assert valkey.hkeys(WORKER_REPORTS) == [b"core@b"]
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime, time, timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db.models import Q
 
 from scheduling.configuration import snapshot
-from scheduling.experiments.replay import history, results
+from scheduling.configuration.snapshot import Snapshot
+from scheduling.experiments.replay import history, results, runs
 from scheduling.experiments.replay.simulation import SimulatedTouch
-from scheduling.models import Touch
+from scheduling.ledger import ends
+from scheduling.models import Calendar, HarassmentRule, Node, Touch
 from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import NodeSpec
-from tests.scheduling.replay.replay_scenarios import ReplayScenario, Story, add, database_now, read_decisions
+from tests.scheduling.replay.replay_scenarios import (
+    ReplayScenario,
+    Story,
+    add,
+    database_now,
+    identify,
+    read_decisions,
+)
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -24,42 +34,76 @@ class Recorder:
     """An observer that keeps every touch's story."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[tuple[UUID, int], list[tuple[str, str]]] = {}
-        self.ends: dict[tuple[UUID, int], tuple[str, str]] = {}
+        self.keys: dict[int, tuple[Any, int]] = {}
+        self.verdicts: dict[tuple[Any, int], list[tuple[str, str]]] = {}
+        self.ends: dict[tuple[Any, int], tuple[str, str]] = {}
 
     def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None:
-        self.verdicts[touch.event.id, node.id] = []
+        event, simulated = touch.event, touch.event.id.int >> 64 == 1
+        name = (event.type, *self.keys[event.id.int & (1 << 64) - 1]) if simulated else identify(event)
+        self.keys[touch.number] = name, node.id
+        self.verdicts[name, node.id] = []
 
     def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None:
-        add(self.verdicts[touch.event.id, node.id], verdict.decision, verdict.rule)
+        add(self.verdicts[self.keys[touch.number]], verdict.decision, verdict.rule)
 
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
-        self.ends[touch.event.id, node.id] = (state, reason)
+        self.ends[self.keys[touch.number]] = (state, reason)
 
-    def read_decisions(self) -> dict[tuple[UUID, int], Story]:
+    def read_decisions(self) -> dict[tuple[Any, int], Story]:
         return {key: (tuple(verdicts), *self.ends.get(key, ("waiting", ""))) for key, verdicts in self.verdicts.items()}
 
 
-def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
+def replayed(since: datetime, until: datetime, config: Snapshot | None = None) -> dict[tuple[Any, int], Story]:
     recorder = Recorder()
     within = history.choose_window(since, until)
-    results.run_simulations(
-        {"live": (snapshot.current(), recorder)}, within, history.load_touches_at_start(within.since).touches
-    )
+    waiting = history.load_touches_at_start(within.since).touches
+    results.run_simulations({"one": (config or snapshot.current(), recorder)}, within, waiting)
     return recorder.read_decisions()
 
 
-@pytest.mark.parametrize("seed", [6, 10, 11, 14, 16])
-def test_replay_of_live_config_decides_as_recorded(matrix: Any, seed: int) -> None:
-    scenario = ReplayScenario(matrix, seed)
-    scenario.create_configuration()
-    scenario.live()
+@pytest.fixture
+def live_scenario(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ReplayScenario]:
+    def live_scenario(seed: int) -> ReplayScenario:
+        # The test's own transaction stays open.
+        monkeypatch.setattr(ends, "read_horizon", lambda lag: ends.Horizon(database_now(), 0, 0))
+        scenario = ReplayScenario(matrix, seed)
+        scenario.show_calendar_days(monkeypatch)
+        scenario.create_configuration()
+        scenario.live()
+        return scenario
+
+    return live_scenario
+
+
+@pytest.mark.parametrize("seed", [6, 10, 11, 14, 16, 18, 22, 23])
+def test_replay_of_live_config_decides_as_recorded(live_scenario: Callable[[int], ReplayScenario], seed: int) -> None:
+    scenario = live_scenario(seed)
     now = database_now()
     really = read_decisions()
     assert replayed(now - timedelta(days=60), now) == really
 
     middle = now - scenario.shifted / 2 + timedelta(seconds=75)  # off the grid as well
-    later = set(Touch.objects.filter(Q(settled_at__gte=middle) | Q(settled_at=None)).values_list("event_id", "node_id"))
+    unended = Touch.objects.filter(Q(settled_at__gte=middle) | Q(settled_at=None)).select_related("event")
+    later = {(identify(touch.event), touch.node_id) for touch in unended}
     from_the_middle = replayed(middle, now)
     assert from_the_middle.keys() == later
     assert {key: story[1:] for key, story in from_the_middle.items()} == {key: really[key][1:] for key in later}
+
+
+@pytest.mark.parametrize("seed", [7, 10, 11, 23])
+def test_replay_of_a_draft_uses_its_calendars_windows_and_zones(
+    live_scenario: Callable[[int], ReplayScenario], seed: int
+) -> None:
+    """The draft is the configuration that was live; the live one has other calendars and windows by now."""
+    live_scenario(seed)
+    now, really, draft = database_now(), read_decisions(), runs.export_live_draft()
+    others = {"closed": ["2026-09-22"], "open": [], "country": "", "timezone": "America/New_York"}
+    Calendar.objects.update(**others, send_window=[])
+    Node.objects.exclude(send_window=[]).update(send_window=None, at=None, not_before=None)
+    HarassmentRule.objects.filter(kind="quiet_hours").update(quiet_from=time(12, 1))
+
+    config = runs.build_draft_snapshot(*runs.read_draft(draft))
+
+    assert replayed(now - timedelta(days=60), now, config) == really
+    assert replayed(now - timedelta(days=60), now) != really

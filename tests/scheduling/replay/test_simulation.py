@@ -10,7 +10,10 @@ from zoneinfo import ZoneInfo
 from scheduling.experiments.replay.figures import ReplayCounter
 from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
-from scheduling.policy.guards import QUIET_SPREAD, CapSlot
+from scheduling.policy.guards import CapSlot
+from scheduling.policy.journeys import END_TYPES, SOURCE
+from scheduling.policy.node_conditions import compile_condition
+from scheduling.policy.send_times import SPREAD
 from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.sample_data import (
     ARTICLE,
@@ -50,6 +53,12 @@ class Setting:
         kinds = {kind for each in self.nodes.values() for kind in each.cancel_on}
         return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
 
+    @property
+    def followed_ends(self) -> dict[str, frozenset[int]]:
+        followed = {key for each in self.nodes.values() for key in each.from_nodes}
+        ids = frozenset(each.id for each in self.nodes.values() if each.key in followed)
+        return dict.fromkeys(END_TYPES, ids) if ids else {}
+
 
 def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
     figures = ReplayCounter(ZoneInfo("Asia/Shanghai"))
@@ -74,7 +83,7 @@ def test_simulation_sends_touch_when_due() -> None:
 
 
 def simulate_after(made: Simulation) -> Simulation:
-    """The same world, counted anew."""
+    """The same state, counted again."""
     made.observer = ReplayCounter(ZoneInfo("Asia/Shanghai"))
     return made
 
@@ -84,7 +93,7 @@ def test_simulation_quiet_hours_defer_until_morning() -> None:
     made.receive([event()], NOON)
     told = figures_of(made, NOON + 11 * HOUR)
     assert (told["totals"], told["held"]) == ({"planned": 1, "held": 1, "waiting": 1}, {"quiet_hours": 1})
-    assert figures_of(made, NOON + 12 * HOUR + QUIET_SPREAD)["days"] == {"2026-03-04": 1}  # 08:00
+    assert figures_of(made, NOON + 12 * HOUR + SPREAD)["days"] == {"2026-03-04": 1}  # 08:00
 
 
 def test_simulation_cap_suppresses_or_defers() -> None:
@@ -144,3 +153,32 @@ def test_simulation_is_deterministic() -> None:
         return repr(figures_of(made, NOON + DAY))
 
     assert told() == told()
+
+
+def test_simulation_follows_delivered_touch() -> None:
+    """Two days after the first message the second one, unless an event cancels it or the depth is too great."""
+    first = node("a", id=1, guard_dedupe="ignore")
+    second = node("b", id=2, trigger="touch.delivered", from_nodes=frozenset({"a"}), delay=2 * DAY, most_depth=2,
+                  cancel_on=frozenset({"order.paid"}))  # fmt: skip
+    third = node("c", id=3, trigger="touch.delivered", from_nodes=frozenset({"b"}), delay=DAY, most_depth=2)
+    fourth = node("d", id=4, trigger="touch.delivered", from_nodes=frozenset({"c"}), delay=DAY, most_depth=2)
+    made = simulate(first, second, third, fourth, rules=())
+    made.receive([event()], NOON)
+    figures = figures_of(made, NOON + 10 * DAY)["nodes"]
+    assert {key: figures[key].get("delivered", 0) for key in "abcd"} == {"a": 1, "b": 1, "c": 1, "d": 0}
+    assert figures["d"]["suppressed"] == 1
+
+    made = simulate(first, second, third, fourth, rules=())
+    made.receive([event()], NOON)
+    made.receive([event("order.paid", id=new_id(), occurred_at=NOON + DAY)], NOON + DAY)
+    assert figures_of(made, NOON + 10 * DAY)["nodes"]["b"] == {"planned": 1, "cancelled": 1}
+
+
+def test_simulated_end_has_the_source_of_a_recorded_one() -> None:
+    """A condition on the source held for recorded ends only: the replay planned no follow-up."""
+    when = compile_condition({"all": [{"field": "event.source", "op": "eq", "value": SOURCE}]})
+    first = node("a", id=1)
+    second = node("b", id=2, trigger="touch.delivered", from_nodes=frozenset({"a"}), most_depth=1, condition=when)
+    made = simulate(first, second, rules=())
+    made.receive([event()], NOON)
+    assert figures_of(made, NOON + DAY)["nodes"]["b"] == {"planned": 1, "delivered": 1}

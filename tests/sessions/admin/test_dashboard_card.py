@@ -20,6 +20,7 @@ from sessions.detection.presence import SILENT
 from sessions.models import NudgeTally
 from sessions.store import sessions, stats
 from sessions.store.stats import WatcherReport
+from tests.sessions.conftest import Chats
 
 pytestmark = pytest.mark.django_db
 
@@ -44,20 +45,20 @@ def told(request: Any) -> dict[str, tuple[Any, str]]:
     return {str(each.words): (each.value, each.tone) for each in found.figures}
 
 
-def test_card_counts_chats_and_watchers(chats: Any, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_counts_chats_and_watchers(chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
     alone = live_chats_card(ops_request)
     assert alone is not None
     assert alone.note
-    stats.send_report(chats.store, WatcherReport(), (), waits=False)
+    stats.send_report(chats.store, WatcherReport(), waits=False)
     found = list(told(ops_request).values())
     assert [value for value, _tone in found] == [2, 0, 0, 1]
     assert [tone for _value, tone in found] == ["", "", "", ""]
 
 
-def test_card_marks_late_watchers(chats: Any, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_marks_late_watchers(chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     chats.user("s1")
     chats.pass_time(300)
@@ -79,7 +80,7 @@ def test_card_charts_silences_and_guide_messages_by_hour(
             user_id="ann", occurred_at=at, received_at=at,
         )  # fmt: skip
     for tag, minutes, sent in (("default", -60, 2), ("vip", -5, 3), ("default", 0, 4), ("default", -65, 7)):
-        NudgeTally.objects.create(at=here + timedelta(minutes=minutes), tag=tag, sent=sent)
+        NudgeTally.objects.create(at=here + timedelta(minutes=minutes), policy=tag, sent=sent)
     found = live_chats_card(ops_request)
     assert found is not None
     (chart,) = found.charts

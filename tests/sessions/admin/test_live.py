@@ -1,25 +1,27 @@
-"""The overview of live chats: what it says, to whom, and what it says when nobody knows."""
+"""The overview of live chats: content, rights, and text during outages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.timezone import now
+from pytest_django import Settings
 
 from config.local.processes import select_port
-from sessions.models import Campaign, NudgeTally
+from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy
 from sessions.store import sessions, stats
+from tests.sessions import stopped_clock
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
 
 pytestmark = pytest.mark.django_db
+stopped_chats = stopped_clock.chats
 
 
 def figures(page: str) -> dict[str, str]:
@@ -28,7 +30,7 @@ def figures(page: str) -> dict[str, str]:
 
 
 def rows(page: str) -> list[list[str]]:
-    table = page.partition('id="live-tags"')[2].partition("</table>")[0]
+    table = page.partition('id="live-policies"')[2].partition("</table>")[0]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
     return [[re.sub("<[^>]+>", "", cell) for cell in row] for row in cells if row]
 
@@ -43,11 +45,11 @@ def test_live_page_counts_chats_silences_and_messages(editor: Client, chats: Cha
     report, claims = stats.WatcherReport(), chats.claim()
     report.count(claims, claims[0].deadline_ms + 40)
     report.count(claims * 119, 0)
-    stats.send_report(chats.store, report, {"vip"}, waits=False)
+    stats.send_report(chats.store, report, waits=False)
     for tag, sent, answered, false in (("vip", 200, 50, 3), ("default", 1_000, 250, 17)):
         for hours in (1, 30):
             at = now() - timedelta(hours=hours)
-            NudgeTally.objects.create(at=at, tag=tag, sent=sent, answered=answered, false=false)
+            NudgeTally.objects.create(at=at, policy=tag, sent=sent, answered=answered, false=false)
     page = text(editor.get(url("live")))
     assert figures(page) == {
         "Live chats": "4", "Timer running": "3", "Timer paused": "1", "A second, last minute": "2.0",
@@ -84,8 +86,8 @@ def test_live_page_names_running_campaign(editor: Client, chats: Chats) -> None:
     assert "christmas" not in page
 
 
-def test_live_page_without_store_shows_a_note(editor: Client, settings: Any) -> None:
-    NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4)
+def test_live_page_without_store_shows_a_note(editor: Client, settings: Settings) -> None:
+    NudgeTally.objects.create(at=now(), policy="vip", sent=10, answered=4)
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         page = text(editor.get(url("live")))
@@ -108,3 +110,20 @@ def test_live_page_requires_permission(client: Client) -> None:
         User.objects.create_user("nobody", is_staff=True), backend="django.contrib.auth.backends.ModelBackend"
     )
     assert client.get(url("live")).status_code == 403
+
+
+def test_live_page_draws_pauses_with_threshold(editor: Client, stopped_chats: Chats) -> None:
+    SilencePolicy.objects.update_or_create(key="default", defaults={"threshold": timedelta(seconds=45)})
+    for seconds in (3, 21, 100, 3_000):
+        stopped_chats.user()
+        stopped_chats.pass_time(seconds)
+    stopped_chats.user()
+    page = text(editor.get(url("live")))
+    chart = page.partition('id="chart-pauses-default"')[2].partition("</section>")[0]
+    assert "2 · 50.0 %" in chart
+    assert "90–120 s · Longer: 1" in chart
+    assert "15–20 s" not in re.findall(r"<title>(.*?)</title>", chart)
+    mark = re.search(r'class="at-goal" x1="([\d.]+)"', chart)
+    assert mark
+    assert float(mark[1]) == 8 * 1000 / 16, "the threshold ends the eighth bar"
+    assert "Threshold: 45 seconds" in chart

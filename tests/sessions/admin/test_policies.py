@@ -22,7 +22,8 @@ pytestmark = pytest.mark.django_db
 
 SECOND = timedelta(seconds=1)
 VIP = {
-    "tag": "vip", "threshold": "3m", "jitter": "5s", "grace": "0s", "max_nudges": "2", "growth": "2",
+    "key": "vip", "tags": "", "after": "any", "grace_for": "all", "hours": "", "threshold": "3m",
+    "jitter": "5s", "grace": "0s", "max_nudges": "2", "growth": "2",
     "change_reason": "they take their time",
 }  # fmt: skip
 SALE = {
@@ -38,7 +39,7 @@ def form_errors(page: str) -> str:
 
 @pytest.fixture
 def default() -> SilencePolicy:
-    row, _ = SilencePolicy.objects.get_or_create(tag="default", defaults={"threshold": 60 * SECOND})
+    row, _ = SilencePolicy.objects.get_or_create(key="default", defaults={"threshold": 60 * SECOND})
     return row
 
 
@@ -49,12 +50,12 @@ def test_saved_policy_applies_from_the_next_frame(
     armed = sessions.live_store().note_activity([_frame("s1", "vip")])[0].deadline_ms
     with django_capture_on_commit_callbacks(execute=True):
         assert editor.post(url("silencepolicy_add"), VIP).status_code == 302
-    row = SilencePolicy.objects.get(tag="vip")
+    row = SilencePolicy.objects.get(key="vip")
     assert (row.threshold, row.max_nudges) == (180 * SECOND, 2)
     assert sessions.live_store().claim_silent(1, SECOND).versions == {policies.read_policies().version}
     later = sessions.live_store().note_activity([_frame("s2", "vip")])[0].deadline_ms
     assert later - armed > 100_000
-    # Shorter for new waits; nobody who waits already falls silent for it.
+    # Shorter for new waits; running timers keep their length.
     with django_capture_on_commit_callbacks(execute=True):
         editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
     assert sessions.live_store().claim_silent(10, SECOND).silences == []
@@ -67,12 +68,12 @@ def test_policy_edit_keeps_concurrent_retirement(
     gone = now()
 
     def meanwhile(values: Any) -> None:
-        SilencePolicy.objects.filter(tag="vip").update(retired_at=gone)
+        SilencePolicy.objects.filter(key="vip").update(retired_at=gone)
         Campaign.objects.update(retired_at=gone)
 
     editor.post(url("silencepolicy_add"), VIP)
     editor.post(url("campaign_add"), SALE)
-    policy, campaign = SilencePolicy.objects.get(tag="vip"), Campaign.objects.get()
+    policy, campaign = SilencePolicy.objects.get(key="vip"), Campaign.objects.get()
     monkeypatch.setattr(SilencePolicyForm, "check", staticmethod(meanwhile))
     monkeypatch.setattr(CampaignForm, "check", staticmethod(meanwhile))
     assert editor.post(url("silencepolicy_change", policy.pk), {**VIP, "threshold": "2m"}).status_code == 302
@@ -91,7 +92,7 @@ def _frame(session: str, tag: str) -> Any:
 
 def test_policy_history_shows_user_reason_and_values(editor: Client, default: SilencePolicy) -> None:
     editor.post(url("silencepolicy_add"), VIP)
-    row = SilencePolicy.objects.get(tag="vip")
+    row = SilencePolicy.objects.get(key="vip")
     editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2m", "change_reason": "too slow"})
     row.refresh_from_db()
     assert row.version == 2
@@ -111,8 +112,8 @@ def test_policy_history_shows_user_reason_and_values(editor: Client, default: Si
         ("grace", "11m", "must not be longer than 10m"),
         ("max_nudges", "11", "must be between 1 and 10"),
         ("growth", "0.5", "must be between 1 and 10"),
-        ("tag", "VIP customers", "must be lower-case letters"),
-        ("tag", "default", "already exists"),
+        ("key", "VIP customers", "must be lower-case letters"),
+        ("key", "default", "already exists"),
     ],
 )
 def test_policy_form_shows_errors_at_fields(
@@ -122,19 +123,19 @@ def test_policy_form_shows_errors_at_fields(
     form = answer.context["adminform"].form
     assert list(form.errors) == [field]
     assert said in form_errors(text(answer))
-    assert not SilencePolicy.objects.exclude(tag="default").exists()
+    assert not SilencePolicy.objects.exclude(key="default").exists()
 
 
 def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
     page = text(editor.get(url("silencepolicy_change", default.pk)))
-    assert 'name="tag"' not in page
+    assert 'name="key"' not in page
     retire = re.search(r'href="([^"]*retire[^"]*)"', page)
     assert retire is not None
-    assert "Every tag without a policy" in text(editor.get(retire[1]))
+    assert "Every chat without another policy" in text(editor.get(retire[1]))
     editor.post(retire[1])
     default.refresh_from_db()
     assert default.retired_at is None
-    other = SilencePolicy.objects.create(tag="vip")
+    other = SilencePolicy.objects.create(key="vip")
     editor.post(retire[1].replace(f"/{default.pk}/", f"/{other.pk}/"))
     other.refresh_from_db()
     assert other.retired_at is not None

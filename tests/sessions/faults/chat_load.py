@@ -12,13 +12,13 @@ from typing import Any
 from sessions.frames import Frame
 from sessions.store import client
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import Store
+from sessions.store.sessions import UNAVAILABLE, Store
 from tests.sessions.faults.chat_stack import POLICIES, THRESHOLD, ChatStack
 
 
 @dataclass
 class Chat:
-    """Somebody who writes at these moments (by the monotonic clock) and then no more."""
+    """A user who writes at these moments (by the monotonic clock) and then stays silent."""
 
     session: str
     moments: list[float]
@@ -35,7 +35,7 @@ class ChatTraffic:
     rate: float
     chance: random.Random
     chats: list[Chat] = field(default_factory=list)
-    keeps_pinging: bool = False  #: everybody pings twice a second until `hush`
+    keeps_pinging: bool = False  #: every user pings twice a second until `hush`
     refused: int = 0
 
     def __enter__(self) -> ChatTraffic:
@@ -49,7 +49,7 @@ class ChatTraffic:
         self._thread.join()
 
     def stop_talking(self) -> None:
-        """From now on nobody new comes, and who is here says the last word."""
+        """Stop new users; present ones write a last message."""
         self._hushed.set()
         self._thread.join()
 
@@ -90,14 +90,14 @@ class ChatTraffic:
             for chat in chats
         ]
         try:
-            store.note_activity(frames)
+            taken = [each.outcome != UNAVAILABLE for each in store.note_activity(frames, partly=True)]
         except StoreUnavailable:
-            self.refused += 1
-            for chat in chats:
+            taken = [False] * len(chats)
+        self.refused += not all(taken)
+        for chat, is_taken in zip(chats, taken, strict=True):
+            if not is_taken:
                 chat.doubtful.add(chat.sent)
-            return
-        for chat in chats:
-            if self._send_frame(chat, now, False):
+            elif self._send_frame(chat, now, False):
                 chat.sent += 1
 
 
@@ -155,7 +155,7 @@ def _ends_once(touches: list[tuple[Any, ...]]) -> bool:
 
 _TOUCHES = """
 SELECT e.event_id, t.state, t.reason,
-       (SELECT count(*) FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'delivered')
+       (SELECT count(*) FROM touch_attempts(t.attempts) AS a WHERE a.outcome = 'delivered')
 FROM scheduling_event AS e LEFT JOIN scheduling_touch AS t ON t.event_id = e.id
 WHERE e.type = 'session.silent' AND e.event_id LIKE %s
 """

@@ -1,4 +1,4 @@
-"""What became of a crowd's words and silences: who heard what, and one end for each silence."""
+"""Results of a chat load: messages received, and one end for each silence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sessions.faults.chat_users import ChatUser, ChatUsers
 
 @dataclass(frozen=True)
 class Silence:
-    """A silence that was handed in, with one row for each touch and attempt of it."""
+    """A recorded silence, with one row for each touch and attempt of it."""
 
     session: str
     armed_at: int
@@ -48,7 +48,7 @@ class Silence:
 class Count:
     target: ChatStack
     chat_users: ChatUsers
-    in_order: bool = True  #: nothing is said a second time, so all is there in the order in which it was said
+    in_order: bool = True  #: no message is repeated, so all are there in the order of sending
     silences: list[Silence] = field(default_factory=list)
     words: int = 0
     lost: int = 0  #: acknowledged and not in the inbox any more
@@ -60,7 +60,7 @@ class Count:
         by_session: dict[str, list[Silence]] = defaultdict(list)
         for each in self.silences:
             by_session[each.session].append(each)
-        server = Server(self.target.stack.endpoints.redis_url)
+        server = Server(self.target.chats_url)
         for user, agent in self.chat_users.chats:
             session = user.client.session
             kept = [entry.cursor for entry in Inbox(server).since(session, "0-0")]
@@ -77,7 +77,7 @@ class Count:
         return found
 
     def _heard(self, user: ChatUser, agent: ChatUser, kept: list[str]) -> Iterator[str]:
-        """Both heard everything that was said, once; the inbox has the last of it."""
+        """Both sides received each message once; the inbox has the last ones."""
         heard = [frame["cursor"] for frame in user.heard]
         if heard != [frame["cursor"] for frame in agent.heard]:
             yield f"user heard {heard}, agent {[frame['cursor'] for frame in agent.heard]}"
@@ -115,7 +115,7 @@ def _guides(silences: list[Silence], heard: list[dict[str, Any]]) -> Iterator[st
 
 
 def _last(silences: list[Silence], handed_in: bytes | None) -> Iterator[str]:
-    """After the last word nobody says anything, so its silence stands."""
+    """No message follows the last one, so its silence remains."""
     last = max(silences, key=lambda each: each.armed_at, default=None)
     if handed_in is None or last is None or last.armed_at != int(handed_in):
         yield f"fell silent at the end, and {last} was the last that was handed in ({handed_in!r})"
@@ -144,6 +144,6 @@ def _key(session: str) -> str:
 _TOUCHES = """
 SELECT e.event_id, e.occurred_at, t.root_id, t.state, t.reason, a.started_at, a.outcome
 FROM scheduling_event AS e LEFT JOIN scheduling_touch AS t ON t.event_id = e.id
-LEFT JOIN scheduling_attempt AS a ON a.touch_id = t.task_id
+LEFT JOIN LATERAL touch_attempts(t.attempts) AS a ON true
 WHERE e.type = 'session.silent' AND e.event_id LIKE %s
 """

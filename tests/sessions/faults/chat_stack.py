@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,19 +14,24 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+import redis
+from redis.crc import key_slot
 
 from config.environment import ROOT
-from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from config.local.programs import select_programs
 from sessions.policy import Policy, PolicySet
+from sessions.store import client
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from sessions.store.stats import running_watchers
+from tests.faults.brokers import RedisServer, Sentinels
+from tests.sessions.redis_cluster import ClusterUnderTest
+from tests.support.stack import StackUnderTest, run_stack
 
-WAIT_LIMIT = 120.0
+WAIT_LIMIT = 240.0
 THRESHOLD = 2.0  #: seconds, of the policy
-#: As the configuration says it: whoever meets a server that was flushed brings them back, whether product or test.
+#: As configured: product and tests store them again on a flushed server.
 POLICIES = PolicySet({"default": Policy(timedelta(seconds=THRESHOLD))})
 FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
 
@@ -77,12 +79,33 @@ class Program:
     def terminate(self) -> int:
         """Ask it to end, and wait. The exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(WAIT_LIMIT)
 
 
 @dataclass
-class ChatStack:
-    stack: RunningStack
+class ChatStack(StackUnderTest):
+    stores: Sentinels | ClusterUnderTest | None = None  #: of the live chats, beside the server of the stack
+
+    wait_limit = WAIT_LIMIT
+
+    def kill_store(self) -> None:
+        """Kill the server of the live chats, or a primary of them. Return when another one has its place."""
+        match self.stores:
+            case Sentinels() as watched:
+                killed = watched.kill_primary()
+                self.wait(lambda: watched.primary_port() not in (0, killed.port), "another primary is named")
+                killed.start()
+                self.wait(lambda: is_replica(killed), "the killed server is back as a replica")
+            case ClusterUnderTest() as cluster:
+                slot = key_slot(client.SHARD[0].encode())
+                killed = cluster.owner_of(slot)
+                cluster.kill(killed)
+                self.wait(lambda: cluster.owner_of(slot, besides=killed) is not killed, "a replica takes over")
+                cluster.restart(killed)
+                self.wait(cluster.agrees, "the killed node is back as a replica")
+            case None:
+                pid = self.stack.kill("Valkey")
+                self.wait(lambda: self.stack.server_pids.get("Valkey", pid) != pid, "Valkey runs again")
 
     def start(self, name: str, words: list[str], clock: Path | None = None, address: str = "") -> Program:
         """`clock`: the file by which its clock goes."""
@@ -130,27 +153,27 @@ class ChatStack:
         self.wait(lambda: any(each.name.endswith(own) for each in running_watchers(store)), "the watcher is there")
         store.server.client.close()
 
+    @property
+    def chats_url(self) -> str:
+        """The Redis of live chats."""
+        return self.stack.environment.get("AFTERTOUCH_SESSIONS_REDIS_URL") or self.stack.endpoints.redis_url
+
     def store(self) -> Store:
-        return Store(Server(self.stack.endpoints.redis_url), lambda: POLICIES)
+        return Store(Server(self.chats_url), lambda: POLICIES)
 
     def send_by(self, channel: str) -> None:
-        file = self.stack.state_dir / "chats.json"
-        file.write_text(json.dumps(configuration(channel)))
-        self.stack.manage("apply_config", str(file))
-
-    def sql(self, statement: str, parameters: list[object]) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.stack.endpoints.database_url, autocommit=True) as connection:
-            return connection.execute(statement, parameters).fetchall()
+        self.apply_config(configuration(channel))
 
     def at_rest(self, prefix: str) -> bool:
         """Every touch is settled and no session is armed or in flight any more."""
         return self.restless(prefix) == "nothing"
 
     def restless(self, prefix: str) -> str:
+        """Name what is not settled. The store is read first: a silence leaves it after its touch is stored."""
         store = self.store()
         try:
-            unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])
             shards = store.shards()
+            unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])
         except (psycopg.OperationalError, StoreUnavailable) as error:
             return str(error)
         finally:
@@ -162,37 +185,35 @@ class ChatStack:
         if not wait_until(lambda: self.at_rest(prefix), WAIT_LIMIT, pause=0.3):
             raise AssertionError(f"after {WAIT_LIMIT:g} s there is still {self.restless(prefix)}\n{self.logs()}")
 
-    def wait(self, happened: Any, what: str, timeout: float = WAIT_LIMIT) -> None:
-        if not wait_until(happened, timeout):
-            raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
 
-    def logs(self) -> str:
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
-            for path in sorted((self.stack.state_dir / "logs").glob("*.log"))
-        )
+def is_replica(server: RedisServer) -> bool:
+    """Return whether the server follows its primary."""
+    with redis.Redis(port=server.port, socket_timeout=5) as connection:
+        state = connection.info("replication")
+    return bool(state["role"] == "slave" and state["master_link_status"] == "up")
 
 
 @contextmanager
-def run_chat_stack(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[ChatStack]:
-    environment = {
-        "DJANGO_SETTINGS_MODULE": "config.settings.test",
-        "AFTERTOUCH_WORKER_CONCURRENCY": "2",
-        **(env or {}),
-    }
-    with running_stack(environment, programs=["core", "ticks", "beat", "watcher"], state_dir=folder) as stack:
-        made = ChatStack(stack)
+def run_chat_stack(folder: Path, stores: Sentinels | ClusterUnderTest | None = None) -> Iterator[ChatStack]:
+    with run_stack(folder, ["core", "ticks", "beat", "watcher"], _addresses(stores)) as stack:
+        made = ChatStack(stack, stores)
         made.send_by("log")
         yield made
+
+
+def _addresses(stores: Sentinels | ClusterUnderTest | None) -> dict[str, str]:
+    match stores:
+        case Sentinels():
+            return {"REDIS_URL": stores.broker_url, "CELERY_BROKER_URL": stores.broker_url}
+        case ClusterUnderTest():
+            return {"AFTERTOUCH_SESSIONS_REDIS_URL": stores.url}
+        case None:
+            return {}
 
 
 def _program_words(program: str, **values: object) -> str:
     """As the stack starts it."""
     return select_programs([program])[0].words.format(**values)
-
-
-def seed_of_this_run() -> int:
-    return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
 
 
 _UNSETTLED = """

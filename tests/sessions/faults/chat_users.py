@@ -19,7 +19,7 @@ from examples.chat_client import ConnectionEnded, SessionClient
 from sessions.websocket import tokens
 
 HOUR = 3600.0
-STARTED_WITHIN = 120.0
+STARTED_WITHIN = 240.0
 
 
 class RoamingClient(SessionClient):
@@ -30,7 +30,7 @@ class RoamingClient(SessionClient):
             admission = tokens.Admission(session, f"user-{session}", "c1", "", role)
             return tokens.issue_token(admission, timedelta(seconds=600))[0]
 
-        # Agents never ping, so what they hear after a fault has come to them by the channel layer.
+        # Agents never ping, so their messages after a fault came through the channel layer.
         super().__init__("http://nowhere", session, token, ping_every=5.0 if role == "user" else HOUR)
         self._nodes = nodes
         self.session = session
@@ -75,7 +75,7 @@ class ChatUser:
 
 @dataclass
 class ChatUsers:
-    """So many chats, in a thread, from `with` to the end of its block. `hush` makes each user say a last word."""
+    """Run this many chats in a thread until the block ends. `hush` makes each user write a last message."""
 
     nodes: Sequence[str]
     prefix: str
@@ -104,7 +104,7 @@ class ChatUsers:
         self._thread.join()
 
     def stop_talking(self) -> None:
-        """Wait until everybody's last word is acknowledged."""
+        """Wait until the last message of every user is acknowledged."""
         self._hush.set()
         if not self._hushed.wait(STARTED_WITHIN):
             waiting = [person for person in self.users if not person.is_answered]

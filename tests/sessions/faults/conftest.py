@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -13,15 +13,29 @@ import pytest
 import requests
 
 from config.local.processes import wait_until
+from tests.faults.brokers import Sentinels, sentinels
+from tests.sessions.faults.chat_load import ChatTraffic, count
 from tests.sessions.faults.chat_results import Count
-from tests.sessions.faults.chat_stack import ChatStack, Program, run_chat_stack, seed_of_this_run
+from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program, run_chat_stack
 from tests.sessions.faults.chat_users import ChatUsers
+from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
+from tests.support.stack import read_seed
 
 
-@pytest.fixture(scope="session")
-def shared_chat_stack(state_folder: Callable[[str], Path]) -> Iterator[ChatStack]:
-    with run_chat_stack(state_folder("chats")) as made:
-        yield made
+@pytest.fixture(
+    scope="session",
+    params=["single", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("Sentinel", "Cluster"))],
+)
+def shared_chat_stack(request: pytest.FixtureRequest, state_folder: Callable[[str], Path]) -> Iterator[ChatStack]:
+    """A stack with each kind of store for live chats."""
+    folder = state_folder("chats")
+    with ExitStack() as running:
+        stores: Sentinels | ClusterUnderTest | None = None
+        if request.param == "Sentinel":
+            stores = running.enter_context(sentinels(folder / "redis"))
+        elif request.param == "Cluster":
+            stores = running.enter_context(redis_cluster(folder / "cluster"))
+        yield running.enter_context(run_chat_stack(folder, stores))
 
 
 CHATS = 20
@@ -46,7 +60,7 @@ class Run:
         return sum(len(person.acknowledged) for person in self.chat_users.users)
 
     def silences(self) -> int:
-        """How many were handed in."""
+        """Return the number of recorded silences."""
         where = "SELECT count(*) FROM scheduling_event WHERE type = 'session.silent' AND event_id LIKE %s"
         return int(self.target.sql(where, [f"{self.chat_users.prefix}%"])[0][0])
 
@@ -59,7 +73,7 @@ def run_under_load(report_line: Callable[[str], None]) -> RunUnderLoad:
     @contextmanager
     def run_under_load(target: ChatStack, name: str, *nodes: Program, in_order: bool = True) -> Iterator[Run]:
         """Load for the length of the block, then the end of everything, then the count."""
-        seed = seed_of_this_run()
+        seed = read_seed()
         print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
         for node in nodes:
             target.wait(lambda node=node: _answers(node), f"{node.name} answers")  # type: ignore[misc]
@@ -71,13 +85,39 @@ def run_under_load(report_line: Callable[[str], None]) -> RunUnderLoad:
             chat_users.stop_talking()
             target.await_rest(chat_users.prefix)
             count = Count(target, chat_users, in_order)
-            # What is told last may still be on its way to somebody.
-            wait_until(lambda: not count.problems(), 30, pause=0.5)
+            # The last messages may still be in transit.
+            wait_until(lambda: not count.problems(), WAIT_LIMIT, pause=0.5)
         problems = count.problems()
         report_line(count.line(name, seed, *run.notes))
         assert not problems, "\n".join([*problems[:20], target.logs()])
 
     return run_under_load
+
+
+LoadChats = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
+
+
+@pytest.fixture
+def load_chats(report_line: Callable[[str], None]) -> LoadChats:
+    @contextmanager
+    def load_chats(
+        target: ChatStack, name: str, *, rate: float = 20.0, keeps_pinging: bool = False
+    ) -> Iterator[tuple[ChatTraffic, random.Random]]:
+        """Load for the length of the block, then the end of everything, then the count."""
+        seed = read_seed()
+        print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
+        traffic = ChatTraffic(target.chats_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
+        traffic.keeps_pinging = keeps_pinging
+        with traffic:
+            yield traffic, random.Random(seed)
+            traffic.stop_talking()
+        target.await_rest(traffic.prefix)
+        found = count(target, traffic)
+        report_line(found.line(name, seed))
+        assert not found.problems, "\n".join([*found.problems[:20], target.logs()])
+        assert found.sessions == len(traffic.chats) > 0
+
+    return load_chats
 
 
 def _answers(node: Program) -> bool:

@@ -1,4 +1,4 @@
-"""A program by a clock that is as many seconds ahead of everybody else's as a file says, and jumps when it changes:
+"""Run a program with a clock that is ahead by the seconds in a file, and jumps when the file changes:
 
     python -m tests.sessions.faults.shifted_clock FILE manage.py watch_sessions
 

@@ -8,10 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import redis
 
 from tests.faults.brokers import RedisServer, Sentinels, sentinels
-from tests.sessions.faults.chat_stack import ChatStack, Program, run_chat_stack
+from tests.sessions.faults.chat_stack import ChatStack, Program, is_replica, run_chat_stack
 from tests.sessions.faults.conftest import Run, RunUnderLoad
 
 pytestmark = pytest.mark.faults
@@ -22,8 +21,7 @@ def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Pr
     """Servers behind Sentinels, two web nodes and two watchers."""
     with ExitStack() as stack:
         watched = stack.enter_context(sentinels(folder / "redis"))
-        urls = {"REDIS_URL": watched.broker_url, "CELERY_BROKER_URL": watched.broker_url}
-        made = stack.enter_context(run_chat_stack(folder, urls))
+        made = stack.enter_context(run_chat_stack(folder, watched))
         made.send_by("inapp")
         one, other, watcher = made.web("web-a"), made.web("web-b"), made.watcher()
         stack.enter_context(made.running(one, other, watcher))
@@ -33,11 +31,9 @@ def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Pr
 
 def kill_primary(watched: Sentinels, run: Run) -> RedisServer:
     """Wait until everything goes on, and note how long it took. Returns who was killed."""
-    before, silences = watched.primary_port(), run.silences()
-    killed = watched.primary if watched.primary.port == before else watched.replica
-    struck_at = time.monotonic()
-    killed.kill()
-    run.target.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
+    silences, struck_at = run.silences(), time.monotonic()
+    killed = watched.kill_primary()
+    run.target.wait(lambda: watched.primary_port() not in (0, killed.port), "another primary is named")
     named = time.monotonic() - struck_at
     run.go_on()
     answered = [at for each in run.chat_users.users for at in each.acknowledged.values() if at > struck_at + 1]
@@ -73,10 +69,4 @@ def test_repeated_sentinel_failovers_keep_chats_and_silences(
             run.go_on()
             killed = kill_primary(watched, run)
             killed.start()
-            made.wait(lambda killed=killed: follows(killed), "it is back as a replica")  # type: ignore[misc]
-
-
-def follows(server: RedisServer) -> bool:
-    with redis.Redis(port=server.port, socket_timeout=5) as client:
-        state = client.info("replication")
-    return bool(state["role"] == "slave" and state["master_link_status"] == "up")
+            made.wait(lambda killed=killed: is_replica(killed), "it is back as a replica")  # type: ignore[misc]

@@ -1,26 +1,34 @@
-"""Two watchers and a worker on real servers, struck at random points: each silence gives one message or one reason."""
+"""Two watchers and a worker on real servers, killed at random points: each silence gives one message or one reason."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from uuid import uuid4
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import chain
 
 import psutil
+import psycopg
 import pytest
 
 from config.local.processes import wait_until
+from sessions.detection.watcher import LEASE
+from sessions.store import client, stats
 from sessions.store.client import Server
-from tests.sessions.faults.chat_load import ChatTraffic, count, list_timer_starts
-from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program, seed_of_this_run
+from tests.sessions.faults.chat_load import ChatTraffic, list_timer_starts
+from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program
+from tests.sessions.faults.conftest import LoadChats
 
 pytestmark = pytest.mark.faults
 
+ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
+
 
 class Watchers:
-    """The one of the stack, which is started anew when it dies, and a second one of ours."""
+    """The stack's watcher, restarted when it dies, and a second one of the test."""
 
     def __init__(self, target: ChatStack) -> None:
         self.target = target
@@ -47,32 +55,9 @@ def two_watchers(shared_chat_stack: ChatStack) -> Iterator[Watchers]:
             pass
 
 
-ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
-
-
 @pytest.fixture
-def chat_load(two_watchers: Watchers, report_line: Callable[[str], None]) -> ChatLoad:
-    target = two_watchers.target
-
-    @contextmanager
-    def chat_load(
-        name: str, *, rate: float = 20.0, keeps_pinging: bool = False
-    ) -> Iterator[tuple[ChatTraffic, random.Random]]:
-        """Load for the length of the block, then the end of everything, then the count."""
-        seed = seed_of_this_run()
-        print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
-        traffic = ChatTraffic(target.stack.endpoints.redis_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
-        traffic.keeps_pinging = keeps_pinging
-        with traffic:
-            yield traffic, random.Random(seed)
-            traffic.stop_talking()
-        target.await_rest(traffic.prefix)
-        found = count(target, traffic)
-        report_line(found.line(name, seed))
-        assert not found.problems, "\n".join([*found.problems[:20], target.logs()])
-        assert found.sessions == len(traffic.chats) > 0
-
-    return chat_load
+def chat_load(two_watchers: Watchers, load_chats: LoadChats) -> ChatLoad:
+    return partial(load_chats, two_watchers.target)
 
 
 def test_silences_survive_killed_watchers(two_watchers: Watchers, chat_load: ChatLoad) -> None:
@@ -110,25 +95,107 @@ def test_silences_survive_postgresql_outage(shared_chat_stack: ChatStack, chat_l
         time.sleep(2)
 
 
-def test_silences_survive_killed_valkey(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
-    with chat_load("kill -9 Valkey") as (_, chance):
+def test_silences_survive_killed_store(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+    with chat_load("kill -9 of the Valkey of live chats") as (_, chance):
         time.sleep(chance.uniform(2.0, 4.0))
-        killed = shared_chat_stack.stack.kill("Valkey")
-        assert wait_until(lambda: shared_chat_stack.stack.server_pids.get("Valkey", killed) != killed, WAIT_LIMIT)
+        shared_chat_stack.kill_store()
         time.sleep(3)
 
 
 def test_sessions_are_armed_again_after_flush(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
-    """Who is there is armed again by the next ping. What had fallen silent and was not handed in yet is lost."""
+    """Present users are armed again by the next ping. Silences that were not recorded yet are lost."""
     with chat_load("FLUSHALL", keeps_pinging=True) as (traffic, chance):
         time.sleep(chance.uniform(2.0, 4.0))
-        server = Server(shared_chat_stack.stack.endpoints.redis_url)
+        shared_chat_stack.wait(lambda: len(traffic.chats) > 20, "some users write")
+        server = Server(shared_chat_stack.chats_url)
         server.client.flushall()
         server.client.script_flush()
         server.client.close()
         there = {chat.session for chat in traffic.chats}
         assert wait_until(lambda: there <= list_timer_starts(traffic).keys(), WAIT_LIMIT)
-        assert len(there) > 20
+
+
+def test_frozen_watcher_is_taken_over(
+    two_watchers: Watchers, chat_load: ChatLoad, report_line: Callable[[str], None]
+) -> None:
+    """It freezes inside its transaction. The other one waits for its lease, and records what it had claimed."""
+    target = two_watchers.target
+    with chat_load("SIGSTOP watcher"):
+        first = psutil.Process(target.stack.pids["watcher"])
+        second = psutil.Process(two_watchers.second.process.pid)
+        first.suspend()
+        second.suspend()
+        try:
+            try:
+                target.wait(lambda: count_overdue(target) >= 10, "deadlines pass without a watcher", pause=0.05)
+                with psycopg.connect(target.stack.endpoints.database_url) as holder:
+                    holder.execute("LOCK TABLE scheduling_event IN SHARE MODE")
+                    second.resume()
+                    target.wait(lambda: bool(claimed_silences(target)), "the watcher records silences", pause=0.01)
+                    second.suspend()
+                    claimed = claimed_silences(target)
+            finally:
+                first.resume()
+            assert claimed
+            held_up = wait_and_measure(target, lambda: recorded(target, [*claimed]) == len(claimed))
+        finally:
+            second.resume()
+    taken = target.sql("SELECT event_id, received_at FROM scheduling_event WHERE event_id = ANY(%s)", [[*claimed]])
+    latest = max(received_at - claimed[event_id] for event_id, received_at in taken)  # some users wrote again
+    report_line(f"the latest of {len(taken)} silences of a frozen watcher was recorded {latest} after its claim")
+    assert LEASE <= latest <= TAKEN_WITHIN + held_up
+
+
+TAKEN_WITHIN = timedelta(seconds=30)  #: from the claim, by Redis, to the event, by PostgreSQL
+LOOK = 0.2  #: seconds that a look of `wait_and_measure` takes at most, with its pause
+
+
+def wait_and_measure(target: ChatStack, happened: Callable[[], bool]) -> timedelta:
+    """Wait for the other watcher. Return for how long the machine delayed the looks, and so the watcher."""
+    late, looked_at = 0.0, time.monotonic()
+
+    def look() -> bool:
+        nonlocal late, looked_at
+        found, now = happened(), time.monotonic()
+        late, looked_at = late + max(0.0, now - looked_at - LOOK), now
+        return found
+
+    target.wait(look, "the other one records them")
+    return timedelta(seconds=late)
+
+
+def count_overdue(target: ChatStack) -> int:
+    """Return how many deadlines have passed without a claim."""
+    server, now_ms = target.store().server, int(time.time() * 1000)
+    found = server.ask(lambda pipe: [pipe.zcount(key, "-inf", now_ms) for key in client.DUE])
+    server.client.close()
+    return sum(found)
+
+
+def claimed_silences(target: ChatStack) -> dict[str, datetime]:
+    """Return the event ids of the silences in flight, with the instants of their claims."""
+    store = target.store()
+    found = store.server.ask(lambda pipe: [pipe.zrange(key, 0, -1, withscores=True) for key in client.INFLIGHT])
+    leased_until = {each.decode(): datetime.fromtimestamp(ends_ms / 1000, UTC) for each, ends_ms in chain(*found)}
+    armed = stats.session_snapshots(store, [*leased_until]) if leased_until else []
+    store.server.client.close()
+    return {f"{each.session_id}:{each.armed_at}": leased_until[each.session_id] - LEASE for each in armed}
+
+
+def recorded(target: ChatStack, event_ids: list[str]) -> int:
+    """Return how many of these silences are recorded, or a later one of their chat: a user may have written again."""
+    return int(target.sql(_RECORDED, [event_ids])[0][0])
+
+
+_RECORDED = """
+SELECT count(*) FROM unnest(%s::text[]) AS claimed(id)
+WHERE EXISTS (
+    SELECT FROM scheduling_event AS e
+    WHERE split_part(e.event_id, ':', 1) = split_part(claimed.id, ':', 1)
+      AND CASE e.type WHEN 'session.silent' THEN split_part(e.event_id, ':', 2)::bigint END
+        >= split_part(claimed.id, ':', 2)::bigint
+)
+"""
 
 
 def test_stopped_watcher_leaves_silences_to_the_other(two_watchers: Watchers, chat_load: ChatLoad) -> None:

@@ -1,4 +1,4 @@
-"""A page that catches up while something is said: one consumer in this process, with the moments held apart."""
+"""A page that catches up during new messages: one consumer in this process, with controlled timing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+import redis
 from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Entry, Inbox, Post
@@ -15,11 +16,11 @@ from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
 from tests.scheduling.api.serving import WAIT_LIMIT
-from tests.sessions.websocket.serving import token
+from tests.sessions.websocket.web_processes import token
 
 
 class Listening(SessionConsumer):
-    """Says when it has heard."""
+    """Signal each received frame."""
 
     def __init__(self) -> None:
         self.heard_it = asyncio.Event()
@@ -54,8 +55,8 @@ def scope(session: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_message_during_empty_inbox_read_is_delivered(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a ping: the read was empty, and before that was known another message was told of."""
+def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a ping: the read was empty, and another message was announced before the result arrived."""
     since, empty, go_on = Inbox.since, threading.Event(), threading.Event()
 
     def held(self: Inbox, *args: Any) -> list[Entry]:

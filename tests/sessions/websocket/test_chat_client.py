@@ -12,9 +12,15 @@ import pytest
 from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
 from tests.scheduling.api.serving import WAIT_LIMIT, Gate, cloud_event
-from tests.sessions.websocket.serving import Page, token
+from tests.sessions.websocket.web_processes import Page, token
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that reconnects because the machine stalls repeats messages."""
+    monkeypatch.setattr("examples.chat_client.ANSWER_TIMEOUT", float(WAIT_LIMIT))
 
 
 async def new_token(role: str = "agent") -> str:
@@ -51,7 +57,7 @@ def test_client_sends_and_receives_messages_and_events(address: str, open_page: 
 
 
 def test_client_after_lost_connection_sends_each_message_once(address: str, open_page: Callable[..., Page]) -> None:
-    """Its way to the server is cut; both sides write meanwhile."""
+    """Its connection is cut; both sides write during that time."""
     ann = open_page()
     gate = Gate(int(address.split(":")[1]))
 
@@ -99,7 +105,7 @@ def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable
 
 
 def test_client_repeats_messages_within_server_rate(address: str, initial_rows: None) -> None:
-    """It would be turned away each time it came back."""
+    """Each reconnect would be refused."""
 
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
@@ -147,7 +153,7 @@ def test_client_resends_unstored_message_after_reconnect(address: str, open_page
 
 
 async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
-    """Say what Redis is away for when it comes."""
+    """Make Redis unavailable for this call when it arrives."""
 
     async def lost(_: str) -> None: ...
 

@@ -17,8 +17,8 @@ from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
 from sessions.store.inbox import live_inbox as inbox
-from tests.scheduling.api.serving import cloud_event, eventually
-from tests.sessions.websocket.serving import Page, token
+from tests.scheduling.api.serving import WAIT_LIMIT, cloud_event, eventually
+from tests.sessions.websocket.web_processes import Page, token
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -261,10 +261,10 @@ def test_invalid_message_names_field(open_page: Open, frame: dict[str, Any], fie
 
 @pytest.mark.parametrize("at", [-1, 10**18, "yesterday", None])
 def test_client_time_in_message_is_ignored(open_page: Open, at: Any) -> None:
-    ann = open_page()
+    ann, before = open_page(), server_time()
     ann.send_frame("message", text="x", at=at, time=at, timestamp=at)
     assert ann.receive_until("message")["at"] != at
-    assert abs(deadline() / 1000 - server_time() - 60) < 20
+    assert before <= deadline() / 1000 - 60 <= server_time() + 1
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,20 @@ def test_missing_token_closes_with_4401(address: str, initial_rows: None) -> Non
 
 
 def test_connection_closes_when_token_expires(open_page: Open) -> None:
-    ann, bob = open_page(token=token(seconds=2)), open_page(role="agent")
+    ann, bob = open_until_expiry(open_page), open_page(role="agent")
     assert ann.close_code() == (4401, "token: expired")
     bob.send_frame("ping")
     bob.receive_until("pong")
+
+
+def open_until_expiry(open_page: Open) -> Page:
+    """Open a page whose token soon expires. On a slow machine a short one expires before the page is in."""
+    for seconds in (2, 10, 60):
+        page = open_page(token=token(seconds=seconds), welcome=False)
+        with suppress(ConnectionClosed):
+            assert page.receive()["type"] == "welcome"
+            return page
+    raise AssertionError("no token lived until the welcome")
 
 
 def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> None:
@@ -340,23 +350,56 @@ def test_connections_of_token_are_limited(open_page: Open) -> None:
 
 
 def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
-    ann, eve = open_page(), open_page(user="eve", role="agent")
-    ann.send_frame("message", text="hi", id="m1")
-    ann.receive_until("ack")
+    eve = open_page(user="eve", role="agent")
+    sessions.live_store().note_activity([Frame("s1", "ann")])
     eve.send_frame("message", text="forged", id="m2")
     assert eve.close_code()[0] == 4403
-    assert [entry.body for entry in inbox().since("s1", "0-0") if "forged" in entry.body] == []
+    assert inbox().since("s1", "0-0") == []
+
+
+@pytest.mark.parametrize("role", ["user", "agent"])
+def test_connection_of_other_user_reads_nothing(open_page: Open, role: str) -> None:
+    early, ann = open_page(user="eve", role=role), open_page()
+    ann.send_frame("message", text="secret", id="m1")
+    ann.receive_until("ack")
+    late = open_page(user="eve", role=role, cursor="0-0", welcome=False)
+    for page in (early, late):
+        with pytest.raises(ConnectionClosed) as closed:
+            page.receive_until("message")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4403
+    assert open_page(role="agent", cursor="0-0").receive_until("message")["text"] == "secret"
+
+
+def test_next_user_of_session_reads_no_message_of_former_one(open_page: Open) -> None:
+    """An application can use a session id again. Its messages are kept for a day after the close."""
+    ann, agent = open_page(), open_page(role="agent")
+    ann.send_frame("message", text="secret", id="m1")
+    ann.receive_until("ack")
+    ann.send_frame("close")
+    ann.close_code()
+    agent.send_frame("message", text="goodbye, ann", id="m2")
+    agent.receive_until("ack")
+    eve = open_page(user="eve", cursor="0")
+    eve.send_frame("message", text="hello", id="m3")
+    eve.receive_until("ack")
+    assert [
+        open_page(user="eve", role=role, cursor="0").receive_until("message")["text"] for role in ("user", "agent")
+    ] == [
+        "hello",
+        "hello",
+    ]
 
 
 def test_token_tag_does_not_replace_session_tag(open_page: Open) -> None:
     ann = open_page(tag="new")
     ann.send_frame("message", text="hi", id="m1")
     ann.receive_until("ack")
-    assert stats.session_snapshot(sessions.live_store(), "s1").tag == "new"
+    assert stats.session_snapshot(sessions.live_store(), "s1").tags == ("new",)
     sessions.live_store().note_activity([Frame("s1", "ann", tag="vip")])
     ann.send_frame("message", text="hi", id="m2")
     ann.receive_until("ack", id="m2")
-    assert stats.session_snapshot(sessions.live_store(), "s1").tag == "vip"
+    assert stats.session_snapshot(sessions.live_store(), "s1").tags == ("vip",)
 
 
 def test_message_with_new_epoch_and_lower_seq_is_stored(open_page: Open) -> None:
@@ -388,8 +431,8 @@ def test_restarted_inbox_with_slower_clock_is_read(open_page: Open) -> None:
 
 
 def slow_clock(session: str, at_ms: int, name: str) -> None:
-    """Its inbox as if a server whose clock is behind had begun it with one message."""
-    key = f"{{at:s{keys.shard_of(session):02}}}:in:{session}"
+    """Fill its inbox like a server with a late clock that stored one message."""
+    key = f"{keys.SHARD[keys.shard_of(session)]}in:{session}"
     client = sessions.live_store().server.client
     client.delete(key)
     client.xadd(key, {"m": json.dumps({"id": name, "from": "system", "text": name})}, id=f"{at_ms}-0")
@@ -418,7 +461,7 @@ def test_session_id_may_contain_any_characters(open_page: Open, session: str) ->
 def test_excessive_frame_rate_closes_only_its_connection(open_page: Open) -> None:
     bob, fast = open_page(role="agent"), open_page()
     with suppress(ConnectionClosed):
-        for _ in range(200):
+        for _ in range(5_000):  # the first 60 pass; a slow machine sends little more than 20 a second
             fast.send_frame("ping")
     assert fast.close_code()[0] == 4429
     bob.send_frame("ping")
@@ -450,7 +493,7 @@ def server_time() -> float:
 
 def test_open_connections_are_counted_by_side(open_page: Open, address: str) -> None:
     def agents() -> str:
-        found = requests.get(f"http://{address}/metrics", timeout=20).text
+        found = requests.get(f"http://{address}/metrics", timeout=WAIT_LIMIT).text
         (line,) = [
             line for line in found.splitlines() if line.startswith('aftertouch_websocket_connections{role="agent"')
         ]

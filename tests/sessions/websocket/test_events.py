@@ -1,4 +1,4 @@
-"""What a customer's page can do to others by the events that it tells of: nothing."""
+"""Events of a customer's page cannot affect others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from scheduling.models import Event, EventType, Touch
 from tests.scheduling.api.serving import Client, cloud_event
-from tests.sessions.websocket.serving import Page
+from tests.sessions.websocket.web_processes import Page
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,8 +34,8 @@ def refused(page: Page, event: dict[str, Any]) -> str:
     return str(error["errors"][0]["field"])
 
 
-def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix: Any) -> None:
-    """Whoever tells of the next order first would keep the real one out, with what it leads to and calls off."""
+def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix: MatrixBuilder) -> None:
+    """An event with the id of the next order would block the real one and its effects."""
     matrix.node("guide", "order.paid")
     for source in ("/orders", "/sessions", "/sessions/s2/user", "/sessions/s1/agent"):
         assert ack(open_page(), order(source))["source"] == "/sessions/s1/user"
@@ -47,7 +48,7 @@ def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix
     ]  # fmt: skip
 
 
-def test_page_event_does_not_show_touches_of_others(open_page: Open, api: Client, matrix: Any) -> None:
+def test_page_event_does_not_show_touches_of_others(open_page: Open, api: Client, matrix: MatrixBuilder) -> None:
     matrix.node("guide", "order.paid")
     (real,) = api.event(order("/orders", subject="eve")).json()["events"]
     found = ack(open_page(), order("/orders"))
@@ -70,7 +71,7 @@ def test_page_event_is_limited_to_chat_of_token(open_page: Open, role: str) -> N
 
 @pytest.mark.parametrize("role", ["user", "agent"])
 def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, role: str) -> None:
-    """There is room for 2,000, and whoever filled it would have every new one refused, also of those with a key."""
+    """There is room for 2,000. A full list would refuse every new type, also of clients with a key."""
     ann = open_page(role=role)
     before = EventType.objects.count()
     assert refused(ann, cloud_event(type="made.up")) == "event.type"
@@ -81,7 +82,7 @@ def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, rol
 
 @pytest.mark.parametrize("kind", ["customer.inactive", "complaint.received", "session.silent"])
 def test_user_event_of_reserved_type_is_refused(open_page: Open, kind: str) -> None:
-    """And of no complaint: enough of them stop a text for everybody."""
+    """No complaints either: enough of them would stop a text for all customers."""
     assert refused(open_page(), cloud_event(type=kind)) == "event.type"
     assert not Event.objects.exists()
 

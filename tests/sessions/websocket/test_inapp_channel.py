@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from scheduling.channels.base import Delivered, Message, Permanent, Transient, Unknown
 from scheduling.ids import new_id
@@ -19,7 +20,8 @@ from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
 from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.sessions.websocket.serving import Page
+from tests.sessions.websocket.web_processes import Page
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -124,6 +126,28 @@ def test_inapp_send_uses_session_of_customer_address(chat: Callable[..., None]) 
     assert (len(texts("s1")), len(texts("s2"))) == (1, 1)
 
 
+def test_inapp_send_to_session_of_other_user_fails_permanently(chat: Callable[..., None]) -> None:
+    """The address of a customer may outlive the session: a close drops the owner, the next user who writes owns it."""
+    chat("s1", "ann")
+    sessions.live_store().close("s1", "ann")
+    chat("s1", "eve")
+    event = {"source": "/sessions", "id": "s1:1700000000000000", "type": "session.silent", "time": None}
+    refused = Permanent("no_session", "the customer has no chat that is open")
+    assert send(message("ann", target={"address": "s1"}), message("ann", event=event)) == [refused] * 2
+    assert texts("s1") == []
+
+
+def test_inapp_retry_after_change_of_owner_is_delivered(chat: Callable[..., None]) -> None:
+    chat("s1", "ann")
+    touch = message("ann", target={"address": "s1"})
+    assert [type(each) for each in send(touch)] == [Delivered]
+    sessions.live_store().close("s1", "ann")
+    assert [type(each) for each in send(touch)] == [Delivered]
+    chat("s1", "eve")
+    assert [type(each) for each in send(touch)] == [Delivered]
+    assert len(texts("s1")) == 1
+
+
 def test_inbox_is_bounded_and_expires(chat: Callable[..., None]) -> None:
     chat()
     posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
@@ -138,14 +162,14 @@ def test_inbox_is_bounded_and_expires(chat: Callable[..., None]) -> None:
 
 def test_inbox_keys_share_slot_of_session() -> None:
     from sessions.store import client as keys
-    from sessions.store.inbox import _put_call
+    from sessions.store.inbox import build_put_call
 
-    names = _put_call(Post("s1", "m1", "system", "x"))[1]
+    names = build_put_call(Post("s1", "m1", "system", "x"))[1]
     assert len({name[: name.index("}")] for name in names}) == 1
     assert names[0] == keys.SESSION[keys.shard_of("s1")] + "s1"
 
 
-def test_inapp_send_without_redis_is_unknown(settings: Any, initial_rows: None) -> None:
+def test_inapp_send_without_redis_is_unknown(settings: Settings, initial_rows: None) -> None:
     settings.REDIS_URL = NOWHERE
     (outcome,) = send(message())
     assert isinstance(outcome, Unknown)
@@ -153,7 +177,7 @@ def test_inapp_send_without_redis_is_unknown(settings: Any, initial_rows: None) 
 
 
 def test_inapp_touch_is_delivered_to_chat(
-    chat: Callable[..., None], matrix: Any, record_event: Callable[..., Any]
+    chat: Callable[..., None], matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     chat()
     matrix.node("paid", trigger="order.paid", channel=ChannelConfig.objects.create(key="chat", kind="inapp"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Post
@@ -25,7 +26,7 @@ from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
 
 
 class Member:
-    """A connection that keeps what it hears."""
+    """A connection that stores received frames."""
 
     side, ticket = "user", 1
 
@@ -66,7 +67,7 @@ class HeldWriter:
 
 
 @pytest.fixture
-def held_writer(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
+def held_writer(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
     held_writer, file = HeldWriter(), FrameWriter.write_batch
 
     def wait(self: FrameWriter, slips: Any) -> Any:
@@ -127,7 +128,7 @@ def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> No
             for _ in range(3):
                 held_writer.go_on.clear()
                 await send_frame(wire, consumer.MOST_WAITING)
-                assert serving.waiting == consumer.MOST_WAITING
+                await until(lambda: serving.waiting == consumer.MOST_WAITING)
                 held_writer.go_on.set()
                 await until(lambda: serving.waiting == 0)
             assert not serving.send_queue.ended
@@ -148,7 +149,7 @@ def test_frame_rate_after_pause_is_limited_to_burst(monkeypatch: pytest.MonkeyPa
 # --- messages that go out ---
 
 
-def test_send_queue_with_too_many_frames_closes(valkey: Any) -> None:
+def test_send_queue_with_too_many_frames_closes(valkey: redis.Redis) -> None:
     sent: list[dict[str, Any]] = []
 
     async def scene() -> None:
@@ -179,7 +180,7 @@ async def subscribed(found: hub.Layer, group: str) -> str:
     return channel
 
 
-def test_full_layer_queue_keeps_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_layer_queue_keeps_first_and_reports_once(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RECEIVED_LIMIT", 5)
 
     async def scene() -> None:
@@ -200,7 +201,7 @@ def test_full_layer_queue_keeps_first_and_reports_once(valkey: Any, monkeypatch:
     run(scene)
 
 
-def test_notify_above_limit_drops_latest(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_above_limit_drops_latest(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
 
     async def scene() -> None:
@@ -216,7 +217,7 @@ def test_notify_above_limit_drops_latest(valkey: Any, monkeypatch: pytest.Monkey
     run(scene)
 
 
-def test_overflow_of_hub_queue_notifies_every_connection(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_of_hub_queue_notifies_every_connection(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
     monkeypatch.setattr(hub, "RECEIVED_LIMIT", 1)
 
@@ -234,7 +235,7 @@ def test_overflow_of_hub_queue_notifies_every_connection(valkey: Any, monkeypatc
     run(scene)
 
 
-def test_consumer_reads_lost_messages_from_inbox(valkey: Any) -> None:
+def test_consumer_reads_lost_messages_from_inbox(valkey: redis.Redis) -> None:
     async def scene() -> None:
         async with page() as (wire, serving):
             await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])

@@ -1,4 +1,4 @@
-"""Readers that do not read, and a Redis that goes away and comes back."""
+"""Slow readers, and Redis outages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from tests.scheduling.api.serving import WAIT_LIMIT, Gate
-from tests.sessions.websocket.serving import Page, token, web
+from tests.sessions.websocket.web_processes import Page, token, web
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,11 +64,11 @@ def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_ro
         eve.receive_until("pong")
 
 
-def test_reader_that_does_not_resume_is_cut_off(address: str, initial_rows: None) -> None:
-    with slow_reader(address) as lazy:
+def test_reader_that_does_not_resume_is_cut_off(initial_rows: None) -> None:
+    with web(TEST_END_WITHIN="1") as address, slow_reader(address) as lazy:
         push(700)
         # It reads nothing; that it was cut shows in its own writing.
-        ending = eventually_within(60, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
+        ending = eventually_within(WAIT_LIMIT, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
         assert isinstance(ending, ConnectionClosed)
 
 
@@ -104,7 +104,7 @@ def redis_gate() -> Iterator[Gate]:
 
 
 def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, redis_gate: Gate) -> None:
-    """Who writes meanwhile is told; the repeat is there once; what was told to nobody comes with a ping."""
+    """Writers during the outage get an error. A repeated message is stored once, and missed ones come with a ping."""
     parts = urlsplit(environment().redis)
     url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
     with web(REDIS_URL=url) as address, Page(address) as ann, Page(address, role="agent") as bob:

@@ -7,12 +7,13 @@ import os
 import secrets
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import resolve
+from pytest_django import Settings
 
 from config.environment import ROOT
 from config.settings.layers import layer_host
@@ -25,7 +26,7 @@ PAGE, START, STATE = "/demo/chat/", "/demo/chat/start", "/demo/chat/state"
 
 
 @pytest.fixture
-def in_production(settings: Any, tmp_path: Any, initial_rows: None) -> None:
+def in_production(settings: Settings, tmp_path: Path, initial_rows: None) -> None:
     resolve(PAGE)  # the addresses are loaded once in a process, and other tests need those of the demo
     settings.AFTERTOUCH_DEMO = False
     settings.STATIC_ROOT = tmp_path
@@ -41,7 +42,7 @@ def test_demo_chat_outside_demo_returns_404() -> None:
         assert visitor.get(PAGE).status_code == 404
         assert visitor.post(START, {"tag": "default"}).status_code == 404
         assert visitor.get(STATE, {"session": "demo-abcdef"}).status_code == 404
-    assert not SilencePolicy.objects.filter(tag="demo").exists()
+    assert not SilencePolicy.objects.filter(key="demo").exists()
     assert not Customer.objects.exists()
 
 
@@ -88,6 +89,13 @@ def test_log_filter_removes_websocket_token() -> None:
     record = logging.LogRecord("uvicorn.error", logging.INFO, "", 0, '%s - "WebSocket %s" [accepted]', words, None)
     assert WithoutTokens().filter(record)
     assert record.getMessage() == '127.0.0.1:1 - "WebSocket /ws/v1/sessions/s1?cursor=0&token=…&x=1" [accepted]'
+
+
+def test_log_filter_removes_callback_token() -> None:
+    words = ("127.0.0.1:1", "POST", "/hooks/sms/0123456789abcdef?x=1", "1.1", 200)
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', words, None)
+    assert WithoutTokens().filter(record)
+    assert record.getMessage() == '127.0.0.1:1 - "POST /hooks/sms/…?x=1 HTTP/1.1" 200'
 
 
 def test_layer_host_supports_redis_and_sentinel_urls() -> None:

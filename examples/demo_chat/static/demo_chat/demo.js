@@ -123,11 +123,12 @@ class Story {
     update(snapshot) {
         const left = snapshot.deadline && Math.max(0, new Date(snapshot.deadline) - new Date(snapshot.now)) / 1000;
         const silenced = snapshot.silences.some((each) => each.id === `${this.session}:${snapshot.armed_at}`);
-        if (snapshot.closed) this.stand("closed", words.closed);
-        else if (snapshot.pause && !snapshot.deadline) this.stand("paused", format(words.paused, { why: snapshot.pause }));
-        else if (snapshot.deadline) this.stand("armed", format(words.armed, { seconds: left.toFixed(1) }));
-        else if (snapshot.armed_at) this.stand("silent", words.silent);
-        else this.stand("unknown", words.unknown);
+        if (snapshot.state === "closed") this.stand("closed", words.closed);
+        else if (snapshot.state === "paused") this.stand("paused", format(words.paused, { why: snapshot.pause }));
+        else if (snapshot.deadline) this.stand("armed", format(words[`armed_${snapshot.awaited || "customer"}`], { seconds: left.toFixed(1) }));
+        else if (snapshot.state === "silent") this.stand("silent", words.silent);
+        else this.stand("unknown", format(words.not_armed, { why: snapshot.why }));
+        $("why").textContent = format(words.why, snapshot);
         if (snapshot.deadline && !silenced) this.armings.set(snapshot.armed_at, snapshot);
         this.draw(snapshot);
     }
@@ -152,8 +153,9 @@ class Story {
     }
 
     silence(silence) {
-        const text = format(words.entry_silent_number, { number: silence.nudge });
-        return { kind: "silent", at: silence.at, head: words.entry_silent, text };
+        const unanswered = silence.awaited === "agent";
+        const text = format(unanswered ? words.entry_step : words.entry_silent_number, { number: silence.nudge });
+        return { kind: "silent", at: silence.at, head: unanswered ? words.entry_unanswered : words.entry_silent, text };
     }
 
     outcomes(silence) {

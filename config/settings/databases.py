@@ -1,0 +1,37 @@
+"""Build Django's database settings from the address of a PostgreSQL server."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+
+def build_database(url: str, *, prepare_statements: bool, connect_timeout: int = 5) -> dict[str, Any]:
+    """Return the settings of one database. `connect_timeout` is in seconds."""
+    address = urlsplit(url)
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": address.hostname or "",
+        "PORT": str(address.port or 5432),
+        "NAME": address.path.lstrip("/"),
+        "USER": unquote(address.username or ""),
+        "PASSWORD": unquote(address.password or ""),
+        "CONN_MAX_AGE": 60,
+        "CONN_HEALTH_CHECKS": True,
+        # A cursor outlives its statement. Behind a pooler the next statement may use another connection.
+        "DISABLE_SERVER_SIDE_CURSORS": not prepare_statements,
+        "OPTIONS": {
+            "connect_timeout": connect_timeout,
+            "application_name": "aftertouch",
+            # Planning a small batch costs more than its execution. None behind a pooler without prepared statements.
+            "prepare_threshold": 3 if prepare_statements else None,
+            # A node that loses power or network does not disconnect. Without these its transactions keep their locks
+            # for two hours, and its processes wait 15 minutes for an answer.
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,  # milliseconds
+            **({"options": "-c idle_in_transaction_session_timeout=60s"} if prepare_statements else {}),
+            **dict(parse_qsl(address.query)),
+        },
+    }

@@ -1,0 +1,91 @@
+"""List, drain and resume execution nodes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from ninja import Path, Router, Schema
+
+from rpa_tasks.api.jobs import OPERATE, PROBLEMS, READ
+from rpa_tasks.jobs.gates import node_drains
+from rpa_tasks.jobs.gates.node_drains import NodeLoad
+from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.models import ExecutionNode
+from scheduling import sql
+from scheduling.api.auth import build_api_key_actor
+from scheduling.api.pagination import limit_list_time
+from scheduling.api.schemas import ProblemOut, Text
+
+router = Router(tags=["RPA"], auth=READ)
+
+
+class NodeOut(Schema):
+    """`empty`: a stop of the node ends no run and no take-over. `pinned` shops have their login only there."""
+
+    name: str
+    reports: bool
+    seen_at: datetime
+    started_at: datetime
+    draining_at: datetime | None
+    drained_by: str
+    slots: int
+    free_slots: int
+    running: int
+    take_overs: int
+    pinned: int
+    waiting: int
+    empty: bool
+    queues: list[str]
+
+
+class NodesOut(Schema):
+    items: list[NodeOut]
+
+
+@router.get("/rpa/nodes", response={200: NodesOut, PROBLEMS: ProblemOut})
+def list_nodes(request: HttpRequest) -> dict[str, Any]:
+    """List all execution nodes with their load. `pinned` counts the shops whose browser profile a node has, `waiting`
+    those of them with a due job."""
+    with limit_list_time():
+        return {"items": _serialize_nodes(ExecutionNode.objects.all())}
+
+
+@router.post("/rpa/nodes/{name}/drain", auth=OPERATE, response={200: NodeOut, PROBLEMS: ProblemOut})
+def drain_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
+    """Let the node start nothing new. Running jobs and take-overs continue. Idempotent."""
+    with sql.brief_lock_waits():
+        node_drains.drain_node(name, by=build_api_key_actor(request).name)
+    return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
+
+
+@router.post("/rpa/nodes/{name}/resume", auth=OPERATE, response={200: NodeOut, PROBLEMS: ProblemOut})
+def resume_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
+    """Let the node start jobs again. Idempotent."""
+    with sql.brief_lock_waits():
+        node_drains.resume_node(name, by=build_api_key_actor(request).name)
+    return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
+
+
+def _serialize_nodes(rows: QuerySet[ExecutionNode]) -> list[dict[str, Any]]:
+    reports = ExpressionWrapper(Q(seen_at__gt=Now() - NODE_SILENT), BooleanField())
+    nodes = list(rows.annotate(reports=reports).order_by("name"))
+    loads = node_drains.measure_loads([node.name for node in nodes])
+    return [_serialize_node(node, loads[node.name], reports=node.reports) for node in nodes]
+
+
+def _serialize_node(node: ExecutionNode, load: NodeLoad, *, reports: bool) -> dict[str, Any]:
+    fields = ("name", "seen_at", "started_at", "draining_at", "drained_by", "slots")
+    return {name: getattr(node, name) for name in fields} | {
+        "reports": reports,
+        "free_slots": node_drains.count_free_slots(node, load, reports=reports),
+        "running": load.running,
+        "take_overs": load.take_overs,
+        "pinned": load.pinned,
+        "waiting": load.waiting,
+        "empty": load.is_empty,
+        "queues": node.serves,
+    }

@@ -1,0 +1,169 @@
+"""Define the bulk actions on jobs: cancel, run again, change the priority, move to another node.
+
+A batch holds the locks of many rows. Cancelling, changing the priority and moving skip rows that another transaction
+has locked. Running again waits for locks in the order of all publishers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils.translation import gettext_lazy as _
+
+from rpa_tasks.jobs import publish, shops
+from rpa_tasks.jobs.bulk.filters import JOB_ROWS, UNFINISHED
+from rpa_tasks.jobs.dead_letters import sort_in_lock_order
+from rpa_tasks.jobs.payloads import refuse_erased_job, requested_key_of
+from rpa_tasks.jobs.wakeups import queue_of, wakeup_publisher
+from rpa_tasks.models import ExecutionNode, Job
+from scheduling import sql
+from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ledger.transitions import WakeUp
+from scheduling.models import WAITING, FailedTask, Priority, Scope
+from scheduling.operations import failed_tasks
+from scheduling.operations.bulk_lists import BulkList
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.row_actions import RETRY_RATE, Given, RowAction, refuse_parameters
+
+LISTED = "job"
+#: The parameter of `job.run_again` by a user or key without the right to handle failed tasks.
+LEAVES_FAILED_TASKS = {"leaves_failed_tasks": True}
+ENDED = ("succeeded", "failed", "unknown", "cancelled")
+
+
+def cancel_matching_job(task_id: UUID, actor: Actor) -> None:
+    publish.request_cancel(task_id, by=actor.name, wait=False)
+
+
+def run_job_again(task_id: UUID, actor: Actor, *, due_at: datetime, leaves_failed_tasks: bool = False) -> None:
+    """Publish an ended job again, due at `due_at`. An open failed task is retried, so that it is settled.
+
+    With `leaves_failed_tasks` it stays open: the user who started the action may not handle failed tasks.
+
+    Raises: `Conflict` if a job with the same key waits, its window has not ended, or an erasure emptied the job.
+    """
+    failed_id = _open_failed_tasks([task_id]).values_list("pk", flat=True).first()
+    if failed_id and not leaves_failed_tasks:
+        failed_tasks.retry_failed_task(failed_id, actor, due_at=due_at)
+        return
+    row = _get_job(task_id)
+    receipt = publish.publish_job(repeat_request(row, actor.name, payload=row.payload, not_before=due_at, merges=False))
+    if receipt.duplicate:
+        raise Conflict(f"The job {receipt.task_id} covers it already.")
+
+
+def repeat_request(row: Job, source: str, **changes: Any) -> publish.PublishRequest:
+    """Return the request for another job of the same shop, flow and key. A key that the flow chose is chosen again.
+
+    Raises: `Conflict` if an erasure emptied the job.
+    """
+    refuse_erased_job(row)
+    given = {"priority": row.priority, "dedupe_key": requested_key_of(row.dedupe_key), "source": source}
+    return publish.PublishRequest(row.shop.platform.key, row.shop.shop_id, row.flow.task_type, **given | changes)
+
+
+def change_priority(task_id: UUID, actor: Actor, *, priority: str) -> None:
+    """Change the priority of a waiting job, and wake a node in its new queue if it is due.
+
+    Raises: `Conflict` if the job has this priority, does not wait or is locked.
+    """
+    wanted = Priority[priority.upper()]
+    found = sql.rows(_CHANGE_PRIORITY, {"id": task_id, "priority": wanted, "horizon": settings.AFTERTOUCH_HORIZON})
+    if not found:
+        raise Conflict(f"The job {task_id} does not wait, or has this priority already.")
+    ((due_at, shop, soon),) = found
+    if soon:
+        wakeup = WakeUp(task_id, due_at, int(wanted), shop)
+        transaction.on_commit(lambda: wakeup_publisher.submit([wakeup]), robust=True)
+
+
+_CHANGE_PRIORITY = """
+WITH mine AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job
+    WHERE task_id = %(id)s AND COALESCE(state, '') IN ('scheduled', 'queued') AND priority <> %(priority)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE rpa_tasks_job AS row SET priority = %(priority)s
+FROM mine WHERE row.task_id = mine.task_id
+RETURNING row.due_at, row.shop_id, row.due_at <= statement_timestamp() + %(horizon)s
+"""
+
+
+def move_job(task_id: UUID, actor: Actor, *, node: str) -> None:
+    """Let another node serve the shop of a waiting job that needs a browser. Its later jobs run there, too.
+
+    Raises: `Conflict` if the job needs no browser or does not wait, the shop is busy, or the node cannot serve it.
+    """
+    row = _get_job(task_id)
+    if row.state not in WAITING or not row.flow.needs_browser:
+        raise Conflict(f"The job {task_id} does not wait for a browser.")
+    shops.move_shop(row.shop, node, queue=queue_of(row.shop, row.priority), by=actor.name)
+
+
+def _get_job(task_id: UUID) -> Job:
+    row = Job.objects.select_related("shop__platform", "flow").filter(pk=task_id).first()
+    if row is None:
+        raise NotFound(f"There is no job {task_id}.")
+    return row
+
+
+def _open_failed_tasks(task_ids: Sequence[UUID]) -> Any:
+    origin, state = FailedTask.Origin.RPA_JOB, FailedTask.State.OPEN
+    return FailedTask.objects.filter(task_id__in=task_ids, origin=origin, state=state)
+
+
+def _lock_failed_tasks_first(task_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Lock the open failed tasks of these jobs before their successors are published. Return the publishing order."""
+    failed_tasks.lock_in_publish_order(list(_open_failed_tasks(task_ids).values_list("pk", flat=True)))
+    return sort_in_lock_order(task_ids)
+
+
+def _restrict_run_again(user: User) -> Given:
+    return {} if user.has_perm("scheduling.act_on_failedtask") else LEAVES_FAILED_TASKS
+
+
+def _check_run_again(given: Given) -> None:
+    if given != LEAVES_FAILED_TASKS:
+        refuse_parameters(given)
+
+
+def _check_priority(given: Given) -> None:
+    _require_parameter(given, "priority")
+    if given["priority"] not in {each.name.lower() for each in Priority}:
+        raise InvalidInput.of("given.priority", "high, normal or low")
+
+
+def _check_node(given: Given) -> None:
+    _require_parameter(given, "node")
+    if not ExecutionNode.objects.filter(name=str(given["node"])[:200]).exists():
+        raise InvalidInput.of("given.node", f"there is no node “{str(given['node'])[:50]}”")
+
+
+def _require_parameter(given: Given, wanted: str) -> None:
+    if set(given) != {wanted}:
+        raise InvalidInput.of("given", f"must be {wanted} alone")
+
+
+_CANCEL, _RUN = "rpa_tasks.cancel_job", "rpa_tasks.run_job"
+JOB_ACTIONS = {
+    "job.cancel": RowAction(LISTED, cancel_matching_job, UNFINISHED, _CANCEL, _("Cancel jobs")),
+    "job.run_again": RowAction(
+        LISTED, run_job_again, ENDED, _RUN, _("Run jobs again"), publishes=True, per_second=RETRY_RATE,
+        check=_check_run_again, restrict=_restrict_run_again, lock=_lock_failed_tasks_first,
+    ),
+    "job.priority": RowAction(
+        LISTED, change_priority, WAITING, _RUN, _("Change the priority"), check=_check_priority
+    ),
+    "job.move": RowAction(
+        LISTED, move_job, WAITING, _RUN, _("Move to another node"), check=_check_node, lock=sort_in_lock_order
+    ),
+}  # fmt: skip
+JOB_LIST = BulkList(
+    JOB_ROWS, _("Jobs"), "admin:rpa_tasks_job_changelist", Scope.RPA_OPERATE.value, JOB_ACTIONS, {"payload": "q"}
+)

@@ -1,0 +1,180 @@
+"""Messages of a take-over: channels in Redis, their encryption, and the input that an operator may send.
+
+Messages travel by publish and subscribe, which stores nothing. They are encrypted, so that neither a slow log of Redis
+nor its connection shows what is typed. Input is a closed list of actions, never a DevTools command.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+INPUT_LIMIT = 65_536  #: bytes of one message of an operator
+TEXT_LIMIT = 10_000  #: characters of one paste
+URL_LIMIT = 2_000
+PART_LIMIT = 45_000  #: bytes of a part of a file from an operator; in base64 it fits into one message
+FILES_LIMIT = 20  #: files of one file chooser, and downloads that a take-over lists
+SIZE_LIMIT = 2**40  #: bytes
+NONCE_BYTES = 12
+PICTURE, NOTICE = b"P", b"N"  #: first byte of a message to operators
+
+Input = dict[str, Any]
+
+
+class BadInput(ValueError):
+    """A message that no page of this product sends. The text of the error has no part of it."""
+
+
+def to_node_channel(take_over: int) -> str:
+    return f"at:takeover:{take_over}:in"
+
+
+def to_operators_channel(take_over: int) -> str:
+    return f"at:takeover:{take_over}:out"
+
+
+class Sealer:
+    """Encrypt and authenticate the messages of one take-over and one direction."""
+
+    def __init__(self, key: bytes, channel: str) -> None:
+        self._cipher = AESGCM(key)
+        self._channel = channel.encode()
+
+    def seal(self, content: bytes) -> bytes:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, self._channel)
+
+    def open(self, sealed: bytes) -> bytes | None:
+        """Return the content, or None if the message was not sealed with this key."""
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], self._channel)
+        except (InvalidTag, ValueError):
+            return None
+
+
+def parse_input(text: str) -> Input:
+    """Return the action with its checked fields only. Raises `BadInput`."""
+    if len(text) > INPUT_LIMIT:
+        raise BadInput("too long")
+    try:
+        given = json.loads(text)
+        fields = ACTIONS[given["do"]]
+        return {"do": given["do"], **{name: check(given.get(name)) for name, check in fields.items()}}
+    except BadInput:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadInput("not an action") from None
+
+
+def _whole(least: int, most: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise BadInput("number out of range")
+        return value
+
+    return check
+
+
+def _number(least: float, most: float) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise BadInput("number out of range")
+        return float(value)
+
+    return check
+
+
+def _text(most: int) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most:
+            raise BadInput("text too long")
+        return value
+
+    return check
+
+
+def _bytes(most: int) -> Callable[[Any], str]:
+    """Check base64, which stays as it is."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(base64.b64decode(value, validate=True)) > most:
+            raise BadInput("part too long")
+        return value
+
+    return check
+
+
+def _choice(*allowed: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in allowed:
+            raise BadInput("unknown value")
+        return value
+
+    return check
+
+
+def check_address(value: Any) -> str:
+    """Return an address of the web; a name without a scheme gets `https`. Raises `BadInput`: files are no pages."""
+    text = _text(URL_LIMIT)(value).strip()
+    if "://" not in text:
+        text = f"https://{text}"
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput("not an address of the web")
+    return text
+
+
+_POINT = {"x": _number(-10_000, 10_000), "y": _number(-10_000, 10_000)}
+_MODIFIERS = _whole(0, 15)
+ACTIONS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
+    "ping": {},
+    "hello": {},
+    "ack": {"number": _whole(0, 2**31)},
+    "mouse": {
+        **_POINT,
+        "type": _choice("mousePressed", "mouseReleased", "mouseMoved"),
+        "button": _choice("none", "left", "middle", "right"),
+        "buttons": _whole(0, 7),
+        "clicks": _whole(0, 3),
+        "modifiers": _MODIFIERS,
+    },
+    "wheel": {**_POINT, "dx": _number(-5_000, 5_000), "dy": _number(-5_000, 5_000), "modifiers": _MODIFIERS},
+    "key": {
+        "type": _choice("down", "up"),
+        "key": _text(30),
+        "code": _text(30),
+        "number": _whole(0, 255),
+        "modifiers": _MODIFIERS,
+    },
+    "text": {"text": _text(TEXT_LIMIT)},
+    "go": {"url": check_address},
+    "move": {"step": _choice(-1, 0, 1)},
+    "tab": {"id": _text(64)},
+    "new_tab": {},
+    "close_tab": {"id": _text(64)},
+    "dialog": {"id": _whole(1, 2**31), "accept": _choice(True, False), "text": _text(1_000)},
+    "upload": {
+        "chooser": _whole(1, 2**31),
+        "token": _text(32),
+        "number": _whole(0, FILES_LIMIT - 1),
+        "of": _whole(1, FILES_LIMIT),
+        "name": _text(255),
+        "size": _whole(0, SIZE_LIMIT),
+        "offset": _whole(0, SIZE_LIMIT),
+        "data": _bytes(PART_LIMIT),
+    },
+    "no_upload": {"chooser": _whole(1, 2**31)},
+    "fetch": {"id": _text(36), "offset": _whole(0, SIZE_LIMIT)},
+    "fetched": {"id": _text(36)},
+}
+#: Actions that `file_exchange` carries out.
+FILE_ACTIONS = frozenset({"upload", "no_upload", "fetch", "fetched"})
+#: Actions of operators who only watch.
+WATCHING = frozenset({"ping", "ack"})

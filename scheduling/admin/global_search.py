@@ -1,0 +1,249 @@
+"""Find pages, actions, configuration and records by one term: the search of every page (Ctrl+K).
+
+A finder runs only for users with its permission. Other apps add finders through `settings.ADMIN_SEARCHES`. All
+statements together take at most `TIMEOUTS.search`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from django.conf import settings
+from django.contrib import admin
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.module_loading import import_string
+from django.utils.translation import get_language, gettext, override
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from scheduling import sql
+from scheduling.admin.base import parse_uuid
+from scheduling.admin.count_time_limits import PageTimeLimit
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.sidebar import Text, iterate_open_entries
+from scheduling.admin.touches.pause import describe_scope
+from scheduling.admin.touches.timeline import format_instant
+from scheduling.customers.search import MAX_TERM, find_first_customers
+from scheduling.models import ChannelConfig, Community, Customer, Event, FailedTask, Node, Pause, Template, Touch
+from scheduling.operations.queries import find_events_by_term
+
+MOST_FOUND = 6  #: of one finder
+MOST_READ = 2_000  #: rows of a configuration table
+SEARCHED_EVENTS = 10_000  #: latest events whose order ids are read: no index has them
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kind: Text
+    icon: str
+    title: str
+    link: str
+    detail: str = ""
+
+
+#: The permission that its results need, and the function of request and term.
+Finder = tuple[str, Callable[[HttpRequest, str], Iterable[Found]]]
+
+
+@never_cache
+@require_safe
+def answer_search(request: HttpRequest) -> HttpResponse:
+    """Return the list of results for `s` as HTML without a frame."""
+    term = request.GET.get("s", "").strip()[:MAX_TERM]
+    found, complete = search_everything(request, term) if term else ([], True)
+    context = {"results": found, "term": term, "complete": complete}
+    return TemplateResponse(request, "ops/search_results.html", context)
+
+
+def search_everything(request: HttpRequest, term: str) -> tuple[list[Found], bool]:
+    """Return what the user may view, and whether every finder ended within the time limit."""
+    limit, complete = PageTimeLimit(settings.TIMEOUTS.search), True
+    found: dict[str, Found] = {}  #: by link; the first finder names it
+    others = [finder for path in getattr(settings, "ADMIN_SEARCHES", ()) for finder in import_string(path)]
+    for needs, find in (*FINDERS, *others, *SLOW_FINDERS):
+        if needs and not request.user.has_perm(needs):
+            continue
+        rows = limit(lambda find=find: list(islice(find(request, term), MOST_FOUND)))  # type: ignore[misc]
+        complete = complete and rows is not None
+        for row in rows or ():
+            found.setdefault(row.link, row)
+    return list(found.values()), complete
+
+
+def fits_term(term: str, *texts: str) -> bool:
+    """Return whether the texts contain each word of the term. Case and spaces in the texts do not matter."""
+    whole = "".join(" ".join(texts).casefold().split())
+    return all(word in whole for word in term.casefold().split())
+
+
+def translate_to_all_languages(translate: Callable[[], str]) -> list[str]:
+    """Return what `translate` returns in the current language, then in the others."""
+    found = [translate()]
+    for code, _name in settings.LANGUAGES:
+        if code != get_language():
+            with override(code):
+                found.append(translate())
+    return found
+
+
+# --- pages and actions ------------------------------------------------------------------------------------------------
+
+
+def find_pages(request: HttpRequest, term: str) -> Iterator[Found]:
+    for group, entry, tabs in iterate_open_entries(request.user):
+        for tab in tabs:
+            if fits_term(term, *translate_to_all_languages(partial(_fill_words, "%s %s", tab.title, entry.title))):
+                way = entry.title if entry.title != tab.title else group
+                yield Found(_("Page"), entry.icon, str(tab.title), tab.link, str(way))
+
+
+def find_actions(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find forms that add a row."""
+    for model, pages in admin.site._registry.items():
+        if pages.has_add_permission(request):
+            titles = translate_to_all_languages(partial(_fill_words, _("Add: %s"), model._meta.verbose_name or ""))
+            if fits_term(term, *titles):
+                name = f"admin:{model._meta.app_label}_{model._meta.model_name}_add"
+                yield Found(_("Action"), "add", titles[0], reverse(name))
+
+
+def _fill_words(words: Text, *parts: Text) -> str:
+    return str(words) % parts
+
+
+def find_pauses(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find what can be paused or resumed: everything, channels and nodes."""
+    paused = set(Pause.objects.values_list("scope", flat=True)[:MOST_READ])
+    scopes = ["all"]
+    for kind, rows in (("channel", ChannelConfig.objects), ("node", Node.objects)):
+        scopes += [f"{kind}:{key}" for key in rows.filter(retired_at=None).values_list("key", flat=True)[:MOST_READ]]
+    for scope in scopes:
+        ends = scope in paused
+        if not request.user.has_perm("scheduling.delete_pause" if ends else "scheduling.add_pause"):
+            continue
+        titles = translate_to_all_languages(partial(_describe_pause_action, scope, ends))
+        if fits_term(term, *titles):
+            name, icon = ("end", "play_circle") if ends else ("add", "pause_circle")
+            link = f"{reverse(f'admin:scheduling_pause_{name}')}?{urlencode({'scope': scope})}"
+            yield Found(_("Action"), icon, titles[0], link)
+
+
+def _describe_pause_action(scope: str, ends: bool) -> str:
+    words = gettext("Resume %(what)s") if ends else gettext("Pause %(what)s")
+    return words % {"what": describe_scope(scope)}
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def find_nodes(request: HttpRequest, term: str) -> Iterator[Found]:
+    for row in Node.objects.filter(retired_at=None).select_related("stage", "template")[:MOST_READ]:
+        if fits_term(term, row.name, row.key, row.trigger, str(row.stage), row.template.key):
+            link = reverse("admin:scheduling_node_change", args=[row.pk])
+            detail = " · ".join([*([row.key] if row.name else []), str(row.stage), row.trigger])
+            yield Found(_("Node"), "account_tree", str(row), link, detail)
+
+
+def find_templates(request: HttpRequest, term: str) -> Iterator[Found]:
+    for row in Template.objects.filter(retired_at=None)[:MOST_READ]:
+        if fits_term(term, row.key, row.content_type):
+            link = reverse("admin:scheduling_template_change", args=[row.pk])
+            yield Found(_("Template"), "chat", row.key, link, row.content_type)
+
+
+def find_channels(request: HttpRequest, term: str) -> Iterator[Found]:
+    columns = ("pk", "key", "name", "kind")
+    for pk, key, name, kind in ChannelConfig.objects.filter(retired_at=None).values_list(*columns)[:MOST_READ]:
+        if fits_term(term, key, name, kind):
+            link = reverse("admin:scheduling_channelconfig_change", args=[pk])
+            detail = f"{key} · {kind}" if name else kind
+            yield Found(_("Channel"), "outgoing_mail", name or key, link, detail)
+
+
+def find_communities(request: HttpRequest, term: str) -> Iterator[Found]:
+    for row in Community.objects.filter(Q(chat_id__startswith=term) | Q(name__icontains=term))[:MOST_FOUND]:
+        link = reverse("admin:scheduling_community_change", args=[row.pk])
+        yield Found(_("Community"), "groups", str(row), link, row.chat_id)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def find_customers(request: HttpRequest, term: str) -> Iterator[Found]:
+    keys = find_first_customers(term, MOST_FOUND)
+    rows = Customer.objects.in_bulk(keys)
+    for row in (rows[key] for key in dict.fromkeys(keys) if key in rows):
+        link = reverse("admin:scheduling_customer_change", args=[row.pk])
+        yield Found(_("Customer"), "person", str(row), link, row.user_id)
+
+
+def find_touches(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find a touch by its full id."""
+    if uuid := parse_uuid(term):
+        for row in Touch.objects.filter(pk=uuid).select_related("node", "customer"):
+            link = reverse("admin:scheduling_touch_change", args=[row.pk])
+            yield Found(_("Touch"), "send", f"{row.node} → {row.customer}", link, row.get_state_display())
+
+
+def find_failed_tasks(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find a failed task by its full id or that of its touch or job."""
+    if uuid := parse_uuid(term):
+        for row in FailedTask.objects.filter(Q(pk=uuid) | Q(task_id=uuid))[:MOST_FOUND]:
+            link = reverse("admin:scheduling_failedtask_change", args=[row.pk])
+            yield Found(_("Failed task"), "error", translate_reason(row.reason), link, row.get_state_display())
+
+
+def find_events_by_id(request: HttpRequest, term: str) -> Iterator[Found]:
+    yield from _describe_events(Event.objects.filter(pk__in=find_events_by_term(term)[:MOST_FOUND]))
+
+
+def find_events_of_order(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find the latest events whose data name an order with this id. Other fields of the data may be secret."""
+    needle = json.dumps(term, ensure_ascii=False)[1:-1]
+    given = {"term": term, "needle": needle, "searched": SEARCHED_EVENTS, "found": MOST_FOUND}
+    found = sql.rows(_EVENTS_OF_ORDER, given)
+    yield from _describe_events(Event.objects.filter(pk__in=[row[0] for row in found]))
+
+
+# The text of the data is compared first: to take all of it apart costs several times as much.
+_EVENTS_OF_ORDER = """
+SELECT latest.id
+FROM (SELECT id, data FROM scheduling_event ORDER BY id DESC LIMIT %(searched)s) AS latest
+WHERE strpos(latest.data::text, %(needle)s) > 0 AND jsonb_typeof(latest.data) = 'object' AND EXISTS (
+    SELECT FROM jsonb_each_text(latest.data) AS field WHERE field.value = %(term)s AND field.key ~* '(order|trade)'
+)
+LIMIT %(found)s
+"""
+
+
+def _describe_events(rows: Iterable[Event]) -> Iterator[Found]:
+    for row in rows:
+        link = reverse("admin:scheduling_event_change", args=[row.pk])
+        detail = f"{row.source} · {row.user_id} · {format_instant(row.occurred_at)}"
+        yield Found(_("Event"), "bolt", f"{row.type} {row.event_id}", link, detail)
+
+
+FINDERS: tuple[Finder, ...] = (
+    ("scheduling.view_touch", find_touches),
+    ("scheduling.view_failedtask", find_failed_tasks),
+    ("scheduling.view_customer", find_customers),
+    ("scheduling.view_event", find_events_by_id),
+    ("", find_pages),
+    ("scheduling.view_node", find_nodes),
+    ("scheduling.view_template", find_templates),
+    ("scheduling.view_channelconfig", find_channels),
+    ("", find_pauses),
+    ("", find_actions),
+    ("scheduling.view_community", find_communities),
+)
+#: They read many rows, so they take what is left of the time.
+SLOW_FINDERS: tuple[Finder, ...] = (("scheduling.view_event", find_events_of_order),)

@@ -1,0 +1,189 @@
+"""Invite a colleague by role, and accept an invitation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.contrib import admin, messages
+from django.contrib.auth.forms import BaseUserCreationForm
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextInputWidget
+
+from scheduling.admin.base import OpsAdmin
+from scheduling.admin.optimistic_lock import OptimisticLockForm
+from scheduling.identity import invitations
+from scheduling.identity.roles import SHORT_LABELS
+from scheduling.models import Invitation
+
+
+class InvitationForm(OptimisticLockForm):
+    class Meta:
+        model = Invitation
+        fields: ClassVar[Any] = ("name", "email", "role")
+        help_texts: ClassVar[Any] = {
+            "name": _("The login name that is proposed. The colleague can choose another one."),
+            "email": _("The link is sent there if AFTERTOUCH_EMAIL_URL is set."),
+        }
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean()
+        if not cleaned.get("name") and not cleaned.get("email") and not self.errors:
+            self.add_error("name", gettext("Enter a name or an e-mail address."))
+        return cleaned
+
+
+@admin.register(Invitation)
+class InvitationAdmin(OpsAdmin):
+    """Invitations, for administrators only: a role is given with each of them."""
+
+    form = InvitationForm
+    list_display = ("who", "role_name", "state_label", "invited_by", "created_at", "expires_at")
+    search_fields = ("name", "email")
+    readonly_fields = ("state_name", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
+    list_select_related = ("invited_by",)
+    shown_as: ClassVar[dict[str, str]] = {"role": "role_name"}
+    actions_row = ("withdraw",)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        fields = ("name", "email", "role")
+        return [(None, {"fields": fields if obj is None else (*fields, *self.readonly_fields)})]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return invitations.may_invite(request.user)  # type: ignore[arg-type]
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request) and not settings.AFTERTOUCH_OIDC_ONLY
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Keep invitations, so that the list shows who came in by whom."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        given = form.cleaned_data
+        row, obj.token = invitations.create_invitation(given["name"], given["email"], given["role"], request.user)  # type: ignore[arg-type]
+        obj.pk = row.pk
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
+        """Show the link on the page itself. A message would travel in a cookie."""
+        link, row = invitations.build_link(obj.token), Invitation.objects.get(pk=obj.pk)
+        page = self.page(
+            request, "ops/invitation_link.html", gettext("The new invitation"), link=link, original=row,
+            back=self.url("changelist"),
+        )  # fmt: skip
+        page["Cache-Control"] = "no-store"
+        # The page is rendered after this transaction. A mail must not name an invitation that was rolled back.
+        page.context_data["outcome"] = {}  # type: ignore[index]
+        transaction.on_commit(lambda: page.context_data["outcome"].update(sent=invitations.mail_invitation(row, link)))  # type: ignore[index]
+        return page
+
+    @display(description=_("invited"))  # type: ignore[untyped-decorator]
+    def who(self, row: Invitation) -> str:
+        return " · ".join(filter(None, (row.name, row.email)))
+
+    @display(description=_("role"))  # type: ignore[untyped-decorator]
+    def role_name(self, row: Invitation) -> str:
+        return str(SHORT_LABELS[row.role])
+
+    @display(  # type: ignore[untyped-decorator]
+        description=_("state"),
+        label={
+            "open": "info",
+            "accepted": "success",
+            "withdrawn": "danger",
+            "expired": "warning",
+            "refused": "warning",
+        },
+    )
+    def state_label(self, row: Invitation) -> tuple[str, str]:
+        if row.accepted_at:
+            return "accepted", gettext("Accepted")
+        if row.withdrawn_at:
+            return "withdrawn", gettext("Withdrawn")
+        if row.expires_at <= now():
+            return "expired", gettext("Expired")
+        if settings.AFTERTOUCH_OIDC_ONLY or not invitations.may_invite(row.invited_by):
+            return "refused", gettext("Refused: sign-in at the provider only, or the inviter lost the right")
+        return "open", gettext("Waits for the colleague")
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def state_name(self, row: Invitation) -> str:
+        return str(self.state_label(row)[1])
+
+    @action(description=_("Withdraw"), icon="link_off", permissions=["view"])  # type: ignore[untyped-decorator]
+    def withdraw(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            if invitations.withdraw_invitation(row):
+                self.log_change(request, row, gettext("Withdrawn."))
+                messages.success(request, gettext("The invitation was withdrawn."))
+            else:
+                messages.warning(request, gettext("The invitation is not open any more."))
+
+        return self.confirm(
+            request, gettext("Withdraw the invitation of “%(name)s”?") % {"name": row}, act, button=gettext("Withdraw"),
+            text=gettext("The link stops working at once. You can invite again."), back=self.url("changelist"),
+            danger=True,
+        )  # fmt: skip
+
+
+class AcceptanceForm(BaseUserCreationForm):  # type: ignore[type-arg]
+    """Name and password of the new user."""
+
+    class Meta(BaseUserCreationForm.Meta):
+        model = User
+        fields: ClassVar[Any] = ("username",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["username"].widget = UnfoldAdminTextInputWidget(attrs={"autocomplete": "username"})
+        for name in ("password1", "password2"):
+            self.fields[name].widget = UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"})
+
+
+@never_cache
+@sensitive_post_parameters()
+@require_http_methods(["GET", "HEAD", "POST"])
+def accept(request: HttpRequest, token: str) -> HttpResponse:
+    """Let the invited colleague choose a name and a password."""
+    try:
+        row = invitations.find_invitation(token)
+        form = AcceptanceForm(request.POST or None, initial={"username": row.name or row.email.partition("@")[0]})
+        if request.method == "POST" and form.is_valid() and _store_user(token, form):
+            messages.success(request, gettext("Welcome. Log in with the name and the password that you have chosen."))
+            return redirect("admin:index")
+    except invitations.InvitationEnded as ended:
+        return _render_acceptance(request, None, status=404, reason=ended.reason)
+    return _render_acceptance(request, form, role=SHORT_LABELS[row.role])
+
+
+def _store_user(token: str, form: AcceptanceForm) -> bool:
+    """Return False, with an error at the name, if another request has stored the name since the check."""
+    try:
+        invitations.accept_invitation(token, form.save(commit=False))
+    except IntegrityError:
+        form.add_error("username", gettext("A user with this name exists."))
+        return False
+    return True
+
+
+def _render_acceptance(request: HttpRequest, form: Any, status: int = 200, **context: Any) -> HttpResponse:
+    whole = {**admin.site.each_context(request), "title": gettext("Invitation"), "form": form, **context}
+    return render(request, "ops/invitation_accept.html", whole, status=status)

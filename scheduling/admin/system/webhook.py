@@ -1,0 +1,261 @@
+"""Pages of outgoing webhooks: subscriptions with the state of their receivers, and the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.text import capfirst
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSplitDateTimeWidget
+
+from scheduling.admin.base import BigTable, CheckedForm, HistoryAdmin, ReadOnlyAdmin
+from scheduling.admin.form_fields import NamesField
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
+from scheduling.admin.matrix.receivers import format_moment
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.configuration.webhook_validation import check_webhook
+from scheduling.errors import InvalidInput
+from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription
+from scheduling.models.encrypted import Sealed
+from scheduling.monitoring.webhook_stats import read_webhook_backlogs
+from scheduling.webhooks.message_history import (
+    MOST_REPLAYED,
+    enable_endpoint,
+    pause_endpoint,
+    replay_messages,
+    write_test_message,
+)
+from scheduling.webhooks.subscriptions import SECRET_SETTINGS
+
+FILTER_LABELS = {"node": _("only nodes"), "platform": _("only platforms"), "shop": _("only shops")}
+
+
+class WebhookForm(CheckedForm):
+    check = staticmethod(check_webhook)
+    written_columns = ("config", "filter")
+
+    events = forms.MultipleChoiceField(
+        label=_("events"), choices=WebhookEvent.choices, widget=UnfoldAdminCheckboxSelectMultipleWidget
+    )
+
+    class Meta:
+        model = WebhookSubscription
+        exclude = ("config", "filter", "version")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.config: Mapping[str, Any] = self.instance.config or {}
+        self.stored = get_readable_secrets(self.config)
+        for name in SECRET_SETTINGS:
+            self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
+        for name, label in FILTER_LABELS.items():
+            self.fields[f"filter_{name}"] = NamesField(label=capfirst(label), help_text=_(
+                "Keys, one a line; of a shop like pdd/s1. Empty: all. Events without such a field are sent."
+            ))  # fmt: skip
+            self.fields[f"filter_{name}"].initial = self.instance.filter.get(name, [])
+
+    def values(self) -> dict[str, Any]:
+        cleaned = super().values()
+        wanted = {name: cleaned.pop(f"filter_{name}", []) for name in FILTER_LABELS}
+        cleaned["filter"] = {name: keys for name, keys in wanted.items() if keys}
+        given = {name: cleaned.pop(f"secret_{name}", "").strip() for name in SECRET_SETTINGS}
+        if any(given.values()) or not isinstance(self.instance.config, Sealed):
+            self.config = cleaned["config"] = merge_secrets(self.stored, given)
+        self.filter = cleaned["filter"]
+        return cleaned
+
+    def find_error_field(self, path: str) -> str | None:
+        root, _dot, name = path.partition(".")
+        field = {"config": f"secret_{name}", "filter": f"filter_{name}"}.get(root, root)
+        return field if field in self.fields else super().find_error_field(path)
+
+    def save(self, commit: bool = True) -> Any:
+        self.instance.config, self.instance.filter = self.config, self.filter
+        return super().save(commit)
+
+
+class ReplayRangeForm(forms.Form):
+    since = forms.SplitDateTimeField(label=_("from"), widget=UnfoldAdminSplitDateTimeWidget)
+    until = forms.SplitDateTimeField(label=_("to"), widget=UnfoldAdminSplitDateTimeWidget)
+
+
+@admin.register(WebhookSubscription)
+class WebhookAdmin(HistoryAdmin, Retirable):
+    form = WebhookForm
+    list_display = ("key", "shown_state", "waiting", "last_error", "last_success", "enabled")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    list_select_related = ("endpoint",)
+    search_fields = ("key",)
+    readonly_fields = ("version", "state_text", "last_error", "last_success", "filter_text")
+    write_only = frozenset({"change_reason"})
+    actions_detail = (
+        "pause_sending",
+        "enable_sending",
+        "send_test_message",
+        "send_range_again",
+        "retire",
+        "bring_back",
+    )
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        # Secrets and filters are fields of the form, not of the model; viewers get no form at all.
+        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
+        return super().get_form(request, obj, change, **kwargs)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        viewer = obj is not None and not self.has_change_permission(request, obj)
+        filters = ("filter_text",) if viewer else tuple(f"filter_{name}" for name in FILTER_LABELS)
+        secrets = () if viewer else ("secret_url", "secret_secret")
+        where = SEALED if obj is not None and isinstance(obj.config, Sealed) else _(
+            "The secret signs each message (Standard Webhooks). During a rotation enter both, with a space between."
+        )  # fmt: skip
+        state = [(_("Receiver state"), {"fields": ("state_text", "last_error", "last_success")})] if obj else []
+        return [
+            (None, {"fields": ("key", "enabled", "events", *filters)}),
+            *([(_("Receiver"), {"fields": secrets, "description": where})] if secrets else []),
+            *state,
+            (_("Life"), {"fields": ("version", "change_reason")}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "key"] if obj else fields
+
+    def in_use(self, row: Any) -> bool:
+        return bool(row.messages.exists())
+
+    @display(
+        description=_("state"),
+        label={"ok": "success", "paused": "warning", "resting": "warning", "disabled": "danger", "off": "default"},
+    )  # type: ignore[untyped-decorator]
+    def shown_state(self, row: WebhookSubscription) -> tuple[str, str]:
+        at = row.endpoint
+        if row.retired_at or not row.enabled:
+            return "off", gettext("Off")
+        if isinstance(row.config, Sealed):
+            return "disabled", gettext("Secrets cannot be decrypted here")
+        until = format_moment(at.rest_until) if at.rest_until else ""
+        texts = {
+            "ok": gettext("All is well"),
+            "paused": gettext("Paused"),
+            "resting": gettext("Does not answer, rests until %(at)s") % {"at": until},
+            "disabled": gettext("Disabled: the receiver is gone"),
+        }
+        return at.state, texts[at.state]
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def state_text(self, row: WebhookSubscription) -> str:
+        _state, words = self.shown_state(row)
+        return str(words)
+
+    @display(description=_("waiting"))  # type: ignore[untyped-decorator]
+    def waiting(self, row: WebhookSubscription) -> str:
+        backlog = read_webhook_backlogs().get(row.pk)
+        return f"{backlog.waiting:,}" if backlog else "–"
+
+    @display(description=_("last error"))  # type: ignore[untyped-decorator]
+    def last_error(self, row: WebhookSubscription) -> str:
+        code, _colon, detail = row.endpoint.problem.partition(": ")
+        words = " – ".join(part for part in (translate_reason(code), detail) if part)
+        return f"{words} ({format_moment(row.endpoint.problem_at)})" if code and row.endpoint.problem_at else "–"
+
+    @display(description=_("last success"))  # type: ignore[untyped-decorator]
+    def last_success(self, row: WebhookSubscription) -> str:
+        return format_moment(row.endpoint.delivered_at) if row.endpoint.delivered_at else "–"
+
+    @display(description=_("filter"))  # type: ignore[untyped-decorator]
+    def filter_text(self, row: WebhookSubscription) -> str:
+        return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in sorted(row.filter.items())) or "–"
+
+    @action(description=_("Pause"), icon="pause_circle", url_path="pause", permissions=["change"])  # type: ignore[untyped-decorator]
+    def pause_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            pause_endpoint(row)
+            self.log_change(request, row, gettext("Paused."))
+
+        text = gettext("Messages are kept and sent after you enable the webhook again.")
+        title = gettext("Pause “%(what)s”?") % {"what": row}
+        return self.confirm(request, title, act, text=text, button=gettext("Pause"), back=self.url("change", row.pk))
+
+    @action(description=_("Enable"), icon="play_circle", url_path="enable", permissions=["change"])  # type: ignore[untyped-decorator]
+    def enable_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            enable_endpoint(row)
+            self.log_change(request, row, gettext("Enabled."))
+
+        text = gettext("Ends a pause, a rest or a disabled state. Waiting messages are sent at once.")
+        title = gettext("Enable “%(what)s”?") % {"what": row}
+        return self.confirm(request, title, act, text=text, button=gettext("Enable"), back=self.url("change", row.pk))
+
+    @action(description=_("Send a test"), icon="send", url_path="test", permissions=["change"])  # type: ignore[untyped-decorator]
+    def send_test_message(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+
+        def act() -> None:
+            write_test_message(row)
+            self.log_change(request, row, gettext("Sent a test."))
+            messages.success(request, gettext("The test is in the list of messages, with its result."))
+
+        text = gettext("Sends a message of the type webhook.test within seconds.")
+        title = gettext("Send a test to “%(who)s”") % {"who": row}
+        return self.confirm(
+            request, title, act, text=text, button=gettext("Send the test"), back=self.url("change", row.pk)
+        )
+
+    @action(description=_("Send a range again"), icon="replay", url_path="send-again", permissions=["change"])  # type: ignore[untyped-decorator]
+    def send_range_again(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        form = ReplayRangeForm(request.POST or None)
+
+        def act() -> None:
+            given = form.cleaned_data
+            try:
+                count = replay_messages(row, given["since"], given["until"], by=request.user.get_username())
+            except InvalidInput:
+                form.add_error("until", gettext(
+                    "The range must not be empty and have at most %(most)s messages."
+                ) % {"most": f"{MOST_REPLAYED:,}"})  # fmt: skip
+                return
+            self.log_change(request, row, gettext("Messages that are sent again: %(count)s.") % {"count": count})
+            messages.success(request, gettext("Messages that are sent again: %(count)s.") % {"count": count})
+
+        text = gettext(
+            "Sends again what happened in this time and was delivered or given up. Receivers know a message by its id."
+        )
+        title = gettext("Send messages of “%(what)s” again") % {"what": row}
+        return self.confirm(
+            request, title, act, form=form, text=text, button=gettext("Send again"), back=self.url("change", row.pk)
+        )
+
+
+@admin.register(WebhookMessage)
+class WebhookMessageAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("message_id", "subscription", "type", "object_key", "occurred_at", "state", "attempt",
+                    "next_attempt", "shown_problem")  # fmt: skip
+    list_filter = ("subscription", "state")
+    list_select_related = ("subscription",)
+    ordering = ("-pk",)
+    fields = ("message_id", "subscription", "type", "object_key", "occurred_at", "data", "state", "attempt",
+              "next_attempt", "first_tried_at", "ended_at", "status", "shown_problem")  # fmt: skip
+    readonly_fields = ("next_attempt", "shown_problem")
+
+    @display(description=_("next attempt at"), ordering="due_at")  # type: ignore[untyped-decorator]
+    def next_attempt(self, row: WebhookMessage) -> str:
+        return format_moment(row.due_at) if row.state == WebhookMessage.State.WAITING else "–"
+
+    @display(description=_("last error"))  # type: ignore[untyped-decorator]
+    def shown_problem(self, row: WebhookMessage) -> str:
+        code, _colon, detail = row.problem.partition(": ")
+        return " – ".join(part for part in (translate_reason(code), detail) if part) or "–"

@@ -1,0 +1,261 @@
+"""Pages of customer imports: upload a file, look at its check, start, stop, and undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import RawPostDataException
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils.decorators import method_decorator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST, require_safe
+from unfold.decorators import display
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
+
+from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.csv_export import BOM, format_cell, format_csv_rows, stream_csv
+from scheduling.admin.labels import translate_error
+from scheduling.customers import imports
+from scheduling.customers.csv_records import ENCODINGS
+from scheduling.customers.import_columns import map_header
+from scheduling.customers.imports import State
+from scheduling.errors import AftertouchError, Conflict, InvalidInput
+from scheduling.models import Customer, CustomerImport, RefusedLines
+
+SHOWN_RECORDS = 5
+SHOWN_REFUSALS = 20
+TONES = {
+    "uploading": "warning", "checking": "warning", "ready": "info", "running": "warning", "done": "success",
+    "stopped": "default", "undoing": "warning", "undone": "default", "discarded": "default", "failed": "danger",
+}  # fmt: skip
+#: Labels of counts by phase.
+FIGURES = {
+    State.CHECKING: (
+        ("lines", gettext_lazy("lines")), ("created", gettext_lazy("new customers")),
+        ("changed", gettext_lazy("customers that change")), ("unchanged", gettext_lazy("unchanged")),
+        ("refused", gettext_lazy("refused lines")),
+    ),
+    State.RUNNING: (
+        ("lines", gettext_lazy("lines")), ("created", gettext_lazy("customers created")),
+        ("changed", gettext_lazy("customers changed")), ("unchanged", gettext_lazy("unchanged")),
+        ("refused", gettext_lazy("refused lines")),
+    ),
+    State.UNDOING: (
+        ("restored", gettext_lazy("customers restored")), ("kept", gettext_lazy("values that stay")),
+    ),
+}  # fmt: skip
+
+
+class ImportForm(forms.Form):
+    """Choose a file. Its script sends the name and the size, and then the file in parts."""
+
+    file_name = forms.CharField(max_length=200, widget=forms.HiddenInput)
+    size = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
+    encoding = forms.ChoiceField(
+        label=gettext_lazy("Encoding"), required=False, widget=UnfoldAdminSelectWidget,
+        choices=[("", gettext_lazy("Detect")), *ENCODINGS.items()],
+        help_text=gettext_lazy("Excel in Chinese saves “CSV” as GB18030 and “CSV UTF-8” as UTF-8."),
+    )  # fmt: skip
+    empty_clears = forms.BooleanField(
+        label=gettext_lazy("Empty cells clear the value"), required=False, widget=UnfoldBooleanSwitchWidget,
+        help_text=gettext_lazy("Otherwise an empty cell changes nothing."),
+    )  # fmt: skip
+
+
+@admin.register(CustomerImport)
+class CustomerImportAdmin(ReadOnlyAdmin):
+    list_display = ("file_name", "shown_state", "created_at", "actor_name", "outcome")
+    list_filter = ("state",)
+    list_filter_submit = False
+    ordering = ("-pk",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("scheduling.add_customerimport")
+
+    def get_urls(self) -> list[URLPattern]:
+        view, name = self.admin_site.admin_view, "scheduling_customerimport"
+        return [
+            path("<uuid:pk>/part/", view(self.part_view), name=f"{name}_part"),
+            path("<uuid:pk>/start/", view(self.start_view), name=f"{name}_start"),
+            path("<uuid:pk>/stop/", view(self.stop_view), name=f"{name}_stop"),
+            path("<uuid:pk>/undo/", view(self.undo_view), name=f"{name}_undo"),
+            path("<uuid:pk>/refused/", view(self.refused_view), name=f"{name}_refused"),
+            *super().get_urls(),
+        ]
+
+    @display(description=gettext_lazy("state"), label=TONES)  # type: ignore[untyped-decorator]
+    def shown_state(self, row: CustomerImport) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=gettext_lazy("result"))  # type: ignore[untyped-decorator]
+    def outcome(self, row: CustomerImport) -> str:
+        return " · ".join(f"{label} {value}" for label, value in _list_figures(row) if value)
+
+    # --- upload -------------------------------------------------------------------------------------------------------
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        form = ImportForm(request.POST or None)
+        if request.method == "POST" and form.is_valid():
+            try:
+                row = imports.create_import(
+                    **form.cleaned_data,
+                    actor=request.user.get_username(),
+                    user=request.user,  # type: ignore[arg-type]
+                )
+            except InvalidInput as error:
+                for each in error.errors:
+                    form.add_error(None, f"{_('File')}: {translate_error(each.message)}")
+            except Conflict as error:
+                form.add_error(None, translate_error(str(error)))
+            else:
+                return redirect(self.url("change", row.pk))
+        return self.page(
+            request, "ops/import_upload.html", _("Import customers"), form=form, back=self.url("changelist")
+        )  # fmt: skip
+
+    @method_decorator(require_POST)
+    def part_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Store a part of the file. Answers 409 with the reason if the upload cannot continue."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        try:
+            imports.store_part(pk, int(request.GET.get("start", "")), request.body)
+        except (AftertouchError, ValueError, RawPostDataException) as error:
+            return HttpResponse(translate_error(str(error)), status=409, content_type="text/plain; charset=utf-8")
+        return HttpResponse(content_type="text/plain")
+
+    # --- one import ---------------------------------------------------------------------------------------------------
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.get_row_or_404(request, object_id)
+        may_act = self.has_add_permission(request)
+        columns = map_header(row.header) if row.header else None
+        phase = _get_phase(row)
+        return self.page(
+            request,
+            "ops/import_run.html",
+            row.file_name,
+            original=row,
+            row=row,
+            tone=TONES[row.state],
+            working=row.state in imports.WORKING,
+            percent=_compute_progress(row),
+            figures=_list_figures(row),
+            problems=[(field, translate_error(message)) for field, message in row.problems],
+            columns=[each for each in columns.columns if each.parse] if columns else [],
+            unknown=columns.unknown if columns else [],
+            records=imports.read_first_records(row, SHOWN_RECORDS)
+            if may_act and columns and row.state in imports.WITH_FILE
+            else [],
+            refused=_list_refusals(row, phase),
+            refused_link=self.url("refused", row.pk) if may_act else "",
+            changed=imports.changed_customers(row),
+            may_act=may_act,
+            may_stop=may_act and row.state in imports.WITH_FILE,
+            may_undo=may_act and row.state in imports.UNDOABLE and imports.changed_customers(row),
+            links={name: self.url(name, row.pk) for name in ("start", "stop", "undo")},
+            back=self.url("changelist"),
+        )
+
+    @method_decorator(require_POST)
+    def start_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        return self._decide(request, pk, imports.start_import)
+
+    @method_decorator(require_POST)
+    def stop_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        return self._decide(request, pk, imports.stop_import)
+
+    def undo_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        row = self.get_row_or_404(request, str(pk))
+        return self.confirm(
+            request,
+            _("Undo the import"),
+            lambda: self._decide(request, pk, imports.undo_import),
+            back=self.url("change", pk),
+            danger=True,
+            original=row,
+            text=_("Restores the values from before the import, except those that were changed since. Opt-outs stay."),
+            facts=[_("Customers that the import changed: %(count)s") % {"count": imports.changed_customers(row)}],
+        )
+
+    def _decide(self, request: HttpRequest, pk: UUID, act: Callable[..., object]) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        try:
+            act(self.get_row_or_404(request, str(pk)).pk, actor=request.user.get_username())
+        except AftertouchError as error:
+            messages.error(request, translate_error(str(error)))
+        return redirect(self.url("change", pk))
+
+    @method_decorator(require_safe)
+    def refused_view(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        row = self.get_row_or_404(request, str(pk))
+        return stream_csv(request, "refused", _generate_refusals(row, _get_phase(row)))
+
+
+def _get_phase(row: CustomerImport) -> str:
+    """Return the latest phase that has counts."""
+    return next((str(phase) for phase in reversed(FIGURES) if phase in row.counts), str(State.CHECKING))
+
+
+def _list_figures(row: CustomerImport) -> list[tuple[str, int]]:
+    phase = _get_phase(row)
+    counts = row.counts.get(phase, {})
+    return [(str(label), counts.get(name, 0)) for name, label in FIGURES[State(phase)]] if counts else []
+
+
+def _compute_progress(row: CustomerImport) -> int:
+    """Return the progress of the phase in percent."""
+    if row.state == State.UPLOADING:
+        return 100 * row.stored // row.size
+    if row.state == State.UNDOING:
+        total = imports.changed_customers(row)
+        done = int(row.counts.get(State.UNDOING, {}).get("changes", 0))
+        return min(100 * done // max(total, 1), 100)
+    if row.state in imports.WORKING:
+        return 100 * row.position // row.size
+    return 100
+
+
+def _list_refusals(row: CustomerImport, phase: str) -> list[tuple[str, str, str]]:
+    """Return the first refusals: line or customer, column or field, and reason."""
+    found: list[tuple[str, str, str]] = []
+    for each in row.refused.filter(phase=phase).order_by("pk"):
+        found += _describe_entries(each)
+        if len(found) >= SHOWN_REFUSALS:
+            break
+    return found[:SHOWN_REFUSALS]
+
+
+def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
+    entries = batch.entries
+    names: dict[int, str] = {}
+    if batch.phase == State.UNDOING:
+        names = dict(Customer.objects.filter(pk__in={each[0] for each in entries}).values_list("pk", "user_id"))
+    return [
+        (str(names.get(key, "–") if names else key), field or "–", translate_error(message))
+        for key, field, message in entries
+    ]
+
+
+def _generate_refusals(row: CustomerImport, phase: str) -> Iterator[str]:
+    first = _("customer") if phase == State.UNDOING else _("line")
+    yield BOM + format_csv_rows([[first, _("column"), _("reason")]])
+    for each in row.refused.filter(phase=phase).order_by("pk").iterator(chunk_size=10):
+        yield format_csv_rows([[format_cell(cell) for cell in entry] for entry in _describe_entries(each)])

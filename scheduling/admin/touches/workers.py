@@ -1,0 +1,126 @@
+"""Show queues, workers and wanted numbers: what Flower shows, in the terms of this application."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.module_loading import import_string
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.sidebar import may_open_flower, may_see_workers
+from scheduling.db_timeouts import Deadline
+from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.queue_stats import QueueStats, read_broker
+from scheduling.monitoring.wanted_numbers import read_scaling
+from scheduling.monitoring.worker_reports import WorkerReport, list_worker_reports
+from scheduling.redis_client import RedisError
+
+log = structlog.get_logger(__name__)
+
+KINDS = {
+    "workers": gettext_lazy("Core workers"), "execution_nodes": gettext_lazy("Execution nodes"),
+    "watchers": gettext_lazy("Watchers"),
+}  # fmt: skip
+REASONS = {
+    "busy": gettext_lazy("the load of the running ones"), "backlog": gettext_lazy("the backlog"),
+    "late": gettext_lazy("due work is late"), "live": gettext_lazy("chats with a running timer"),
+    "held": gettext_lazy("the need was larger a short time ago"), "maximum": gettext_lazy("more are needed"),
+    "minimum": gettext_lazy("the least number"), "no_answer": gettext_lazy("a source does not answer: keep what runs"),
+}  # fmt: skip
+#: A report is late after this time.
+LATE_REPORT = timedelta(seconds=15)
+
+
+def workers_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not may_see_workers(request.user):
+        raise PermissionDenied
+    workers, has_answer = _list_workers()
+    return touches_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/workers.html",
+        _("Queues and workers"),
+        read_at=now(),
+        **_describe_broker(workers),
+        workers=[_describe_worker(each) for each in workers],
+        reports_missing=not has_answer,
+        wanted=_describe_wanted(),
+        flower=reverse("flower") if may_open_flower(request.user) else "",
+    )
+
+
+def _list_workers() -> tuple[list[WorkerReport], bool]:
+    """Return the reports of core workers and those of other apps, and whether Redis and PostgreSQL answered."""
+    found, has_answer = [], True
+    try:
+        found += list_worker_reports()
+    except RedisError as error:
+        log.warning("worker_reports_unavailable", error=str(error))
+        has_answer = False
+    for path in settings.WORKER_LISTS:
+        others: list[WorkerReport] | None = count_within(import_string(path), settings.TIMEOUTS.dashboard)
+        found += others or []
+        has_answer = has_answer and others is not None
+    return found, has_answer
+
+
+def _describe_worker(worker: WorkerReport) -> dict[str, Any]:
+    name, _at, host = worker.name.partition("@")
+    age = timedelta(seconds=round(worker.age))
+    return {
+        "name": name if host else _("execution node"), "host": host or name, "queues": worker.queues,
+        "processes": worker.processes, "running": worker.running, "is_late": age > LATE_REPORT,
+        "seen": _("%(span)s ago") % {"span": describe_duration(age)} if age else _("now"),
+    }  # fmt: skip
+
+
+def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
+    consumers = Counter(queue for worker in workers for queue in worker.queues)
+    broker = read_broker()
+    if broker is None:
+        return {"queues": None}
+    known = {each.name for each in broker.queues}
+    order = {name: place for place, name in enumerate([*TOUCH_QUEUES.values(), "ticks", "high", "normal", "low"])}
+    rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
+    rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
+    return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}
+
+
+def _describe_queue(queue: QueueStats, consumers: Counter[str]) -> dict[str, Any]:
+    priority = next((key for key, name in TOUCH_QUEUES.items() if name == queue.name), None)
+    touches = reverse("admin:scheduling_touch_changelist")
+    age = timedelta(seconds=round(queue.oldest_age or 0))
+    return {
+        "name": queue.name, "length": queue.length, "unacked": queue.unacked, "consumers": consumers[queue.name],
+        "link": "" if priority is None else f"{touches}?state__exact=queued&priority__exact={priority}",
+        "oldest": describe_duration(age) if queue.length and age else "",
+        "is_unattended": bool(queue.length and not consumers[queue.name]),
+    }  # fmt: skip
+
+
+def _describe_wanted() -> list[dict[str, Any]] | None:
+    try:
+        answers = read_scaling(Deadline(settings.TIMEOUTS.metrics))
+    except OperationalError as error:
+        log.warning("scaling_unanswered", error=str(error))
+        return None
+    return [
+        {
+            "kind": KINDS.get(kind, kind), "running": each.running, "wanted": each.wanted, "minimum": each.minimum,
+            "maximum": each.maximum, "reason": REASONS.get(each.code, each.text),
+            "is_short": each.wanted is not None and each.running is not None and each.wanted > each.running,
+        }
+        for kind, each in answers.items()
+    ]  # fmt: skip

@@ -1,0 +1,261 @@
+"""Create, change, search, export and erase customers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any
+from uuid import UUID
+from zoneinfo import available_timezones
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+from django.http import HttpRequest
+from ninja import Field, Path, Query, Router, Schema
+from pydantic import AfterValidator, WithJsonSchema
+
+from scheduling import sql
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch
+from scheduling.api.cloudevents import FORBIDDEN
+from scheduling.api.pagination import Page, build_page, limit_list_time
+from scheduling.api.schemas import ProblemOut, Request, Text, check_storable
+from scheduling.audit.audit_log import record_action
+from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, change_customer, change_customers
+from scheduling.customers.erasure import request_erasure
+from scheduling.customers.export import export_customer
+from scheduling.customers.search import filter_customers
+from scheduling.errors import FieldError, InvalidInput, NotFound
+from scheduling.models import Customer
+from scheduling.policy.profile import MAX_ATTRIBUTES, MAX_TAGS, check_attribute_name, normalize_tags, store_value
+
+router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
+ERASE = ApiKeyAuth("customers.erase")
+PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
+SAME = (
+    "user_id", "level", "name", "locale", "timezone", "opted_out", "opted_out_at", "addresses", "last_active_at",
+)  # fmt: skip
+
+
+@cache
+def _list_timezones() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _check_characters(text: str) -> str:
+    if found := FORBIDDEN.search(text):
+        raise ValueError(f"contains U+{ord(found[0]):04X}")
+    return text
+
+
+def _check_timezone(name: str) -> str:
+    if name and name not in _list_timezones():
+        raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
+    return name
+
+
+def _check_attribute_name(name: str) -> str:
+    check_attribute_name(name)
+    return name
+
+
+def _store_attribute(value: Any) -> Any:
+    return None if value is None else store_value(value)
+
+
+UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
+#: Live chats accept more characters than a new customer here may have.
+StoredUserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_storable)]
+AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_check_characters)]
+Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_characters)]
+
+
+AttributeName = Annotated[str, AfterValidator(_check_attribute_name)]
+AttributeIn = Annotated[
+    Any,
+    AfterValidator(_store_attribute),
+    WithJsonSchema({"anyOf": [{"type": each} for each in ("string", "number", "boolean", "null")]}),
+]
+Tags = Annotated[list[str], Field(max_length=MAX_TAGS), AfterValidator(normalize_tags)]
+
+
+class CustomerIn(Request):
+    level: Annotated[str, Field(max_length=40), AfterValidator(_check_characters)] = ""
+    name: Annotated[str, Field(max_length=200), AfterValidator(_check_characters)] = ""
+    locale: Annotated[str, Field(max_length=20), AfterValidator(_check_characters)] = ""
+    timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
+    opted_out: bool = False
+    addresses: Annotated[dict[AddressKind, Address], Field(max_length=MAX_ADDRESSES)] = {}
+    attributes: Annotated[dict[AttributeName, AttributeIn], Field(max_length=2 * MAX_ATTRIBUTES)] = {}
+    tags: Tags = []
+
+
+class NamedCustomerIn(CustomerIn):
+    user_id: UserId
+
+
+class CustomersIn(Request):
+    customers: Annotated[list[NamedCustomerIn], Field(min_length=1, max_length=BATCH)]
+
+
+class CustomerReceiptOut(Schema):
+    user_id: str
+    created: bool
+    changed: list[str]
+
+
+class CustomerReceiptsOut(Schema):
+    customers: list[CustomerReceiptOut]
+
+
+class CustomerOut(Schema):
+    user_id: str
+    level: str
+    name: str
+    locale: str
+    timezone: str
+    opted_out: bool
+    opted_out_at: datetime | None
+    addresses: dict[str, Any]
+    last_active_at: datetime | None
+    attributes: dict[str, str | bool | int | float]
+    tags: list[str]
+
+
+class CustomersOut(Schema):
+    items: list[CustomerOut]
+    next: str | None
+
+
+class CustomerExportOut(Schema):
+    customer: CustomerOut
+    events: list[dict[str, Any]]
+    touches: list[dict[str, Any]]
+    changes: list[dict[str, Any]]
+    complaints: list[datetime]
+    failed_tasks: list[dict[str, Any]]
+    disabled_addresses: list[dict[str, Any]]
+    webhook_messages: list[dict[str, Any]]
+    rpa_jobs: list[dict[str, Any]]
+    live_chats: list[dict[str, Any]]
+    complete: bool  #: false: a list holds the latest 10,000 entries only, or Redis did not answer for live chats
+
+
+class ErasureOut(Schema):
+    erasure_id: UUID
+    state: str
+
+
+class CustomersPage(Page):
+    q: Text = ""
+    tag: Text = ""
+
+
+@router.post("/customers", response={200: CustomerReceiptsOut, PROBLEMS: ProblemOut})
+def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
+    """Create or change up to 500 customers, all or none, like a `PUT` for each. The answer has one entry for each."""
+    _check_batch(batch.customers)
+    charge_batch(request, len(batch.customers), "customers")
+    inputs = [
+        CustomerInput(each.user_id, each.model_dump(exclude_unset=True, exclude={"user_id"}))
+        for each in batch.customers
+    ]
+    with sql.brief_lock_waits():
+        stored = change_customers(inputs, actor=build_api_key_actor(request).name)
+    receipts = [{"user_id": row.user_id, "created": row.created, "changed": sorted(row.after)} for row in stored]
+    return {"customers": receipts}
+
+
+@router.get("/customers", response={200: CustomersOut, PROBLEMS: ProblemOut})
+def list_customers(request: HttpRequest, page: Query[CustomersPage]) -> dict[str, Any]:
+    """Return customers, the newest first. `q` is a part of the name or the start of the user id."""
+    before = page.before()
+    found = filter_customers(page.q, page.tag)
+    if before:
+        found = found.filter(pk__lt=min(before.int, 2**63 - 1))
+    with limit_list_time():
+        rows = list(found.select_related("profile").order_by("-pk")[: page.limit + 1])
+    return build_page([serialize_customer(row) for row in rows], [UUID(int=row.pk) for row in rows], page.limit)
+
+
+@router.get("/customers/{path:user_id}/export", auth=ERASE, response={200: CustomerExportOut, PROBLEMS: ProblemOut})
+def get_customer_export(request: HttpRequest, user_id: Path[StoredUserId]) -> dict[str, Any]:
+    """Return all stored data of a customer.
+
+    Fields, events, touches with texts and verdicts, changes, complaints, failed tasks, disabled addresses, messages of
+    webhooks, RPA jobs with their runs and the live chat.
+    """
+    with limit_list_time(
+        settings.TIMEOUTS.export, "The data of this customer takes too long to read. Try again later."
+    ):
+        row = _find_customer(user_id)
+        record_action("exported", row, actor=build_api_key_actor(request).name)
+        return {"customer": serialize_customer(row)} | export_customer(row)
+
+
+@router.delete("/customers/{path:user_id}", auth=ERASE, response={202: ErasureOut, PROBLEMS: ProblemOut})
+def delete_customer(request: HttpRequest, user_id: Path[StoredUserId]) -> tuple[int, dict[str, Any]]:
+    """Erase a customer: its personal data leaves every table, its history stays anonymous.
+
+    Reads answer 404 at once. A pass removes the rest within a minute. Idempotent.
+    """
+    with sql.brief_lock_waits():
+        row = request_erasure(user_id, actor=build_api_key_actor(request).name)
+    return 202, {"erasure_id": row.pk, "state": row.state}
+
+
+@router.put("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
+def put_customer(request: HttpRequest, user_id: Path[UserId], customer: CustomerIn) -> dict[str, Any]:
+    """Create a customer or change the given fields. Other fields stay unchanged.
+
+    `attributes` are merged by name; null removes one. `addresses` and `tags` replace the stored ones.
+    """
+    _check_email(customer, "addresses.email")
+    with sql.brief_lock_waits():
+        actor = build_api_key_actor(request).name
+        change_customer(user_id, customer.model_dump(exclude_unset=True), actor=actor)
+        return serialize_customer(_find_customer(user_id))
+
+
+@router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
+def get_customer(request: HttpRequest, user_id: Path[StoredUserId]) -> dict[str, Any]:
+    """Return one customer."""
+    return serialize_customer(_find_customer(user_id))
+
+
+def _find_customer(user_id: str) -> Customer:
+    row = Customer.objects.filter(user_id=user_id).select_related("profile").first()
+    if row is None:
+        raise NotFound(f"There is no customer {user_id}.")
+    return row
+
+
+def _check_batch(customers: Sequence[NamedCustomerIn]) -> None:
+    given = Counter(each.user_id for each in customers)
+    errors = [
+        FieldError(f"customers.{position}.user_id", "is given twice")
+        for position, each in enumerate(customers)
+        if given[each.user_id] > 1
+    ]
+    if errors:
+        raise InvalidInput(*errors)
+    for position, each in enumerate(customers):
+        _check_email(each, f"customers.{position}.addresses.email")
+
+
+def _check_email(customer: CustomerIn, field: str) -> None:
+    if "email" not in customer.addresses:
+        return
+    try:
+        validate_email(customer.addresses["email"])
+    except ValidationError as error:
+        raise InvalidInput.of(field, "is not an e-mail address") from error
+
+
+def serialize_customer(row: Customer) -> dict[str, Any]:
+    """Return the fields of a customer with its profile."""
+    stored = getattr(row, "profile", None)
+    profile = {"attributes": stored.attributes, "tags": stored.tags} if stored else {"attributes": {}, "tags": []}
+    return {name: getattr(row, name) for name in SAME} | profile

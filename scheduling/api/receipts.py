@@ -1,0 +1,132 @@
+"""`POST /receipts`: record what receivers report about sent messages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Field, Router, Schema
+from pydantic import AfterValidator, BeforeValidator
+
+from scheduling import sql
+from scheduling.api.auth import ApiKeyAuth, charge_batch
+from scheduling.api.cloudevents import EARLIEST, LATEST
+from scheduling.api.schemas import ProblemOut, Request, Text, check_storable
+from scheduling.errors import FieldError, InvalidInput
+from scheduling.receipts.bounce_mail import record_bounce
+from scheduling.receipts.recording import BATCH, DETAIL, RecordingResult, Report, record_reports
+
+router = Router(tags=["receipts"], auth=ApiKeyAuth("receipts"))
+PROBLEMS = (400, 401, 403, 413, 422, 429, 503)
+
+
+def _check_is_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be an RFC 3339 time with its offset, such as 2026-01-31T08:00:00+08:00")
+    return value
+
+
+VendorId = Annotated[str, Field(max_length=120), AfterValidator(check_storable)]
+Time = Annotated[datetime, Field(strict=False), BeforeValidator(_check_is_text)]
+Detail = Annotated[str, Field(max_length=DETAIL), AfterValidator(check_storable)]
+
+
+class ReceiptIn(Request):
+    """`delivery_key`, or `channel` and `vendor_id`, name the message. `permanent` disables the bounced address."""
+
+    type: Literal["delivered", "read", "clicked", "replied", "bounced", "complained"]
+    delivery_key: Annotated[UUID, Field(strict=False)] | None = None
+    channel: Text = ""
+    vendor_id: VendorId = ""
+    time: Time | None = None
+    detail: Detail = ""
+    permanent: bool = False
+    address: Text = ""
+
+
+class ReceiptsIn(Request):
+    receipts: Annotated[list[ReceiptIn], Field(min_length=1, max_length=BATCH)]
+
+
+class RefusedReceiptOut(Schema):
+    position: int
+    field: str
+    message: str
+
+
+class ReceiptsOut(Schema):
+    accepted: int
+    duplicates: int
+    refused: list[RefusedReceiptOut]
+
+
+@router.post("/receipts", response={200: ReceiptsOut, PROBLEMS: ProblemOut})
+def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
+    """Record up to 500 receipts, in any order. Idempotent by message and type.
+
+    Receipts about unknown messages are listed in `refused`; the others are stored. A malformed receipt refuses the
+    request.
+    """
+    _check_receipts(batch.receipts)
+    charge_batch(request, len(batch.receipts), "receipts")
+    result = record_reports(
+        [
+            Report(
+                each.type, each.time, each.delivery_key, each.channel, each.vendor_id, each.detail, each.permanent,
+                each.address,
+            )
+            for each in batch.receipts
+        ]
+    )  # fmt: skip
+    return _serialize_result(result)
+
+
+@router.post(
+    "/bounces",
+    response={200: ReceiptsOut, PROBLEMS: ProblemOut},
+    openapi_extra={"requestBody": {"required": True, "content": {"message/rfc822": {"schema": {"type": "string"}}}}},
+)
+def post_bounce(request: HttpRequest) -> dict[str, Any]:
+    """Record one bounce mail, as received. 422 for a mail that reports nothing about a mail of Aftertouch."""
+    try:
+        result = record_bounce(request.body)
+    except ValueError as error:
+        raise InvalidInput.of("", str(error)) from None
+    return _serialize_result(result)
+
+
+def _serialize_result(result: RecordingResult) -> dict[str, Any]:
+    refused = [each._asdict() for each in result.refused]
+    return {"accepted": result.accepted, "duplicates": result.duplicates, "refused": refused}
+
+
+def _check_receipts(receipts: list[ReceiptIn]) -> None:
+    now = sql.now()
+    errors = [
+        FieldError(f"receipts.{position}.{field}", message)
+        for position, each in enumerate(receipts)
+        for field, message in _list_receipt_errors(each, now)
+    ]
+    if errors:
+        raise InvalidInput(*errors)
+
+
+def _list_receipt_errors(each: ReceiptIn, now: datetime) -> list[tuple[str, str]]:
+    errors = []
+    if each.delivery_key is None and not (each.channel and each.vendor_id):
+        errors.append(("delivery_key", "is required, or channel and vendor_id"))
+    elif each.delivery_key is not None and (each.channel or each.vendor_id):
+        errors.append(("delivery_key", "must not be given together with channel or vendor_id"))
+    if each.time is not None and each.time.tzinfo is None:
+        errors.append(("time", "must have an offset, such as 2026-01-31T08:00:00+08:00"))
+    elif each.time is not None and each.time > now + LATEST:
+        errors.append(("time", "is more than 5 minutes ahead"))
+    elif each.time is not None and each.time < EARLIEST:
+        errors.append(("time", "is before 1970"))
+    if each.permanent and each.type != "bounced":
+        errors.append(("permanent", "is for bounced only"))
+    if each.address and each.type != "bounced":
+        errors.append(("address", "is for bounced only"))
+    return errors

@@ -1,0 +1,98 @@
+"""List the receivers that touches wait for or are sent to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Query, Router, Schema
+
+from scheduling.api.auth import ApiKeyAuth
+from scheduling.api.pagination import Page, limit_list_time
+from scheduling.api.schemas import ProblemOut
+from scheduling.errors import InvalidInput
+from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
+
+router = Router(tags=["receivers"], auth=ApiKeyAuth("metrics"))
+PROBLEMS = (401, 403, 422, 429, 503)
+MOST_SKIPPED = 100_000
+
+
+class ReceiverPageIn(Page):
+    def offset(self) -> int:
+        """Return how many receivers precede the page.
+
+        Raises:
+            InvalidInput: the cursor is not the `next` value of a page.
+        """
+        if self.cursor and not (self.cursor.isascii() and self.cursor.isdecimal() and len(self.cursor) <= 6):
+            raise InvalidInput.of("cursor", "is not one that a list has given out")
+        return min(int(self.cursor or 0), MOST_SKIPPED)
+
+
+class RestOut(Schema):
+    """`reason`: `paused` (by an operator), `throttled` (by the vendor), `target_down` (it does not answer), `day` or
+    `month` (the limit is used up). `until` is null for a pause."""
+
+    reason: str
+    until: datetime | None
+
+
+class LimitOut(Schema):
+    period: str
+    used: int
+    limit: int
+
+
+class ReceiverOut(Schema):
+    """`chat_id` is empty for the address of the channel or of customers. `rate` is in touches a second."""
+
+    channel: str
+    kind: str
+    chat_id: str
+    waiting: int
+    waiting_complete: bool
+    in_flight: int
+    rate: float | None
+    resting: RestOut | None
+    ends_at: datetime | None
+    limits: list[LimitOut]
+
+
+class ReceiversOut(Schema):
+    """`complete` is false while Redis does not answer: figures of calls, rests and limits are missing then."""
+
+    items: list[ReceiverOut]
+    next: str | None
+    complete: bool
+
+
+@router.get("/receivers", response={200: ReceiversOut, PROBLEMS: ProblemOut})
+def show_receivers(request: HttpRequest, page: Query[ReceiverPageIn]) -> dict[str, Any]:
+    """List receivers with touches that wait for them or are sent to them now; those that end last come first.
+
+    A page counts 200,000 waiting touches at most. Where more wait, `waiting_complete` is false."""
+    offset = page.offset()
+    with limit_list_time():
+        found = list_receivers(offset, page.limit)
+    return {
+        "items": [_serialize_receiver(row) for row in found.rows],
+        "next": str(offset + page.limit) if found.more else None,
+        "complete": not found.incomplete,
+    }
+
+
+def _serialize_receiver(row: ReceiverStatus) -> dict[str, Any]:
+    return {
+        "channel": row.channel.key,
+        "kind": row.channel.kind,
+        "chat_id": row.chat_id,
+        "waiting": row.waiting,
+        "waiting_complete": row.counted_all,
+        "in_flight": row.in_flight,
+        "rate": row.rate,
+        "resting": {"reason": row.resting_reason, "until": row.resting_until} if row.resting_reason else None,
+        "ends_at": row.ends_at,
+        "limits": [{"period": period, "used": used, "limit": limit} for period, used, limit in row.used],
+    }

@@ -1,0 +1,172 @@
+"""Edit subscriptions of outgoing webhooks, list their messages and send them again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Field, Path, Query, Router, Schema
+from pydantic import AwareDatetime
+
+from scheduling import sql
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
+from scheduling.api.pagination import Page, build_page, limit_list_time
+from scheduling.api.schemas import ProblemOut, Request, Text
+from scheduling.models import WebhookMessage, WebhookSubscription
+from scheduling.monitoring.webhook_stats import read_webhook_backlogs
+from scheduling.webhooks.message_history import replay_messages, write_test_message
+from scheduling.webhooks.subscriptions import find_subscription, put_subscription, retire_subscription
+
+router = Router(tags=["webhooks"], auth=ApiKeyAuth("webhooks"))
+PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
+
+
+class WebhookIn(Request):
+    """`secret`: `whsec_…`; several during a rotation, with spaces between them. All of them sign."""
+
+    url: str | None = None
+    secret: str | None = None
+    events: list[Text] | None = None
+    filter: dict[str, list[Text]] | None = None
+    enabled: bool | None = None
+
+
+class WebhookOut(Schema):
+    """Address and secret are never shown. `state`: `ok`, `resting`, `paused` or `disabled`. `waiting` counts 10,000
+    messages at most."""
+
+    key: str
+    events: list[str]
+    filter: dict[str, list[str]]
+    enabled: bool
+    state: str
+    rest_until: datetime | None
+    waiting: int
+    problem: str
+    problem_at: datetime | None
+    delivered_at: datetime | None
+
+
+class WebhooksOut(Schema):
+    items: list[WebhookOut]
+
+
+class MessageOut(Schema):
+    id: UUID
+    type: str
+    object: str
+    timestamp: datetime
+    state: str
+    attempts: int
+    due_at: datetime
+    ended_at: datetime | None
+    status: int | None
+    problem: str
+    data: dict[str, Any]
+
+
+class MessagesOut(Schema):
+    items: list[MessageOut]
+    next: str | None
+
+
+class MessagesPage(Page):
+    state: WebhookMessage.State | None = None
+
+
+class ReplayIn(Request):
+    since: AwareDatetime = Field(alias="from", strict=False)
+    until: AwareDatetime = Field(alias="to", strict=False)
+
+
+class ReplayOut(Schema):
+    count: int
+
+
+class TestOut(Schema):
+    written: bool
+
+
+@router.get("/webhooks", response={200: WebhooksOut, PROBLEMS: ProblemOut})
+def list_webhooks(request: HttpRequest) -> dict[str, Any]:
+    """Return all outgoing webhooks with the state of their receivers."""
+    with limit_list_time():
+        rows = WebhookSubscription.objects.filter(retired_at=None).select_related("endpoint")
+        waiting = _read_waiting_counts()
+        return {"items": [_serialize_webhook(row, waiting) for row in rows]}
+
+
+@router.get("/webhooks/{key}", response={200: WebhookOut, PROBLEMS: ProblemOut})
+def get_webhook(request: HttpRequest, key: Path[Text]) -> dict[str, Any]:
+    """Return one outgoing webhook."""
+    return _serialize_webhook(find_subscription(key), _read_waiting_counts())
+
+
+@router.put("/webhooks/{key}", response={200: WebhookOut, PROBLEMS: ProblemOut})
+def put_webhook(request: HttpRequest, key: Path[Text], webhook: WebhookIn) -> dict[str, Any]:
+    """Create an outgoing webhook or change the given fields. It gets what happens from now on."""
+    given = {name: value for name, value in webhook.model_dump(exclude_unset=True).items() if value is not None}
+    with sql.brief_lock_waits():
+        put_subscription(key, given, actor=build_api_key_actor(request).name)
+    return _serialize_webhook(find_subscription(key), _read_waiting_counts())
+
+
+@router.delete("/webhooks/{key}", response={204: None, PROBLEMS: ProblemOut})
+def delete_webhook(request: HttpRequest, key: Path[Text]) -> tuple[int, None]:
+    """Retire an outgoing webhook. Nothing more is sent."""
+    with sql.brief_lock_waits():
+        retire_subscription(key, actor=build_api_key_actor(request).name)
+    return 204, None
+
+
+@router.get("/webhooks/{key}/deliveries", response={200: MessagesOut, PROBLEMS: ProblemOut})
+def list_deliveries(request: HttpRequest, key: Path[Text], page: Query[MessagesPage]) -> dict[str, Any]:
+    """Return the messages of a webhook, the newest first. `state`: `waiting`, `delivered` or `given_up`."""
+    found = WebhookMessage.objects.filter(subscription=find_subscription(key))
+    if page.state:
+        found = found.filter(state=page.state)
+    if before := page.before():
+        found = found.filter(pk__lt=min(before.int, 2**63 - 1))
+    with limit_list_time():
+        rows = list(found.order_by("-pk")[: page.limit + 1])
+    return build_page([_serialize_message(row) for row in rows], [UUID(int=row.pk) for row in rows], page.limit)
+
+
+@router.post("/webhooks/{key}/replay", response={200: ReplayOut, PROBLEMS: ProblemOut})
+def replay_webhook(request: HttpRequest, key: Path[Text], wish: ReplayIn) -> dict[str, Any]:
+    """Send again what happened from `from` to `to` and was delivered or given up. `webhook-id` stays, so a receiver
+    knows what it has."""
+    hook = find_subscription(key)
+    with sql.limit_statement_time(20):
+        count = replay_messages(hook, wish.since, wish.until, by=build_api_key_actor(request).name)
+    return {"count": count}
+
+
+@router.post("/webhooks/{key}/test", response={200: TestOut, PROBLEMS: ProblemOut})
+def test_webhook(request: HttpRequest, key: Path[Text]) -> dict[str, Any]:
+    """Send a message of type `webhook.test`. The list of deliveries shows its result."""
+    write_test_message(find_subscription(key))
+    return {"written": True}
+
+
+def _read_waiting_counts() -> dict[int, int]:
+    return {hook: backlog.waiting for hook, backlog in read_webhook_backlogs().items()}
+
+
+def _serialize_webhook(row: WebhookSubscription, waiting: dict[int, int]) -> dict[str, Any]:
+    at = row.endpoint
+    return {
+        "key": row.key, "events": row.events, "filter": row.filter, "enabled": row.enabled, "state": at.state,
+        "rest_until": at.rest_until if at.state == "resting" else None, "waiting": waiting.get(row.pk, 0),
+        "problem": at.problem, "problem_at": at.problem_at, "delivered_at": at.delivered_at,
+    }  # fmt: skip
+
+
+def _serialize_message(row: WebhookMessage) -> dict[str, Any]:
+    return {
+        "id": row.message_id, "type": row.type, "object": row.object_key, "timestamp": row.occurred_at,
+        "state": row.state, "attempts": row.attempt, "due_at": row.due_at, "ended_at": row.ended_at,
+        "status": row.status, "problem": row.problem, "data": row.data,
+    }  # fmt: skip

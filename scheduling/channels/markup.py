@@ -1,0 +1,63 @@
+"""Find the mentions and the buttons that the text of a message ends with."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MENTIONS = re.compile(r"(?:@[\w.+-]{1,64}\s*)+")
+PHONE_NUMBER = re.compile(r"\+?[0-9]{5,20}")
+BUTTON = re.compile(r"\[([^\[\]\n]{1,60})\]\((https?://[^\s()]{1,2000})\)")
+MOST_BUTTONS = 5
+ALL = "all"
+
+
+class BadContent(ValueError):
+    """The rendered text of a message does not fit the channel."""
+
+
+class Mentions(NamedTuple):
+    """Members to notify: everyone, phone numbers, and the vendor's user ids."""
+
+    everyone: bool = False
+    phones: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+
+class Card(NamedTuple):
+    """A title, a text and up to five buttons: label and address."""
+
+    title: str
+    text: str
+    buttons: list[tuple[str, str]]
+
+
+def split_mentions(body: str) -> tuple[str, Mentions]:
+    """Return the text without a last line of mentions such as “@all @13800138000 @zhangsan”, and the mentions."""
+    text, _, last = body.rstrip().rpartition("\n")
+    if not text.strip() or not MENTIONS.fullmatch(last):
+        return body, Mentions()
+    names = dict.fromkeys(last.replace("@", " ").split())
+    phones = tuple(name for name in names if PHONE_NUMBER.fullmatch(name))
+    return text, Mentions(ALL in names, phones, tuple(name for name in names if name != ALL and name not in phones))
+
+
+def read_card(subject: str, body: str, *, fewest_buttons: int = 1) -> Card:
+    """Return the card of a message. Last lines such as “[Open](https://…)” are its buttons.
+
+    Without a subject the first line is the title.
+
+    Raises:
+        BadContent: there are fewer buttons.
+    """
+    lines = body.strip().split("\n")
+    buttons: list[tuple[str, str]] = []
+    while lines and len(buttons) < MOST_BUTTONS and (found := BUTTON.fullmatch(lines[-1].strip())):
+        buttons.insert(0, (found[1], found[2]))
+        lines.pop()
+    if len(buttons) < fewest_buttons:
+        raise BadContent("a card needs a last line like “[Open](https://example.com)”")
+    title = " ".join(subject.split())
+    if not title and lines:
+        title = " ".join(lines.pop(0).lstrip("# ").split())
+    return Card(title or "…", "\n".join(lines).strip() or title or "…", buttons)

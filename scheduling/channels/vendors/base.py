@@ -1,0 +1,296 @@
+"""Share the code of channels to one person: settings, tokens, one JSON call, and the table of codes.
+
+A vendor whose answer is lost may have delivered, so the outcome is unknown. A request that the vendor refused because
+of its token had no effect: it is repeated once with a fresh token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+from urllib.parse import quote, quote_plus, urlencode
+
+from scheduling.channels import options
+from scheduling.channels.answers import TOKEN_EXPIRED, CodedAnswers, parse_answer, read_path
+from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quotas, Transient
+from scheduling.channels.http_client import Response, Transport, before_first_byte, excerpt, shared_transport
+from scheduling.channels.markup import BadContent
+from scheduling.channels.ssrf import PrivateHosts, check_url
+from scheduling.channels.vendors.tokens import Token, TokenRefused, shared_tokens
+
+JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
+QUOTA_KEYS, QUOTA_BY = ("quotas", "quota_by"), ("address", "account")
+HIDDEN = "****"
+SHORTEST_HIDDEN = 8  # characters; shorter secrets would hide ordinary words
+ADDRESS_LENGTH = 500
+MAX_TOKEN = 4_096  # characters
+LONGEST_LIFE = timedelta(days=30)
+NAMED_LINE = re.compile(r"\s*([A-Za-z0-9_][\w.]{0,63})\s*[:：]\s*(.*?)\s*")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class VendorRequest:
+    """One HTTP request to a vendor."""
+
+    url: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=lambda: JSON_HEADERS)
+    method: str = "POST"
+
+
+class VendorChannel(CodedAnswers):
+    """Base of the vendors.
+
+    Config: `url` (another address of the API), `secret`, `quotas`, `quota_by`, and the texts of the kind.
+    """
+
+    kind: ClassVar[str]
+    needs_target: bool = True
+    address_key: str = ""
+    quotas: Quotas = ()
+    own_quotas: ClassVar[bool] = True  #: `quotas` in the settings replaces those of the kind
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    default_idempotent: ClassVar[bool] = False
+    fills_template: ClassVar[bool] = False  #: the text is a list of values for a template at the vendor
+
+    api: ClassVar[str]  #: address of the vendor's API, without path
+    required: ClassVar[tuple[str, ...]]  #: settings that must have a text
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
+    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+        options.check_known_keys(config, {"url", "secret", *QUOTA_KEYS, *self.required, *self.optional})
+        self.settings = {name: options.read_word(config, name) for name in (*self.required, *self.optional)}
+        for name in self.required:
+            if not self.settings[name]:
+                raise ValueError(f"{name}: is missing")
+        self.check_callback_settings()
+        self.secret = options.read_text(config, "secret")
+        self.base = self._read_base(config)
+        self._read_quotas(config)
+        self._timeout = options.check_positive(timeout)
+        self._transport = transport
+
+    def check_callback_settings(self) -> None:
+        """Check the settings of callbacks, for vendors that have some. Raises `ValueError`."""
+
+    def _read_quotas(self, config: Mapping[str, Any]) -> None:
+        """Take the limits of the settings. Those of the kind apply to each address only."""
+        self._quota_by = options.read_choice(config, "quota_by", QUOTA_BY)
+        self.quotas = options.read_quotas(config, self.quotas if self._quota_by == "address" else ())
+
+    def _read_base(self, config: Mapping[str, Any]) -> str:
+        given = options.read_text(config, "url")
+        if not given:
+            return self.api
+        url, private = check_url(options.read_url(config), PrivateHosts.from_settings()), PrivateHosts.from_settings()
+        if f"https://{url.raw_host}" != self.api and not private.open(url):
+            raise ValueError(f"url: must start with {self.api}, or the host must be allowed as a private host")
+        return given.rstrip("/")
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        """Check that `address` is one printable text.
+
+        Raises:
+            ValueError: "address: what is wrong".
+        """
+        options.check_known_keys(target, {"address"})
+        address = options.read_word(target, "address")
+        if not 0 < len(address) <= ADDRESS_LENGTH or UNPRINTABLE.search(address):
+            raise ValueError(f"address: must have 1 to {ADDRESS_LENGTH} printable characters")
+
+    def target_key(self, message: Message) -> str:
+        """Return the account: a slow or dead vendor concerns all its receivers."""
+        return options.opaque_key(self.kind, self.account)
+
+    @property
+    def counts_addresses(self) -> bool:
+        """Return whether each receiver has limits of its own."""
+        return self._quota_by == "address"
+
+    def quota_key(self, message: Message) -> str:
+        """Return what the vendor counts by: the receiver within the account, or the account."""
+        if not self.counts_addresses:
+            return self.target_key(message)
+        return options.opaque_key(self.kind, f"{self.account}\0{message.target.get('address', '')}")
+
+    @property
+    def account(self) -> str:
+        """Return a text that differs between accounts and between secrets."""
+        return "\0".join((self.base, *(self.settings[name] for name in self.required), self.secret))
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Try once, or twice if the vendor refuses the token of the first try."""
+        left = options.time_left(deadline, self._timeout)
+        if left <= timedelta(0):
+            return Transient("no_time", "the deadline had passed before the request started")
+        try:
+            self.validate_target(message.target)
+            return await self._send_in(left, message)
+        except Failure as failure:
+            return failure.outcome()
+        except BadContent as error:
+            return Permanent("bad_content", str(error))
+        except ValueError as error:
+            return Permanent("bad_target", str(error))
+
+    async def _send_in(self, left: timedelta, message: Message) -> Outcome:
+        ends_at, token = datetime.now(UTC) + left, ""
+        outcome: Outcome = Transient("no_time")
+        for _ in range(2):
+            left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
+            token = await self.get_token(left, stale=token)
+            left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
+            request = self.request(message, token, datetime.now(UTC))
+            outcome = await self._call(request, message, left, token)
+            if not token or not isinstance(outcome, Transient) or outcome.reason != TOKEN_EXPIRED:
+                break
+        return outcome
+
+    async def _call(self, request: VendorRequest, message: Message, left: timedelta, token: str) -> Outcome:
+        transport = self._transport or shared_transport()
+        response = await transport.request(
+            request.method, request.url, request.body, request.headers, timeout=left, repeatable=message.repeatable
+        )
+        # The body first: the outcome has its start, which can end within a secret.
+        outcome = self.judge_for(message, replace(response, body=_hide_in_body(response.body, token, self.secret)))
+        return hide_in_outcome(outcome, token, self.secret)
+
+    def judge_for(self, message: Message, response: Response) -> Outcome:
+        return self.judge(response)
+
+    def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
+        """Return the request of this message. Raises `BadContent`."""
+        raise NotImplementedError
+
+    # --- tokens ---------------------------------------------------------------------------------------------------
+
+    def token_request(self, stale: str) -> VendorRequest | None:
+        """Return the request for an access token, or None if the vendor has no tokens."""
+        return None
+
+    async def get_token(self, left: timedelta, stale: str) -> str:
+        """Return an access token other than `stale`; "" if the vendor has none. Raises `Failure`."""
+        if self.token_request("") is None:
+            return ""
+
+        # The fetch ends before the caller's limit, so that its failure is shared.
+        fetch_limit = max(left - timedelta(milliseconds=500), left / 2)
+
+        async def fetch(refused: str) -> Token:
+            request = self.token_request(refused)
+            assert request is not None
+            transport = self._transport or shared_transport()
+            outer = before_first_byte.set(None)  # the slot of the message counts from its own request
+            try:
+                response = await transport.request(
+                    request.method, request.url, request.body, request.headers, timeout=fetch_limit, repeatable=True
+                )
+            finally:
+                before_first_byte.reset(outer)
+            return self.read_token(response)
+
+        return await shared_tokens().get(f"{self.kind}\0{self.account}", fetch, left, stale)
+
+    #: Paths of the token and of its lifetime in seconds in the answer, and the lifetime of an answer without one.
+    token_field: str = "access_token"  # noqa: S105
+    lifetime_field: str = "expires_in"
+    lifetime: timedelta = timedelta(hours=2)
+
+    def read_token(self, response: Response) -> Token:
+        """Return the token of an answer. Raises `TokenRefused`."""
+        answer = parse_answer(response)
+        text = read_path(answer, self.token_field)
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_TOKEN or not text.isascii() or not text.isprintable():
+            raise TokenRefused("token_refused", self._describe_refused_token(response.status, answer))
+        try:
+            seconds = float(read_path(answer, self.lifetime_field))
+            lifetime = timedelta(seconds=seconds) if 0 < seconds <= LONGEST_LIFE.total_seconds() else self.lifetime
+        except (TypeError, ValueError):
+            lifetime = self.lifetime
+        return Token(text, lifetime)
+
+    def _describe_refused_token(self, status: int, answer: Mapping[str, Any]) -> str:
+        """Return status, code and names of an answer without token. Other values may be one, under another name."""
+        said = [f"{name} {answer[name]}" for name in (*self.code_fields, *self.text_fields) if name in answer]
+        names = ", ".join(sorted(map(str, answer))[:20])
+        text = f"HTTP {status}: no {self.token_field} among: {names or 'nothing'}. {' '.join(said)}"
+        return hide_in_text(excerpt(text), self.secret)[:300]
+
+
+def add_query(url: str, parameters: Mapping[str, str]) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(parameters)}" if parameters else url
+
+
+def read_named_lines(body: str) -> dict[str, str]:
+    """Return the values of a text with one “name: value” a line, in order.
+
+    Raises:
+        BadContent: a line is something else, or has a name again.
+    """
+    values: dict[str, str] = {}
+    for line in filter(str.strip, body.splitlines()):
+        named = NAMED_LINE.fullmatch(line)
+        if not named:
+            raise BadContent(f"each line must be “name: value”: {line[:80]}")
+        if named[1] in values:
+            raise BadContent(f"“{named[1]}” is given twice")
+        values[named[1]] = named[2]
+    return values
+
+
+def read_lines(body: str, reserved: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the `reserved` lines and the other ones.
+
+    Reserved lines come first. A customer's data that contains a line break can therefore not set them.
+
+    Raises:
+        BadContent: as `read_named_lines`, or a reserved line comes later.
+    """
+    own: dict[str, str] = {}
+    values: dict[str, str] = {}
+    for name, value in read_named_lines(body).items():
+        if name in reserved and values:
+            raise BadContent(f"“{name}” must stand before the values")
+        (own if name in reserved else values)[name] = value
+    return own, values
+
+
+def hide_in_text(text: str, *secret: str) -> str:
+    """Return the text without the secrets, as they are or encoded for an address, JSON or a header."""
+    for form in _list_forms(secret):
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+def _hide_in_body(body: bytes, *secret: str) -> bytes:
+    for form in _list_forms(secret):
+        body = body.replace(form.encode("utf-8", "replace"), HIDDEN.encode())
+    return body
+
+
+def _list_forms(secrets: Iterable[str]) -> Iterator[str]:
+    for each in secrets:
+        if len(each) >= SHORTEST_HIDDEN:
+            yield from (each, quote(each, safe=""), quote_plus(each), json.dumps(each)[1:-1], _encode_base64(each))
+
+
+def _encode_base64(text: str) -> str:
+    return b64encode(text.encode()).decode().rstrip("=")
+
+
+def hide_in_outcome(outcome: Outcome, *secret: str) -> Outcome:
+    """Return the outcome without tokens and secrets, which an answer may repeat."""
+    name = "reply" if hasattr(outcome, "reply") else "detail"
+    text = getattr(outcome, name)
+    hidden = hide_in_text(text, *secret)
+    return outcome if hidden == text else replace(outcome, **{name: hidden})  # type: ignore[arg-type]

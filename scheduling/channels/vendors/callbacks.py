@@ -1,0 +1,258 @@
+"""Read what vendors report by calling us: receipts of messages, and messages of customers.
+
+A repeated call has no second effect, because receipts and messages have ids. A call of WeCom or WeChat that is older
+than `LONGEST_AGE` is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+from uuid import UUID
+from xml.etree.ElementTree import Element
+from zoneinfo import ZoneInfo
+
+from django.utils.crypto import constant_time_compare
+
+from scheduling.channels.vendors.wechat_crypto import (
+    CallbackRefused,
+    check_signature,
+    decrypt,
+    parse_xml_document,
+    read_key,
+)
+
+LONGEST_AGE = timedelta(minutes=10)
+SHORTEST_SMS_TOKEN = 16  # characters; the address is the only proof
+MOST_REPORTS = 5_000
+CHINA = ZoneInfo("Asia/Shanghai")
+SUCCESS = "success"
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRequest:
+    query: Mapping[str, str]
+    body: bytes | None  #: None for the verification of the address
+    path_token: str  #: what follows the channel in the path
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class VendorReport:
+    """A receipt. It names the message by the delivery key or by the vendor's id."""
+
+    kind: str
+    at: datetime
+    delivery_key: UUID | None = None
+    vendor_id: str = ""
+    detail: str = ""
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerMessage:
+    """A message that a customer sent. Its text is not kept."""
+
+    address: str
+    message_id: str
+    at: datetime
+
+
+@dataclass(slots=True)
+class CallbackResult:
+    text: str = SUCCESS
+    content_type: str = "text/plain"
+    reports: list[VendorReport] = field(default_factory=list)
+    messages: list[CustomerMessage] = field(default_factory=list)
+    sync_token: str = ""  #: WeChat customer service: messages wait at the vendor and are fetched with it
+
+
+class WeChatCallbacks:
+    """Callbacks of WeCom and WeChat: `callback_token`, and `callback_key` where messages are encrypted."""
+
+    settings: dict[str, str]
+    receiver_field: ClassVar[str]  #: setting with the id that callbacks are encrypted for
+    accepts_plain: ClassVar[bool] = False  #: without `callback_key` the vendor may send plain messages
+
+    def check_callback_settings(self) -> None:
+        """Raise `ValueError` for settings of callbacks that the vendor would not accept."""
+        token, key = self.settings["callback_token"], self.settings["callback_key"]
+        if token and not (3 <= len(token) <= 32 and token.isascii() and token.isalnum()):
+            raise ValueError("callback_token: must have 3 to 32 letters and digits")
+        if key:
+            try:
+                read_key(key)
+            except ValueError as error:
+                raise ValueError(f"callback_key: {error}") from None
+        if key and not token:
+            raise ValueError("callback_token: is missing")
+        if token and not key and not self.accepts_plain:
+            raise ValueError("callback_key: is missing")
+
+    def answer_callback(self, request: CallbackRequest) -> CallbackResult:
+        """Return what a genuine call reports. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
+        if not self.settings["callback_token"] or request.path_token:
+            raise CallbackRefused
+        _check_age(request)
+        if request.body is None:
+            return CallbackResult(text=self._open_echo(request.query))
+        result = CallbackResult()
+        self.read_message(self._open(request.query, request.body), request.now, result)
+        return result
+
+    def _open_echo(self, query: Mapping[str, str]) -> str:
+        echo = query.get("echostr", "")
+        if query.get("msg_signature"):
+            return self._decrypt(query, echo).decode()
+        self._check_plain(query)
+        if not echo.isascii() or not echo.isalnum() or len(echo) > 128:
+            raise CallbackRefused
+        return echo
+
+    def _open(self, query: Mapping[str, str], body: bytes) -> Element:
+        if not self.settings["callback_key"]:
+            self._check_plain(query)
+            return parse_xml_document(body)
+        try:
+            sealed = parse_xml_document(body).findtext("Encrypt") or ""
+        except ValueError as error:
+            raise CallbackRefused from error
+        return parse_xml_document(self._decrypt(query, sealed.strip()))
+
+    def _decrypt(self, query: Mapping[str, str], sealed: str) -> bytes:
+        if not self.settings["callback_key"] or not sealed:
+            raise CallbackRefused
+        parts = (self.settings["callback_token"], query.get("timestamp", ""), query.get("nonce", ""), sealed)
+        check_signature(query.get("msg_signature", ""), *parts)
+        return decrypt(sealed, read_key(self.settings["callback_key"]), self.settings[self.receiver_field])
+
+    def _check_plain(self, query: Mapping[str, str]) -> None:
+        # The plain signature covers no content. With a key only encrypted messages count.
+        if not self.accepts_plain:
+            raise CallbackRefused
+        parts = (self.settings["callback_token"], query.get("timestamp", ""), query.get("nonce", ""))
+        check_signature(query.get("signature", ""), *parts)
+
+    def read_message(self, root: Element, now: datetime, result: CallbackResult) -> None:
+        """Add what a message reports to the result. A message other than an event is one of the customer's."""
+        kind = root.findtext("MsgType") or ""
+        at = read_seconds(root.findtext("CreateTime"), now)
+        if kind and kind != "event":
+            address = (root.findtext("FromUserName") or "").strip()
+            message_id = (root.findtext("MsgId") or "").strip() or f"{address}:{root.findtext('CreateTime')}"
+            if address and len(message_id) <= 200:
+                result.messages.append(CustomerMessage(address, message_id, at))
+        elif kind:
+            self.read_event(root, at, result)
+
+    def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
+        """Add what an event reports to the result."""
+
+
+def read_send_job(root: Element, at: datetime, result: CallbackResult) -> None:
+    """Add the receipt of a template or subscription message of an official account."""
+    event = root.findtext("Event")
+    if event == "TEMPLATESENDJOBFINISH":
+        status = (root.findtext("Status") or "").strip()
+        _add_send_job(result, root.findtext("MsgID"), at, status == SUCCESS, status, "user block" in status)
+    elif event == "subscribe_msg_sent_event":
+        for each in root.iterfind(".//SubscribeMsgSentEvent/List"):
+            sent = each.findtext("ErrorCode") == "0"
+            _add_send_job(result, each.findtext("MsgID"), at, sent, each.findtext("ErrorStatus") or "", False)
+
+
+def _add_send_job(
+    result: CallbackResult, message_id: str | None, at: datetime, sent: bool, status: str, permanent: bool
+) -> None:
+    if message_id and len(result.reports) < MOST_REPORTS:
+        kind = "delivered" if sent else "bounced"
+        detail = "" if sent else status[:300]
+        report = VendorReport(kind, at, vendor_id=message_id[:120], detail=detail, permanent=permanent and not sent)
+        result.reports.append(report)
+
+
+class SmsCallbacks:
+    """Reports of SMS vendors. They carry no signature: `callback_token` at the end of the address is the proof."""
+
+    settings: dict[str, str]
+    accepted_answer: ClassVar[Mapping[str, Any]]
+
+    def check_callback_settings(self) -> None:
+        """Raise `ValueError` for a token that can be guessed."""
+        token = self.settings["callback_token"]
+        if token and not (SHORTEST_SMS_TOKEN <= len(token) <= 128 and token.isascii() and token.isalnum()):
+            raise ValueError(f"callback_token: must have {SHORTEST_SMS_TOKEN} to 128 letters and digits")
+
+    def answer_callback(self, request: CallbackRequest) -> CallbackResult:
+        """Return the receipts of a call. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
+        token = self.settings["callback_token"]
+        if not token or not constant_time_compare(request.path_token, token):
+            raise CallbackRefused
+        result = CallbackResult(json.dumps(self.accepted_answer, ensure_ascii=False), "application/json")
+        if request.body is None:
+            return result
+        try:
+            given = json.loads(request.body)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(given, list):
+            raise ValueError("must be a list of reports")
+        for each in given[:MOST_REPORTS]:
+            if isinstance(each, Mapping) and (report := self.read_report(each, request.now)):
+                result.reports.append(report)
+        return result
+
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+        """Return one report, or None for one that names no message."""
+        raise NotImplementedError
+
+
+def build_sms_report(
+    delivered: bool, at: datetime, delivery_key: object, vendor_id: object, code: object, meaning: object
+) -> VendorReport | None:
+    """Return the receipt of one SMS. A number that does not exist (空号) bounces for good."""
+    key = read_uuid(delivery_key)
+    name = vendor_id if isinstance(vendor_id, str) and vendor_id.isprintable() else ""
+    if key is None and not 0 < len(name) <= 120:
+        return None
+    detail = "" if delivered else f"{_clean(code)} {_clean(meaning)}".strip()[:300]
+    kind = "delivered" if delivered else "bounced"
+    return VendorReport(kind, at, key, "" if key else name, detail, permanent=not delivered and "空号" in detail)
+
+
+def read_uuid(value: object) -> UUID | None:
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def read_seconds(text: str | None, now: datetime) -> datetime:
+    """Return the instant of seconds since 1970; `now` for anything else, and for the future."""
+    try:
+        return min(datetime.fromtimestamp(int(text or ""), UTC), now)
+    except (ValueError, OverflowError, OSError):
+        return now
+
+
+def read_china_time(text: object, now: datetime) -> datetime:
+    """Return the instant of a time in China; `now` for anything else, and for the future."""
+    try:
+        return min(datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=CHINA), now)
+    except (ValueError, OverflowError):
+        return now
+
+
+def _clean(text: object) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in str(text or "")[:300])
+
+
+def _check_age(request: CallbackRequest) -> None:
+    given = request.query.get("timestamp", "")
+    if not (given.isascii() and given.isdecimal() and len(given) <= 12):
+        raise CallbackRefused
+    if abs(request.now - datetime.fromtimestamp(int(given), UTC)) > LONGEST_AGE:
+        raise CallbackRefused

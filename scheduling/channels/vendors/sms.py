@@ -1,0 +1,225 @@
+"""Send SMS by Alibaba Cloud (阿里云) and by Tencent Cloud (腾讯云), from templates that these have approved.
+
+Neither has an idempotency key: `OutId` and `SessionContext` come back with the receipt and prevent no second message.
+Sources: help.aliyun.com/document_detail/419273.html and 101346.html (codes), cloud.tencent.com/document/api/382/55981
+and 59177 (codes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, ClassVar
+
+from yarl import URL
+
+from scheduling.channels.answers import Refusal
+from scheduling.channels.base import Message, Quota, Quotas
+from scheduling.channels.markup import BadContent
+from scheduling.channels.robots.base import encode_json
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
+from scheduling.channels.vendors.callbacks import SmsCallbacks, VendorReport, build_sms_report, read_china_time
+from scheduling.channels.vendors.signatures import canonical_query, sign_for_aliyun, sign_for_tencent
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+PHONE = re.compile(r"\+?[0-9]{5,20}")
+
+
+class SmsChannel(SmsCallbacks, VendorChannel):
+    """The base of both. Address: a phone number. A text has one “name: value” a line, first `template_id` if needed."""
+
+    address_key: str = "phone"
+    fills_template: ClassVar[bool] = True
+    optional: ClassVar[tuple[str, ...]] = ("template_id", "callback_token")
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "callback_token"})
+    accepted: ClassVar[str] = "OK"
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        """Check that `address` is a phone number.
+
+        Raises:
+            ValueError: "address: what is wrong".
+        """
+        super().validate_target(target)
+        if not PHONE.fullmatch(str(target["address"])):
+            raise ValueError("address: must be a phone number: 5 to 20 digits, with or without +")
+
+    def read_content(self, message: Message) -> tuple[str, dict[str, str]]:
+        """Return the id of the vendor's template and its values. Raises `BadContent`."""
+        own, values = read_lines(message.body, ("template_id",))
+        template = own.get("template_id") or self.settings["template_id"]
+        if not template:
+            raise BadContent("template_id: the text and the channel name no template")
+        return template, values
+
+    @property
+    def host(self) -> str:
+        url = URL(self.base)
+        return f"{url.raw_host}:{url.explicit_port}" if url.explicit_port else str(url.raw_host)
+
+
+class AliyunSms(SmsChannel):
+    """SMS by Alibaba Cloud. The text's names are the variables of the template."""
+
+    kind: ClassVar[str] = "sms_aliyun"
+    id_field: str = "BizId"
+    accepted_answer: ClassVar[Mapping[str, Any]] = {"code": 0, "msg": "接收成功"}
+    quotas: Quotas = (Quota(1, MINUTE), Quota(5, HOUR), Quota(10, DAY))
+    required: ClassVar[tuple[str, ...]] = ("access_key_id", "sign_name", "secret")
+    api: ClassVar[str] = "https://dysmsapi.aliyuncs.com"
+    code_fields: ClassVar[tuple[str, ...]] = ("Code",)
+    text_fields: ClassVar[tuple[str, ...]] = ("Message",)
+    refusals: ClassVar[Mapping[str, Refusal]] = {
+        "isv.BUSINESS_LIMIT_CONTROL": Refusal("触发号码流控", MINUTE),
+        "isv.DAY_LIMIT_CONTROL": Refusal("已达控制台设置的日发送限额", HOUR),
+        "isv.MONTH_LIMIT_CONTROL": Refusal("已达控制台设置的月发送限额"),
+        "isv.MOBILE_NUMBER_ILLEGAL": Refusal("手机号码格式错误", gone=True),
+        "isv.BLACK_KEY_CONTROL_LIMIT": Refusal("变量含有禁止使用的关键词"),
+        "isv.SMS_TEMPLATE_ILLEGAL": Refusal("模板不存在或未审核通过"),
+        "isv.SMS_SIGNATURE_ILLEGAL": Refusal("签名不存在或未审核通过"),
+        "isv.SMS_SIGNATURE_SCENE_ILLEGAL": Refusal("签名与模板类型不一致"),
+        "isv.SMS_CONTENT_ILLEGAL": Refusal("短信内容含有禁止发送的内容"),
+        "isv.SMS_SIGN_ILLEGAL": Refusal("签名已被禁止使用"),
+        "isv.TEMPLATE_MISSING_PARAMETERS": Refusal("缺少模板变量"),
+        "isv.TEMPLATE_PARAMS_ILLEGAL": Refusal("模板变量不符合规范"),
+        "isv.PARAM_LENGTH_LIMIT": Refusal("变量长度超过限制"),
+        "isv.PARAM_NOT_SUPPORT_URL": Refusal("变量不支持网址"),
+        "isv.INVALID_PARAMETERS": Refusal("参数不正确"),
+        "isv.INVALID_JSON_PARAM": Refusal("模板变量不是合法的 JSON"),
+        "isv.AMOUNT_NOT_ENOUGH": Refusal("账户余额不足", HOUR),
+        "isv.OUT_OF_SERVICE": Refusal("业务停机，请检查余额", HOUR),
+        "isv.ACCOUNT_ABNORMAL": Refusal("账户异常", HOUR),
+        "isv.ACCOUNT_NOT_EXISTS": Refusal("账户不存在"),
+        "isv.PRODUCT_UN_SUBSCRIPT": Refusal("尚未开通短信服务"),
+        "isv.PRODUCT_UNSUBSCRIBE": Refusal("尚未开通短信服务"),
+        "isv.DENY_IP_RANGE": Refusal("来源 IP 所在地区被禁用"),
+        "isp.RAM_PERMISSION_DENY": Refusal("RAM 用户没有发送短信的权限"),
+        "isp.SYSTEM_ERROR": Refusal("阿里云短信系统错误", unclear=True),
+        "SignatureDoesNotMatch": Refusal("签名不正确，请检查 AccessKey Secret"),
+        "InvalidAccessKeyId.NotFound": Refusal("AccessKey ID 不存在"),
+        "InvalidTimeStamp.Expired": Refusal("请求时间戳已过期，请校准服务器时间", MINUTE),
+        "Throttling.User": Refusal("接口调用太频繁", timedelta(seconds=5)),
+        "Throttling": Refusal("接口调用太频繁", timedelta(seconds=5)),
+        "ServiceUnavailable": Refusal("服务暂不可用", timedelta(seconds=10)),
+    }  # fmt: skip
+
+    def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
+        template, values = self.read_content(message)
+        query = canonical_query(
+            {
+                "PhoneNumbers": str(message.target["address"]),
+                "SignName": self.settings["sign_name"],
+                "TemplateCode": template,
+                "OutId": str(message.delivery_key),
+                **({"TemplateParam": json.dumps(values, ensure_ascii=False)} if values else {}),
+            }
+        )
+        headers = {
+            "host": self.host,
+            "x-acs-action": "SendSms",
+            "x-acs-version": "2017-05-25",
+            "x-acs-date": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "x-acs-signature-nonce": secrets.token_hex(16),
+            "x-acs-content-sha256": sha256(b"").hexdigest(),
+        }
+        signature = sign_for_aliyun(query, headers, self.settings["access_key_id"], self.secret)
+        return VendorRequest(f"{self.base}/?{query}", b"", headers | {"authorization": signature})
+
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+        return build_sms_report(
+            given.get("success") is True, read_china_time(given.get("report_time"), now), given.get("out_id"),
+            given.get("biz_id"), given.get("err_code"), given.get("err_msg"),
+        )  # fmt: skip
+
+    def refusal(self, code: str, said: str) -> Refusal | None:
+        # One code covers the limits of a minute, an hour and a day.
+        refusal = super().refusal(code, said)
+        if code == "isv.BUSINESS_LIMIT_CONTROL":
+            wait = DAY if "天级" in said else HOUR if "小时级" in said else MINUTE
+            return Refusal("触发号码流控", wait)
+        return refusal
+
+
+class TencentSms(SmsChannel):
+    """SMS by Tencent Cloud. The text's values fill {1}, {2} … of the template, in the order of their lines."""
+
+    kind: ClassVar[str] = "sms_tencent"
+    id_field: str = "Response.SendStatusSet.0.SerialNo"
+    accepted_answer: ClassVar[Mapping[str, Any]] = {"result": 0, "errmsg": "OK"}
+    quotas: Quotas = (Quota(1, timedelta(seconds=30)), Quota(5, HOUR), Quota(10, DAY))
+    required: ClassVar[tuple[str, ...]] = ("secret_id", "sdk_app_id", "sign_name", "secret")
+    optional: ClassVar[tuple[str, ...]] = ("template_id", "region", "callback_token")
+    api: ClassVar[str] = "https://sms.tencentcloudapi.com"
+    accepted: ClassVar[str] = "Ok"
+    code_fields: ClassVar[tuple[str, ...]] = ("Response.Error.Code", "Response.SendStatusSet.0.Code")
+    text_fields: ClassVar[tuple[str, ...]] = ("Response.Error.Message", "Response.SendStatusSet.0.Message")
+    refusals: ClassVar[Mapping[str, Refusal]] = {
+        "LimitExceeded.PhoneNumberThirtySecondLimit": Refusal("该号码 30 秒内发送条数超过上限", timedelta(seconds=30)),
+        "LimitExceeded.PhoneNumberOneHourLimit": Refusal("该号码 1 小时内发送条数超过上限", HOUR),
+        "LimitExceeded.PhoneNumberDailyLimit": Refusal("该号码当日发送条数超过上限", DAY),
+        "LimitExceeded.PhoneNumberSameContentDailyLimit": Refusal("该号码当日相同内容条数超过上限", DAY),
+        "LimitExceeded.DeliveryFrequencyLimit": Refusal("命中频率限制策略", MINUTE),
+        "LimitExceeded.AppDailyLimit": Refusal("应用当日发送条数超过上限", HOUR),
+        "LimitExceeded.AppMainlandChinaDailyLimit": Refusal("应用当日发送条数超过上限", HOUR),
+        "LimitExceeded.DailyLimit": Refusal("国际短信当日发送条数超过上限", HOUR),
+        "RequestLimitExceeded": Refusal("接口调用太频繁", timedelta(seconds=5)),
+        "FailedOperation.PhoneNumberInBlacklist": Refusal("号码在免打扰名单中：用户已退订或被运营商限制", gone=True),
+        "InvalidParameterValue.IncorrectPhoneNumber": Refusal("手机号格式错误", gone=True),
+        "FailedOperation.ContainSensitiveWord": Refusal("内容含有敏感词"),
+        "FailedOperation.TemplateIncorrectOrUnapproved": Refusal("模板不存在、未审核通过，或变量个数不符"),
+        "FailedOperation.TemplateParamSetNotMatchApprovedTemplate": Refusal("变量与模板不符"),
+        "FailedOperation.SignatureIncorrectOrUnapproved": Refusal("签名不存在或未审核通过"),
+        "FailedOperation.InsufficientBalanceInSmsPackage": Refusal("套餐包余量不足", HOUR),
+        "FailedOperation.MarketingSendTimeConstraint": Refusal("营销短信只能在 8 点到 22 点发送", HOUR),
+        "FailedOperation.FailResolvePacket": Refusal("请求解析失败"),
+        "InvalidParameterValue.ContentLengthLimit": Refusal("短信内容太长"),
+        "InvalidParameterValue.TemplateParameterLengthLimit": Refusal("变量长度超过限制"),
+        "InvalidParameterValue.TemplateParameterFormatError": Refusal("变量格式不正确"),
+        "InvalidParameterValue.ProhibitedUseUrlInTemplateParameter": Refusal("变量不能含有网址"),
+        "InvalidParameterValue.SdkAppIdNotExist": Refusal("SdkAppId 不存在"),
+        "UnauthorizedOperation.SdkAppIdIsDisabled": Refusal("SdkAppId 已停用"),
+        "UnauthorizedOperation.SmsSdkAppIdVerifyFail": Refusal("SdkAppId 校验失败"),
+        "UnauthorizedOperation.SerivceSuspendDueToArrears": Refusal("欠费停止服务", HOUR),
+        "UnauthorizedOperation.RequestIpNotInWhitelist": Refusal("服务器 IP 不在白名单中", HOUR),
+        "UnauthorizedOperation.RequestPermissionDeny": Refusal("没有发送短信的权限"),
+        "AuthFailure.SignatureFailure": Refusal("签名不正确，请检查 SecretKey"),
+        "AuthFailure.SecretIdNotFound": Refusal("SecretId 不存在"),
+        "AuthFailure.SignatureExpire": Refusal("签名已过期，请校准服务器时间", MINUTE),
+        "InternalError.Timeout": Refusal("下发短信超时，是否送出未知", unclear=True),
+        "InternalError.SendAndRecvFail": Refusal("腾讯云内部超时，是否送出未知", unclear=True),
+        "InternalError.OtherError": Refusal("腾讯云内部错误，是否送出未知", unclear=True),
+        "InternalError": Refusal("腾讯云内部错误，是否送出未知", unclear=True),
+    }  # fmt: skip
+
+    def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
+        template, values = self.read_content(message)
+        body = encode_json(
+            {
+                "PhoneNumberSet": [str(message.target["address"])],
+                "SmsSdkAppId": self.settings["sdk_app_id"],
+                "SignName": self.settings["sign_name"],
+                "TemplateId": template,
+                "TemplateParamSet": list(values.values()),
+                "SessionContext": str(message.delivery_key),
+            }
+        )
+        signed = {"content-type": "application/json; charset=utf-8", "host": self.host, "x-tc-action": "sendsms"}
+        headers = signed | {
+            "authorization": sign_for_tencent("sms", signed, body, now, self.settings["secret_id"], self.secret),
+            "x-tc-action": "SendSms",
+            "x-tc-version": "2021-01-11",
+            "x-tc-timestamp": str(int(now.timestamp())),
+            "x-tc-region": self.settings["region"] or "ap-guangzhou",
+        }
+        return VendorRequest(f"{self.base}/", body, headers)
+
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+        return build_sms_report(
+            given.get("report_status") == "SUCCESS", read_china_time(given.get("user_receive_time"), now),
+            given.get("ext"), given.get("sid"), given.get("errmsg"), given.get("description"),
+        )  # fmt: skip

@@ -1,0 +1,257 @@
+"""Create and change customers, a batch in one transaction, and store what changed.
+
+Locks follow the order of all writers: known customers by id, then unknown ones are inserted in the order of their user
+ids. Nothing waits for a customer's lock after an insert (see `planning.ingest`). The profile is covered by that lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from psycopg.types.json import Jsonb
+
+from scheduling import sql
+from scheduling.errors import FieldError, InvalidInput
+from scheduling.ids import new_id
+from scheduling.ledger import locks
+from scheduling.models import CustomerChange
+from scheduling.models.node import enable_targets
+from scheduling.policy.profile import InvalidValue, merge_attributes
+
+BATCH = 500  #: most customers per transaction
+MAX_ADDRESSES = 20  #: of a customer
+PLAIN_FIELDS = ("name", "level", "locale", "timezone", "addresses", "opted_out")
+#: Values of a customer without any.
+NO_VALUES: Mapping[str, Any] = {
+    "name": "", "level": "", "locale": "", "timezone": "", "addresses": {}, "opted_out": False, "opted_out_at": None,
+    "attributes": {}, "tags": [],
+}  # fmt: skip
+
+
+class TooManyAddresses(InvalidValue):
+    """A customer would have more than `MAX_ADDRESSES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerInput:
+    """Valid values for a customer. Absent fields stay unchanged.
+
+    `attributes` are merged by name, in stored form; None removes one. `tags` replace the stored ones, sorted.
+    `addresses` replace the stored ones; `address_kinds` are merged by kind, and None removes one.
+    """
+
+    user_id: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StoredCustomer:
+    """A locked customer with its values, and what a batch changes about it."""
+
+    id: int
+    user_id: str
+    values: dict[str, Any]
+    created: bool = False
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+
+    def change(self, fields: Mapping[str, Any], at: datetime) -> None:
+        """Apply the values that differ and note the old and the new ones.
+
+        Raises:
+            InvalidValue: there would be too many attributes or addresses.
+        """
+        for name, value in fields.items():
+            if name == "attributes":
+                self._change_attributes(value)
+            elif name == "address_kinds":
+                self.change({"addresses": _merge_addresses(self.values["addresses"], value)}, at)
+            elif self.values[name] != value:
+                self.before[name], self.after[name] = self.values[name], value
+                self.values[name] = value
+        if "opted_out" in self.after:
+            since = self.values["opted_out_at"]
+            if since and not self.values["opted_out"]:
+                self.before["opted_out_at"] = since.isoformat()  # for the undo of an import
+            self.values["opted_out_at"] = (since or at) if self.values["opted_out"] else None
+
+    def _change_attributes(self, changes: Mapping[str, Any]) -> None:
+        stored = self.values["attributes"]
+        merged = merge_attributes(stored, changes)
+        names = sorted(name for name in changes if not is_same_value(stored.get(name), merged.get(name)))
+        if names:
+            self.before["attributes"] = {name: stored.get(name) for name in names}
+            self.after["attributes"] = {name: merged.get(name) for name in names}
+            self.values["attributes"] = merged
+
+
+def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**(stored if isinstance(stored, dict) else {}), **changes}
+    kept = {kind: address for kind, address in merged.items() if address is not None}
+    if len(kept) > MAX_ADDRESSES:
+        raise TooManyAddresses(f"a customer has at most {MAX_ADDRESSES} addresses")
+    return kept
+
+
+def is_same_value(one: Any, other: Any) -> bool:
+    """Compare values with their types: for Python `True == 1` and `1 == 1.0`."""
+    return type(one) is type(other) and one == other
+
+
+def change_customers(
+    inputs: Sequence[CustomerInput], *, actor: str, import_id: UUID | None = None
+) -> list[StoredCustomer]:
+    """Create or change up to `BATCH` customers, all or none. Return them in the order of the inputs.
+
+    Each user id occurs once. A customer that the inputs do not change gets no entry in its history.
+
+    Raises:
+        InvalidInput: a customer would have too many attributes or addresses. Fields are named
+            `customers.<position>.attributes`.
+    """
+    while True:
+        with suppress(_CustomersInserted), transaction.atomic():
+            at = sql.now()
+            stored = _lock_or_insert([each.user_id for each in inputs])
+            _apply_inputs(inputs, stored, at)
+            changed = [row for row in stored.values() if row.after]
+            write_customers(changed)
+            store_changes([row for row in stored.values() if row.after or row.created], at, actor, import_id)
+            return [stored[each.user_id] for each in inputs]
+
+
+def change_customer(user_id: str, fields: Mapping[str, Any], *, actor: str) -> StoredCustomer:
+    """Create or change one customer (see `change_customers`). Fields in errors have no position."""
+    try:
+        return change_customers([CustomerInput(user_id, fields)], actor=actor)[0]
+    except InvalidInput as error:
+        prefix = "customers.0."
+        raise InvalidInput(
+            *(FieldError(each.field.removeprefix(prefix), each.message) for each in error.errors)
+        ) from None
+
+
+def predict_changes(inputs: Sequence[CustomerInput]) -> list[StoredCustomer]:
+    """Return what `change_customers` would return now, and raise what it would raise. Locks and writes nothing."""
+    rows = sql.rows(_STORED_USERS, {"user_ids": [each.user_id for each in inputs]})
+    stored = {row.user_id: row for row in map(_read_stored, rows)}
+    for each in inputs:
+        if each.user_id not in stored:
+            stored[each.user_id] = StoredCustomer(0, each.user_id, dict(NO_VALUES), created=True)
+    _apply_inputs(inputs, stored, datetime.now(UTC))
+    return [stored[each.user_id] for each in inputs]
+
+
+class _CustomersInserted(Exception):
+    """Another transaction inserted a customer after the locks. A later lock would break the order of locks."""
+
+
+def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
+    ids = {user_id: spec.id for user_id, spec in locks.lock_users(user_ids).items()}
+    unknown = [user_id for user_id in user_ids if user_id not in ids]
+    inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
+    if len(inserted) < len(unknown):
+        raise _CustomersInserted
+    stored = {row.user_id: row for row in read_locked([*ids.values(), *inserted.values()])}
+    for user_id in inserted:
+        stored[user_id].created = True
+    return stored
+
+
+def read_locked(customer_ids: Sequence[int]) -> list[StoredCustomer]:
+    """Return the values of customers whose locks the transaction holds."""
+    return [_read_stored(row) for row in sql.rows(_STORED, {"ids": list(customer_ids)})]
+
+
+def _read_stored(row: Sequence[Any]) -> StoredCustomer:
+    names = (*PLAIN_FIELDS, "opted_out_at", "attributes", "tags")
+    return StoredCustomer(row[0], row[1], dict(zip(names, row[2:], strict=True)))
+
+
+def _apply_inputs(inputs: Sequence[CustomerInput], stored: Mapping[str, StoredCustomer], at: datetime) -> None:
+    errors = []
+    for position, each in enumerate(inputs):
+        try:
+            stored[each.user_id].change(each.fields, at)
+        except InvalidValue as error:
+            field = "addresses" if isinstance(error, TooManyAddresses) else "attributes"
+            errors.append(FieldError(f"customers.{position}.{field}", str(error)))
+    if errors:
+        raise InvalidInput(*errors)
+
+
+def write_customers(changed: Sequence[StoredCustomer]) -> None:
+    """Write the changed values of locked customers."""
+    plain = [row for row in changed if not row.after.keys() <= {"attributes", "tags"}]
+    if plain:
+        names = (*PLAIN_FIELDS, "opted_out_at")
+        values = {name: [row.values[name] for row in plain] for name in names}
+        values["addresses"] = [Jsonb(each) for each in values["addresses"]]
+        sql.execute(_WRITE_PLAIN, values | {"ids": [row.id for row in plain]})
+        enable_targets(address for row in plain for address in _list_changed_addresses(row))
+    with_profile = [row for row in changed if row.after.keys() & {"attributes", "tags"}]
+    if with_profile:
+        sql.execute(
+            _WRITE_PROFILES,
+            {
+                "ids": [row.id for row in with_profile],
+                "attributes": [Jsonb(row.values["attributes"]) for row in with_profile],
+                "tags": [Jsonb(row.values["tags"]) for row in with_profile],
+            },
+        )
+
+
+def _list_changed_addresses(row: StoredCustomer) -> set[str]:
+    """Return the old and the new addresses of a customer that differ (see `Addressed`)."""
+    before, after = row.before.get("addresses", {}), row.after.get("addresses", {})
+    return {str(each) for each in before.values()} ^ {str(each) for each in after.values()}
+
+
+def store_changes(
+    rows: Sequence[StoredCustomer], at: datetime, actor: str, import_id: UUID | None = None, *, is_undo: bool = False
+) -> None:
+    """Add to the history of locked customers what `rows` changed."""
+    CustomerChange.objects.bulk_create(
+        CustomerChange(
+            id=new_id(), customer_id=row.id, at=at, actor=actor[:160], created=row.created,
+            before=row.before, after=row.after, import_id=import_id, is_undo=is_undo,
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+_VALUES = """
+SELECT c.id, c.user_id, c.name, c.level, c.locale, c.timezone, c.addresses, c.opted_out, c.opted_out_at,
+       COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
+"""
+_STORED = f"""{_VALUES}
+FROM unnest(%(ids)b::bigint[]) AS v(id) JOIN scheduling_customer AS c ON c.id = v.id
+LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
+"""
+_STORED_USERS = f"""{_VALUES}
+FROM unnest(%(user_ids)b::text[]) AS v(user_id) JOIN scheduling_customer AS c ON c.user_id = v.user_id
+LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
+"""
+
+_WRITE_PLAIN = """
+UPDATE scheduling_customer AS c
+SET name = v.name, level = v.level, locale = v.locale, timezone = v.timezone, addresses = v.addresses,
+    opted_out = v.opted_out, opted_out_at = v.opted_out_at
+FROM unnest(%(ids)b::bigint[], %(name)b::text[], %(level)b::text[], %(locale)b::text[], %(timezone)b::text[],
+            %(addresses)b::jsonb[], %(opted_out)b::bool[], %(opted_out_at)b::timestamptz[])
+    AS v(id, name, level, locale, timezone, addresses, opted_out, opted_out_at)
+WHERE c.id = v.id
+"""
+
+_WRITE_PROFILES = """
+INSERT INTO scheduling_customerprofile AS p (customer_id, attributes, tags, name)
+SELECT v.id, v.attributes, ARRAY(SELECT jsonb_array_elements_text(v.tags)), ''
+FROM unnest(%(ids)b::bigint[], %(attributes)b::jsonb[], %(tags)b::jsonb[]) AS v(id, attributes, tags)
+ON CONFLICT (customer_id) DO UPDATE SET attributes = EXCLUDED.attributes, tags = EXCLUDED.tags
+"""

@@ -1,0 +1,212 @@
+"""Erase a customer: remove personal data from every table, keep an anonymous history and a log of the erasure.
+
+The request empties the customer's own rows, cancels unsent touches and frees the user id: a later event creates a new
+customer. A pass then works through the events, a batch in one transaction, after the last touch that was being sent has
+ended. Then it removes what other tables have copied from events and touches. All parts are idempotent, and a killed
+pass repeats only its batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import close_old_connections, transaction
+from django.utils.module_loading import import_string
+
+from scheduling import sql
+from scheduling.audit.audit_log import record_action
+from scheduling.customers.identity import collect_identity
+from scheduling.customers.imports import is_in_stored_file
+from scheduling.customers.operator_texts import erase_operator_texts
+from scheduling.errors import NotFound
+from scheduling.ledger import anonymization, locks
+from scheduling.ledger.anonymization import Identity
+from scheduling.models import Customer, CustomerChange, CustomerErasure, CustomerProfile
+from scheduling.models.customer import digest_user_id
+from scheduling.models.node import enable_targets
+from scheduling.receipts.erasing import erase_receipts
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500  #: events per transaction
+State = CustomerErasure.State
+#: Of other apps, by dotted path: `USER_ERASERS` get the identity, outside a transaction; `DELIVERY_ERASERS` get the
+#: delivery keys of touches, inside one. Both return the number of rows, are idempotent, and may raise `ErasureDelayed`.
+UserEraser = Callable[[Identity], int]
+DeliveryEraser = Callable[[Sequence[UUID]], int]
+
+
+class ErasureDelayed(Exception):
+    """What an eraser must remove is still being written. The next pass tries again.
+
+    `cancel` cancels what still waits. It runs after the transaction of the eraser was rolled back.
+    """
+
+    def __init__(self, reason: str, cancel: Callable[[], object] = lambda: None) -> None:
+        super().__init__(reason)
+        self.cancel = cancel
+
+
+def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
+    """Start the erasure of a customer. A repeat returns the last erasure of this user id.
+
+    Raises:
+        NotFound: there is no such customer, and none was erased.
+    """
+    digest = digest_user_id(user_id)
+    with transaction.atomic():
+        locked = locks.lock_users([user_id])
+        if not locked:
+            past = CustomerErasure.objects.filter(digest=digest).first()
+            if past is None:
+                raise NotFound(f"There is no customer {user_id}.")
+            return past
+        row = Customer.objects.get(pk=locked[user_id].id)
+        erasure = CustomerErasure(digest=digest, customer=row, actor=actor[:160], user_id=user_id)
+        who = collect_identity(row)
+        erasure.identifiers = {"addresses": who.addresses, "names": who.names}
+        erasure.counts = _erase_own_rows(row, str(erasure.pk))
+        erasure.save(force_insert=True)
+        record_action("erased", row, actor=actor)
+    log.info("erasure_requested", id=str(erasure.pk), actor=actor)
+    return erasure
+
+
+def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
+    counts = {
+        "profiles": CustomerProfile.objects.filter(pk=row.pk).delete()[0],
+        "changes": CustomerChange.objects.filter(customer=row).delete()[0],
+        "log entries": _anonymize_log_entries(row),
+    }
+    anonymization.cancel_unsent(row.pk)
+    row.user_id = f"erased:{erasure_id}"
+    row.name = row.locale = row.timezone = ""
+    row.addresses = {}
+    row.last_active_at = row.conversation_at = row.inactive_since = None
+    row.save()
+    return counts | {"customers": 1}
+
+
+def _anonymize_log_entries(row: Customer) -> int:
+    kind = ContentType.objects.get_for_model(Customer)
+    return LogEntry.objects.filter(content_type=kind, object_id=str(row.pk)).update(object_repr="", change_message="")
+
+
+# --- pass -------------------------------------------------------------------------------------------------------------
+
+
+def continue_erasures() -> None:
+    """Work on all erasures that are under way, the oldest first. One that fails or waits does not delay the others."""
+    for erasure in CustomerErasure.objects.filter(state=State.RUNNING).order_by("requested_at"):
+        try:
+            try:
+                _continue_erasure(erasure)
+            except ErasureDelayed as reason:
+                log.info("erasure_delayed", id=str(erasure.pk), reason=str(reason))
+                with transaction.atomic():
+                    reason.cancel()
+        except Exception:
+            log.exception("erasure_failed", id=str(erasure.pk))
+            close_old_connections()
+
+
+def _continue_erasure(erasure: CustomerErasure) -> None:
+    """Anonymize events and touches, then remove their copies.
+
+    What copies the customer from events and touches copies nothing more once they are anonymous. So the erasure ends
+    only if they were before the erasers start. Another pass may still hold their last batch.
+    """
+    while _erase_batch(erasure.pk):
+        pass
+    anonymous = not sql.rows(_HISTORY, {"customer": erasure.customer_id})[0][0]
+    who = _read_identity(erasure)
+    if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
+        return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
+    for path in settings.USER_ERASERS:
+        eraser: UserEraser = import_string(path)
+        eraser(who)
+    _end_erasure(erasure.pk, who)
+
+
+def _read_identity(erasure: CustomerErasure) -> Identity:
+    return Identity(erasure.user_id, **{kind: tuple(words) for kind, words in erasure.identifiers.items()})
+
+
+def _erase_batch(erasure_id: UUID) -> bool:
+    """Anonymize one batch of events with all that belongs to them. Return whether more are left.
+
+    The first batch waits for touches that are being sent: their workers still write texts.
+    """
+    with transaction.atomic():
+        mine = CustomerErasure.objects.select_for_update(skip_locked=True, of=("self",)).select_related("customer")
+        erasure = mine.filter(pk=erasure_id, state=State.RUNNING).first()
+        if erasure is None or erasure.customer is None:
+            return False
+        locks.lock_users([erasure.customer.user_id])
+        if anonymization.cancel_unsent(erasure.customer.pk):
+            return False
+        counts: Counter[str] = Counter(erasure.counts)
+        events = [row[0] for row in sql.rows(_EVENTS, {"customer": erasure.customer.pk, "most": BATCH})]
+        if events:
+            _erase_events(erasure.customer, events, counts)
+        erasure.counts = dict(counts)
+        erasure.save()
+    return bool(events)
+
+
+def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -> None:
+    """Anonymize events with their touches, failed tasks and jobs."""
+    counts["chats"] += locks.delete_personal_chats(events)
+    anonymization.lock_failed_tasks(events)
+    task_ids, keys = anonymization.anonymize_touches(events)
+    counts["touches"] += len(task_ids)
+    counts["failed tasks"] += anonymization.empty_failed_tasks(task_ids)
+    counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
+    counts["receipts"] += erase_receipts(keys)
+    for path in settings.DELIVERY_ERASERS:
+        eraser: DeliveryEraser = import_string(path)
+        counts["jobs"] += eraser(keys)
+    counts["events"] += sql.execute(_ANONYMIZE_EVENTS, {"ids": sql.UuidArray(events), "user_id": row.user_id})
+
+
+def _end_erasure(erasure_id: UUID, who: Identity) -> None:
+    """Remove what names the customer outside its history, and end the erasure.
+
+    It waits until the uploaded files that name the customer are deleted (see `imports`).
+    """
+    with transaction.atomic():
+        mine = CustomerErasure.objects.select_for_update(skip_locked=True)
+        erasure = mine.filter(pk=erasure_id, state=State.RUNNING).first()
+        if erasure is None or is_in_stored_file(who.user_id, erasure.requested_at):
+            return
+        counts: Counter[str] = Counter(erasure.counts)
+        counts["failed tasks"] += anonymization.empty_failed_tasks_of_customer(who)
+        counts["operators' texts"] += erase_operator_texts(who)
+        enable_targets(who.addresses)
+        erasure.state, erasure.ended_at = State.DONE, sql.now()
+        erasure.user_id, erasure.identifiers, erasure.counts = "", {}, dict(counts)
+        erasure.save()
+    log.info("erasure_done", id=str(erasure_id), **{name.replace(" ", "_"): n for name, n in counts.items()})
+
+
+# An anonymous event has the new id of its customer.
+_EVENTS = """
+SELECT e.id FROM scheduling_event AS e JOIN scheduling_customer AS c ON c.id = e.customer_id
+WHERE e.customer_id = %(customer)s AND e.user_id <> c.user_id LIMIT %(most)s
+"""
+_HISTORY = f"SELECT EXISTS ({_EVENTS.replace('%(most)s', '1')})"
+# The id of the source may name the customer. A repeated event counts as new then.
+_ANONYMIZE_EVENTS = """
+UPDATE scheduling_event AS e
+SET user_id = %(user_id)s, event_id = 'erased:' || e.id, data = '{}', trace_id = NULL,
+    chat_id = CASE WHEN EXISTS (SELECT FROM scheduling_community AS c WHERE c.chat_id = e.chat_id
+                                AND (c.name <> '' OR c.targets <> ''))
+                   THEN e.chat_id ELSE '' END
+WHERE e.id = ANY(%(ids)b)
+"""

@@ -1,0 +1,165 @@
+"""Run the sign-in at an OpenID provider: authorization code flow with PKCE, state and nonce.
+
+The provider's document and keys are read at each sign-in, so that keys rotate without a restart. All requests use the
+guarded transport of the channels: https, public addresses or `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`, no redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from authlib.oidc.core import CodeIDToken
+from django.conf import settings
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
+from scheduling.channels.http_client import Transport
+from scheduling.channels.ssrf import PrivateHosts, check_url
+
+TIMEOUT = timedelta(seconds=10)  #: of each request to the provider
+FLOW_AGE = 600  #: seconds that a user may stay at the provider
+LEEWAY = 60  #: seconds between the clocks of the provider and this machine
+SCOPE = "openid email profile"
+#: Signatures by a key that only the provider has. `none` and keyed hashes are refused.
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+
+
+class ProviderFailed(Exception):
+    """The provider did not answer, answered with an error, or sent a token that is not valid."""
+
+
+def begin_flow(redirect_uri: str, at: float) -> tuple[str, dict[str, Any]]:
+    """Return the address at the provider, and the flow that the browser's session keeps.
+
+    Raises:
+        ProviderFailed: the provider's document cannot be read.
+    """
+    provider = asyncio.run(_with_transport(_read_provider))
+    flow = {
+        "state": secrets.token_urlsafe(32), "nonce": secrets.token_urlsafe(32),
+        "verifier": secrets.token_urlsafe(48), "redirect_uri": redirect_uri, "at": at,
+    }  # fmt: skip
+    url = prepare_grant_uri(
+        provider["authorization_endpoint"], settings.AFTERTOUCH_OIDC_CLIENT_ID, "code",
+        redirect_uri=redirect_uri, scope=SCOPE, state=flow["state"], nonce=flow["nonce"],
+        code_challenge=create_s256_code_challenge(flow["verifier"]), code_challenge_method="S256",
+    )  # fmt: skip
+    return str(url), flow
+
+
+def finish_flow(flow: Mapping[str, Any], answer: Mapping[str, str], at: float) -> dict[str, Any]:
+    """Exchange the code of the provider's answer. Return the claims about the user.
+
+    Raises:
+        ProviderFailed: the answer belongs to another flow, or a check of the token fails.
+    """
+    if at - flow["at"] > FLOW_AGE:
+        raise ProviderFailed("the sign-in took longer than 10 minutes")
+    if not is_flow_answer(flow, answer):
+        raise ProviderFailed("state: belongs to another sign-in")
+    if "error" in answer or not answer.get("code"):
+        raise ProviderFailed(f"the provider answered {answer.get('error', 'without a code')[:100]}")
+    if answer.get("iss", settings.AFTERTOUCH_OIDC_ISSUER) != settings.AFTERTOUCH_OIDC_ISSUER:  # RFC 9207
+        raise ProviderFailed("iss: the answer comes from another provider")
+    return asyncio.run(_with_transport(lambda transport: _exchange_code(transport, flow, answer["code"])))
+
+
+def is_flow_answer(flow: Mapping[str, Any], answer: Mapping[str, str]) -> bool:
+    """Return whether an answer of the provider has the state of the flow."""
+    return secrets.compare_digest(answer.get("state", "").encode(), str(flow["state"]).encode())
+
+
+async def _with_transport(act: Any) -> dict[str, Any]:
+    transport = Transport(PrivateHosts.from_settings())
+    try:
+        return dict(await act(transport))
+    except (DestinationRefused, NotSent, NoAnswer) as error:
+        raise ProviderFailed(f"no answer: {error}") from error
+    finally:
+        await transport.close()
+
+
+async def _read_provider(transport: Transport) -> dict[str, Any]:
+    """Read the provider's document (OpenID Connect Discovery 1.0) and check its addresses."""
+    issuer = settings.AFTERTOUCH_OIDC_ISSUER
+    found = await _fetch_json(transport, "GET", issuer.rstrip("/") + "/.well-known/openid-configuration")
+    if found.get("issuer") != issuer:
+        raise ProviderFailed("issuer: the document names another one than AFTERTOUCH_OIDC_ISSUER")
+    for name in ENDPOINTS:
+        check_url(found.get(name, ""), PrivateHosts.from_settings())
+    return found
+
+
+async def _exchange_code(transport: Transport, flow: Mapping[str, Any], code: str) -> dict[str, Any]:
+    provider = await _read_provider(transport)
+    fields = {
+        "grant_type": "authorization_code", "code": code, "redirect_uri": flow["redirect_uri"],
+        "code_verifier": flow["verifier"],
+    }  # fmt: skip
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+    client, secret = settings.AFTERTOUCH_OIDC_CLIENT_ID, settings.AFTERTOUCH_OIDC_CLIENT_SECRET
+    methods = provider.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
+    if "client_secret_basic" in methods:
+        pair = f"{quote(client, safe='')}:{quote(secret, safe='')}"
+        headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    else:
+        fields |= {"client_id": client, "client_secret": secret}
+    tokens = await _fetch_json(transport, "POST", provider["token_endpoint"], urlencode(fields).encode(), headers)
+    keys = await _fetch_json(transport, "GET", provider["jwks_uri"])
+    claims = _check_token(tokens, keys, flow["nonce"])
+    if userinfo := provider.get("userinfo_endpoint"):
+        bearer = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
+        more = await _fetch_json(transport, "GET", userinfo, headers=bearer)
+        if more.get("sub") != claims["sub"]:
+            raise ProviderFailed("sub: the user information is about another user")
+        if "email" in claims or "email_verified" in claims:  # address and flag come from one document
+            more = {name: value for name, value in more.items() if name not in ("email", "email_verified")}
+        claims = {**more, **claims}
+    return claims
+
+
+def _check_token(tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> dict[str, Any]:
+    """Check signature, issuer, audience, times and nonce of the ID token. Return its claims."""
+    usable = [key for key in keys.get("keys", ()) if key.get("kty") in ("RSA", "EC", "OKP") and key.get("use") != "enc"]
+    options = {
+        "iss": {"essential": True, "value": settings.AFTERTOUCH_OIDC_ISSUER},
+        "aud": {"essential": True, "value": settings.AFTERTOUCH_OIDC_CLIENT_ID},
+    }
+    params = {
+        "nonce": nonce, "client_id": settings.AFTERTOUCH_OIDC_CLIENT_ID, "access_token": tokens.get("access_token"),
+    }  # fmt: skip
+    try:
+        token = jwt.decode(str(tokens["id_token"]), KeySet.import_key_set({"keys": usable}), algorithms=ALGORITHMS)
+        claims = CodeIDToken(token.claims, token.header, options, params)
+        claims.validate(leeway=LEEWAY)
+    except (JoseError, ValueError, KeyError, TypeError) as error:
+        raise ProviderFailed(f"id_token: {type(error).__name__} {error}"[:200]) from error
+    return dict(claims)
+
+
+async def _fetch_json(
+    transport: Transport, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    answer = await transport.request(method, url, body, headers or {}, timeout=TIMEOUT, repeatable=method == "GET")
+    place = url.partition("?")[0]
+    if answer.status != 200 or not answer.complete:
+        raise ProviderFailed(f"{place} answered {answer.status}")
+    try:
+        found = json.loads(answer.body)
+    except ValueError:
+        raise ProviderFailed(f"{place} answered no JSON") from None
+    if not isinstance(found, dict):
+        raise ProviderFailed(f"{place} answered no JSON object")
+    return found

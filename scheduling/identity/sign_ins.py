@@ -1,0 +1,90 @@
+"""List the open sign-ins of a user, and end them."""
+
+from __future__ import annotations
+
+import hashlib
+from ipaddress import ip_address
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_logged_in
+from django.contrib.sessions.models import Session
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.dispatch import receiver
+from django.http import HttpRequest
+
+from scheduling.models import SignIn
+
+BROWSER_LENGTH = 300  # characters
+#: The session table has some rows for each user of the back office, so that it is read as a whole.
+DELETE_SESSIONS = """
+DELETE FROM django_session WHERE encode(sha256(convert_to(session_key, 'UTF8')), 'hex') = ANY(%s)
+"""
+DELETE_ORPHANS = """
+DELETE FROM scheduling_signin WHERE digest NOT IN (
+    SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') FROM django_session
+) AND signed_in_at < statement_timestamp() - interval '1 minute'
+"""
+
+
+def hash_session_key(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@receiver(user_logged_in)
+def record_sign_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
+    """Store the sign-in with its address and browser."""
+    if request is None:
+        return
+    if not request.session.session_key:  # a login in place of another user's has not stored its session yet
+        request.session.create()
+    SignIn.objects.update_or_create(
+        digest=hash_session_key(str(request.session.session_key)),
+        defaults={
+            "user": user,
+            "address": _read_address(request),
+            "browser": request.headers.get("User-Agent", "")[:BROWSER_LENGTH].replace("\0", ""),
+        },
+    )
+
+
+def list_sign_ins(user: User) -> list[SignIn]:
+    """Return the sign-ins whose session has not expired, newest first."""
+    live = {
+        hash_session_key(key)
+        for key in Session.objects.filter(expire_date__gt=Now()).values_list("session_key", flat=True)
+    }
+    return [row for row in SignIn.objects.filter(user=user) if row.digest in live]
+
+
+@transaction.atomic
+def end_sign_ins(user: User, *, only: int | None = None, but: str | None = None) -> int:
+    """Delete sessions of a user: all, one row, or all but one session key. Return their number.
+
+    A request that runs at this time keeps its answer. It cannot store the session again: Django refuses to save a
+    session whose row is gone.
+    """
+    rows = SignIn.objects.filter(user=user)
+    if only is not None:
+        rows = rows.filter(pk=only)
+    if but is not None:
+        rows = rows.exclude(digest=hash_session_key(but))
+    digests = list(rows.values_list("digest", flat=True))
+    with connection.cursor() as cursor:
+        cursor.execute(DELETE_SESSIONS, [digests])
+    SignIn.objects.filter(digest__in=digests).delete()
+    return len(digests)
+
+
+def delete_orphans() -> None:
+    """Delete sign-ins without a session. A sign-in of the last minute may not have stored its session."""
+    with connection.cursor() as cursor:
+        cursor.execute(DELETE_ORPHANS)
+
+
+def _read_address(request: HttpRequest) -> str:
+    try:
+        return str(ip_address(request.META.get("REMOTE_ADDR", "")))
+    except ValueError:
+        return ""

@@ -1,0 +1,100 @@
+"""Read and check the text that an operator edits before a failed touch is published again.
+
+The text is stored in the difference of the failed task. `delivery.edited_texts` reads it when the touch is judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from scheduling.configuration import snapshot
+from scheduling.delivery.edited_texts import load_edited_texts
+from scheduling.errors import ErrorCollector
+from scheduling.models import FailedTask, Touch
+from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, template_for
+from scheduling.templating.compiler import MAX_SOURCE
+from scheduling.templating.rendering import choose_text, render_message
+from scheduling.templating.values import CannotRender
+
+MAX_SUBJECT = 200  #: characters, as in a template
+MEMBERS = ("subject", "body")
+_VARIABLE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+
+
+def read_touch_text(row: FailedTask) -> dict[str, str] | None:
+    """Return the subject and body that a retry would send; None if the touch has been deleted.
+
+    A text that cannot be rendered is returned with its variables. An operator replaces them by words.
+    """
+    assert row.task_id is not None
+    touch = Touch.objects.select_related("event", "node", "customer").filter(pk=str(row.task_id)).first()
+    if touch is None:
+        return None
+    for attempt in reversed(touch.attempts):
+        if attempt.body:
+            return {"subject": attempt.subject, "body": attempt.body}
+    return read_edited_text(touch.root_id) or _render_touch(touch)
+
+
+def read_edited_text(root_id: UUID) -> dict[str, str] | None:
+    """Return the edited text of a delivery key; None if no operator edited it."""
+    found = load_edited_texts([root_id]).get(root_id)
+    return {"subject": found.subject, "body": found.body} if found else None
+
+
+def check_touch_text(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the edited subject and body.
+
+    Raises:
+        InvalidInput: a member is unknown, is no text, is too long, cannot be stored or still has a variable.
+    """
+    found = ErrorCollector()
+    for name in sorted(set(given) - set(MEMBERS)):
+        found.add(f"payload.{name}"[:100], "is no member of a message; “subject” and “body” are")
+    text = {"subject": given.get("subject", ""), "body": given.get("body", "")}
+    for name, most in (("subject", MAX_SUBJECT), ("body", MAX_SOURCE)):
+        if problem := _find_problem(text[name], most):
+            found.add(f"payload.{name}", problem)
+    if text["body"] == "":
+        found.add("payload.body", "must be given")
+    found.raise_if_any()
+    return text
+
+
+def _find_problem(value: Any, most: int) -> str:
+    if not isinstance(value, str):
+        return "must be a text"
+    if len(value) > most:
+        return f"must not be longer than {most} characters"
+    if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
+        return "has a character that cannot be stored"
+    variable = _VARIABLE.search(value)
+    return f"still has the variable {variable[0][:60]}; write its value" if variable else ""
+
+
+def _render_touch(touch: Touch) -> dict[str, str]:
+    config = snapshot.current()
+    template = config.templates.get(touch.template_id) if touch.template_id else None
+    if template is None:
+        node = config.nodes[touch.node_id]
+        template = template_for(node, touch.chat_id, touch.customer.user_id, None)
+    event = EventSpec(
+        touch.event_id, touch.event.source, touch.event.event_id, touch.event.type, touch.event.occurred_at,
+        touch.customer.user_id, touch.chat_id, touch.event.data,
+    )  # fmt: skip
+    return _render_or_show(template, touch.customer.spec(), event)
+
+
+def _render_or_show(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> dict[str, str]:
+    try:
+        subject, body, _ = render_message(template, customer, event)
+    except CannotRender:
+        try:
+            text = choose_text(template, customer.locale)
+        except CannotRender:
+            return {"subject": "", "body": ""}
+        subject, body = text.subject, text.body
+    return {"subject": subject, "body": body}

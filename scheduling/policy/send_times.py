@@ -1,0 +1,211 @@
+"""Find the instant of a touch: at a time of day, not before a time, inside send windows, on working days. Pure.
+
+Wall clocks are those of the customer's zone, or of a window's own. A time that a clock change skips happens after the
+change; a repeated time happens at its first occurrence. A window is open whenever the wall clock is inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from typing import NamedTuple
+from zlib import crc32
+from zoneinfo import ZoneInfo
+
+from scheduling.policy.workdays import is_holiday, is_working_day
+
+SPREAD = timedelta(minutes=2)  #: over which touches start after `not_before`, and when quiet hours end
+OPENING_SPREAD = timedelta(minutes=10)  #: over which touches start when a send window opens
+SEARCHED_DAYS = 400
+WORK_WEEK = frozenset(range(5))
+DAY_CHOICES = ("any", "next", "working", "next_working")
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarSpec:
+    key: str = ""
+    timezone: str = "Asia/Shanghai"  #: for customers without one
+    country: str = "CN"
+    days: Mapping[date, bool] = field(default_factory=dict)  #: own days: True is open, False is closed
+
+    def is_working(self, day: date) -> bool:
+        return is_working_day(day, self.country, self.days)
+
+    def is_closed(self, day: date) -> bool:
+        """Return whether it is an own closed day or a public holiday. An ordinary weekend is not."""
+        own = self.days.get(day)
+        return is_holiday(day, self.country) if own is None else not own
+
+
+@dataclass(frozen=True, slots=True)
+class SendWindow:
+    """Days and hours in which touches may be sent. The end is excluded; 1440 is midnight.
+
+    A window that names its calendar is closed on that calendar's holidays. With Monday to Friday among its days, it is
+    also open on weekend days that the calendar makes working days.
+    """
+
+    text: str  #: for people: `mon-fri 09:00-18:00`
+    weekdays: frozenset[int]
+    working: bool  #: also on working days of the calendar
+    free: bool  #: also on its other days
+    begin: int  #: minutes since midnight
+    end: int
+    calendar: CalendarSpec
+    follows: bool = False  #: it names its calendar
+    timezone: str = ""  #: IANA; empty: the customer's
+
+    def zone_of(self, timezone: str) -> ZoneInfo:
+        """Return the zone of its wall clock for a customer of this time zone."""
+        return ZoneInfo(self.timezone or timezone or self.calendar.timezone)
+
+    def applies_on(self, day: date) -> bool:
+        calendar, weekday = self.calendar, day.weekday()
+        if weekday in self.weekdays and not (self.follows and calendar.is_closed(day)):
+            return True
+        if self.follows and weekday > 4 and self.weekdays >= WORK_WEEK and calendar.is_working(day):
+            return True
+        return (self.working or self.free) and (self.working if calendar.is_working(day) else self.free)
+
+    def is_open(self, timezone: str, instant: datetime) -> bool:
+        local = instant.astimezone(self.zone_of(timezone))
+        return self.begin <= local.hour * 60 + local.minute < self.end and self.applies_on(local.date())
+
+    def next_start(self, timezone: str, instant: datetime) -> datetime | None:
+        """Return its first start after an instant, or None if there is none within `SEARCHED_DAYS`."""
+        zone = self.zone_of(timezone)
+        first = instant.astimezone(zone).date()
+        for day in (first + timedelta(days=offset) for offset in range(SEARCHED_DAYS)):
+            if self.applies_on(day):
+                for start in _occurrences(day, self.begin, zone):
+                    if start > instant and self.is_open(timezone, start):
+                        return start
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarsSpec:
+    by_key: Mapping[str, CalendarSpec] = field(default_factory=dict)
+    default: CalendarSpec = field(default_factory=CalendarSpec)
+    windows: tuple[SendWindow, ...] = ()  #: of nodes without own windows
+
+
+@dataclass(frozen=True, slots=True)
+class TimingSpec:
+    """When touches of a node may be sent, besides its delay."""
+
+    calendar: CalendarSpec  #: of `day`, and the zone of customers without one
+    at: time | None = None
+    day: str = "any"  #: for `at`: one of `DAY_CHOICES`
+    not_before: time | None = None
+    windows: tuple[SendWindow, ...] = ()
+
+    def zone_of(self, timezone: str) -> ZoneInfo:
+        return ZoneInfo(timezone or self.calendar.timezone)
+
+
+class SendTime(NamedTuple):
+    """An instant with the steps that led to it: `at`, `not_before`, `send_window`, `spread`, and where it moved to."""
+
+    at: datetime
+    steps: tuple[tuple[str, datetime], ...] = ()
+
+
+def spread_for(user_id: str, span: timedelta = SPREAD) -> timedelta:
+    """Return a part of `span`, the same one for all touches of a customer.
+
+    Otherwise all touches that waited for an hour are due at one moment. With an instant for each touch, one of low
+    priority could take the cap slot of a later one.
+    """
+    return span * (crc32(user_id.encode()) % 1_000 / 1_000)
+
+
+def find_send_time(timing: TimingSpec, base: datetime, timezone: str, user_id: str) -> SendTime:
+    """Return when a touch is due whose delay ends at `base`. Never earlier than `base`."""
+    zone = timing.zone_of(timezone)
+    steps: list[tuple[str, datetime]] = []
+    due_at, span = base, timedelta(0)
+    if timing.at is not None:
+        due_at = _next_time_of_day(timing, zone, base)
+        steps.append(("at", due_at))
+    elif timing.not_before is not None:
+        earliest = _instant(base.astimezone(zone).date(), timing.not_before, zone)
+        if base < earliest and base.astimezone(zone).time() < timing.not_before:
+            due_at, span = earliest, SPREAD
+            steps.append(("not_before", due_at))
+    if not is_open(timing, timezone, due_at) and (start := next_opening(timing, timezone, due_at)) > due_at:
+        due_at, span = start, OPENING_SPREAD
+        steps.append(("send_window", due_at))
+    if span:
+        due_at = spread_opening(timing, timezone, due_at, user_id, span)
+        steps.append(("spread", due_at))
+    return SendTime(due_at.astimezone(UTC), tuple(steps)) if steps else SendTime(base)
+
+
+def spread_opening(
+    timing: TimingSpec, timezone: str, start: datetime, user_id: str, span: timedelta = OPENING_SPREAD
+) -> datetime:
+    """Return an instant up to `span` after a start, if a window is still open then."""
+    later = start + spread_for(user_id, span)
+    return later if is_open(timing, timezone, later) else start
+
+
+def is_open(timing: TimingSpec, timezone: str, instant: datetime) -> bool:
+    """Return whether one of the windows is open. Without windows every instant is."""
+    return not timing.windows or any(window.is_open(timezone, instant) for window in timing.windows)
+
+
+def next_opening(timing: TimingSpec, timezone: str, instant: datetime) -> datetime:
+    """Return the next start of a window after an instant outside of all.
+
+    If none opens within `SEARCHED_DAYS`, return `instant`, so that no touch waits for good.
+    """
+    starts = (window.next_start(timezone, instant) for window in timing.windows)
+    return min((start for start in starts if start is not None), default=instant)
+
+
+def open_spans(
+    timing: TimingSpec, timezone: str, since: datetime, days: int
+) -> list[tuple[datetime, datetime]]:  # fmt: skip
+    """Return when the windows are open from the day of `since` on, in order. Spans that touch or overlap are joined."""
+    found = []
+    for window in timing.windows:
+        zone = window.zone_of(timezone)
+        first = since.astimezone(zone).date()
+        for day in (first + timedelta(days=number) for number in range(days)):
+            if window.applies_on(day):
+                found.append((_at_minute(day, window.begin, zone), _at_minute(day, window.end, zone)))
+    spans: list[tuple[datetime, datetime]] = []
+    for begin, end in sorted(found):
+        if spans and begin <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((begin, end))
+    return spans
+
+
+def _at_minute(day: date, minute: int, zone: ZoneInfo) -> datetime:
+    return _instant(day + timedelta(days=minute // 1440), time(minute % 1440 // 60, minute % 60), zone)
+
+
+def _occurrences(day: date, minute: int, zone: ZoneInfo) -> Iterator[datetime]:
+    for fold in (0, 1):
+        yield _instant(day, time(minute // 60, minute % 60), zone, fold=fold)
+
+
+def _next_time_of_day(timing: TimingSpec, zone: ZoneInfo, base: datetime) -> datetime:
+    assert timing.at is not None
+    first = base.astimezone(zone).date() + timedelta(days=timing.day.startswith("next"))
+    for offset in range(SEARCHED_DAYS):
+        day = first + timedelta(days=offset)
+        if timing.day.endswith("working") and not timing.calendar.is_working(day):
+            continue
+        found = _instant(day, timing.at, zone)
+        if found >= base:
+            return found
+    return base
+
+
+def _instant(day: date, wall: time, zone: ZoneInfo, *, fold: int = 0) -> datetime:
+    return datetime.combine(day, wall.replace(fold=fold), tzinfo=zone).astimezone(UTC)

@@ -1,0 +1,270 @@
+"""Store receipts of sent messages: once for each message and kind, in any order, with what follows from them.
+
+Events come first: their ids are made of the delivery key, so a repeat after a crash stores nothing twice. The sender
+of a receipt that got no answer sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.db import transaction
+
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.configuration.snapshot import Snapshot
+from scheduling.ids import new_id
+from scheduling.ledger import locks
+from scheduling.models import ReceiptKind, WebhookEvent, WebhookFact
+from scheduling.planning.follow_ups import load_causes
+from scheduling.planning.group_commit import record_and_publish
+from scheduling.planning.ingest import NewEvent
+from scheduling.planning.vendor_ids import find_delivery_keys
+from scheduling.policy.journeys import RECEIPT_TYPES, SOURCE, compose_end_data, read_depth
+from scheduling.receipts.bounces import disable_bounced_targets
+from scheduling.webhooks.outbox import note_facts
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500
+DETAIL = 300  #: characters
+ERASED = "erased:"  #: start of the user id of an erased customer
+#: By kind of a receipt, the event that always follows.
+CONSEQUENCES: Mapping[str, str] = {
+    ReceiptKind.REPLIED: "conversation.started",
+    ReceiptKind.COMPLAINED: "complaint.received",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A receipt as reported. It names its message by the delivery key, or by channel and the vendor's id."""
+
+    kind: str  #: of `ReceiptKind`
+    at: datetime | None = None  #: None: now
+    delivery_key: UUID | None = None
+    channel: str = ""
+    vendor_id: str = ""
+    detail: str = ""
+    permanent: bool = False  #: a bounce after which nothing more is sent to the address
+    address: str = ""  #: the address that bounced; "": the customer's present one
+    opens_conversation: bool = True  #: a reply that is not yet stored as a conversation
+
+
+class ReportedTouch(NamedTuple):
+    """The first touch of a delivery key."""
+
+    task_id: UUID
+    node_id: int
+    event_id: UUID
+    customer_id: int
+    user_id: str
+    chat_id: str
+    created_at: datetime
+
+
+class RefusedReport(NamedTuple):
+    position: int
+    field: str
+    message: str
+
+
+@dataclass(slots=True)
+class RecordingResult:
+    accepted: int = 0
+    duplicates: int = 0
+    refused: list[RefusedReport] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundReport:
+    """A report with its touch and its time."""
+
+    report: Report
+    touch: ReportedTouch
+    at: datetime
+
+
+def record_reports(reports: Sequence[Report]) -> RecordingResult:
+    """Store up to `BATCH` receipts and what follows from new ones. Idempotent.
+
+    A reply opens a conversation, a complaint is recorded, and a node that has a kind as its trigger gets an event.
+    Reports about unknown messages are refused one by one; the others are stored.
+
+    Raises:
+        django.db.Error: PostgreSQL is unavailable. Send all of them again.
+    """
+    config, now, result = snapshot.current(), sql.now(), RecordingResult()
+    found = _find_touches(config, reports, result, now)
+    first: dict[tuple[UUID, str], FoundReport] = {}
+    for each in sorted(found, key=lambda one: one.at):
+        first.setdefault((each.touch.task_id, each.report.kind), each)
+    stored = _find_stored({key for key, _ in first})
+    new = [each for key, each in first.items() if key not in stored]
+    _record_consequences(config, new)
+    lasting = {each.touch.task_id: each for each in found if each.report.permanent}
+    inserted = _store(config, first, lasting)
+    result.accepted = inserted
+    result.duplicates = len(found) - inserted
+    return result
+
+
+def _find_touches(
+    config: Snapshot, reports: Sequence[Report], result: RecordingResult, now: datetime
+) -> list[FoundReport]:
+    channels = {spec.key: spec.id for spec in config.channels.values()}
+    by_vendor = [(channels[each.channel], each.vendor_id) for each in reports if each.channel in channels]
+    keys = find_delivery_keys(by_vendor)
+    named = [each.delivery_key or keys.get((channels.get(each.channel, 0), each.vendor_id)) for each in reports]
+    touches = _load_touches({key for key in named if key})
+    found = []
+    for position, (report, key) in enumerate(zip(reports, named, strict=True)):
+        if report.channel and report.channel not in channels:
+            result.refused.append(RefusedReport(position, "channel", "there is no such channel"))
+        elif key is None:
+            days = settings.AFTERTOUCH_VENDOR_IDS_DAYS
+            message = f"no message of this channel has this id; ids are kept for {days} days"
+            result.refused.append(RefusedReport(position, "vendor_id", message))
+        elif key not in touches:
+            days = settings.AFTERTOUCH_RETENTION_DAYS
+            name = "delivery_key" if report.delivery_key else "vendor_id"
+            message = f"no touch has this delivery key; touches are kept for {days} days"
+            result.refused.append(RefusedReport(position, name, message))
+        else:
+            found.append(FoundReport(report, touches[key], report.at or now))
+    return found
+
+
+def _load_touches(keys: Iterable[UUID]) -> dict[UUID, ReportedTouch]:
+    wanted = sorted(keys)
+    rows = sql.rows(_TOUCHES, {"keys": sql.UuidArray(wanted)}) if wanted else []
+    return {row[0]: ReportedTouch._make(row) for row in rows}
+
+
+def _find_stored(keys: Iterable[UUID]) -> set[tuple[UUID, str]]:
+    wanted = sorted(keys)
+    return {(row[0], row[1]) for row in sql.rows(_STORED, {"keys": sql.UuidArray(wanted)})} if wanted else set()
+
+
+def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:
+    """Record the events that follow from new receipts. Lock their customers: an erased one must not come back."""
+    wanted = [each for each in new if _has_consequence(each.report) or _is_report_followed(config, each)]
+    if not wanted:
+        return
+    with transaction.atomic():
+        sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
+        remaining = locks.lock_remaining(each.touch.customer_id for each in wanted)
+        if events := _compose_events(config, [each for each in wanted if each.touch.customer_id in remaining]):
+            record_and_publish(events, settings.TIMEOUTS.event_lock)
+
+
+def _compose_events(config: Snapshot, new: Sequence[FoundReport]) -> list[NewEvent]:
+    events = [_compose_event(each, CONSEQUENCES[each.report.kind]) for each in new if _has_consequence(each.report)]
+    followed = [each for each in new if _is_report_followed(config, each)]
+    causes = load_causes({each.touch.event_id for each in followed}) if followed else {}
+    for each in followed:
+        node, cause, task_id = config.nodes.get(each.touch.node_id), causes.get(each.touch.event_id), each.touch.task_id
+        if node and cause and read_depth(cause.type, cause.data) <= node.most_depth:
+            data = compose_end_data(node, task_id, task_id, "", cause)
+            events.append(replace(_compose_event(each, f"touch.{each.report.kind}"), data=data, trace_id=cause.trace))
+    return events
+
+
+def _has_consequence(report: Report) -> bool:
+    return report.kind in CONSEQUENCES and (report.kind != ReceiptKind.REPLIED or report.opens_conversation)
+
+
+def _is_report_followed(config: Snapshot, found: FoundReport) -> bool:
+    """Return whether a node has this receipt as its trigger, or cancels by it."""
+    kind = f"touch.{found.report.kind}"
+    return kind in RECEIPT_TYPES and bool(config.triggered.get(kind) or config.cancelling.get(kind))
+
+
+def _compose_event(found: FoundReport, kind: str) -> NewEvent:
+    touch = found.touch
+    data = {"task_id": str(touch.task_id), **({"chat_id": touch.chat_id} if touch.chat_id else {})}
+    return NewEvent(SOURCE, f"{kind}:{touch.task_id}", kind, touch.user_id, touch.chat_id, found.at, data)
+
+
+def _store(config: Snapshot, first: Mapping[tuple[UUID, str], FoundReport], lasting: Mapping[UUID, FoundReport]) -> int:
+    """Store the receipts and what follows in the same transaction. Return the number of new receipts.
+
+    `lasting` are permanent bounces. One can follow a bounce that might have passed.
+    """
+    if not first:
+        return 0
+    ordered = [first[key] for key in sorted(first)]  # one order for all writers prevents deadlocks
+    with transaction.atomic():
+        written = sql.rows(
+            _STORE,
+            {
+                "ids": [new_id() for _ in ordered],
+                "keys": [each.touch.task_id for each in ordered],
+                "kinds": [each.report.kind for each in ordered],
+                "nodes": [each.touch.node_id for each in ordered],
+                "ats": [each.at for each in ordered],
+                "details": [_detail_of(each) for each in ordered],
+            },
+        )
+        inserted = {(row[0], row[1]) for row in written if row[2]}
+        new = [each for each in ordered if (each.touch.task_id, each.report.kind) in inserted]
+        gone = {each.touch.task_id for each in new if each.report.permanent} | _replace_details(lasting)
+        disable_bounced_targets(
+            (each.touch.node_id, each.touch.customer_id, each.touch.created_at, each.report.address, _detail_of(each))
+            for each in map(lasting.__getitem__, sorted(gone))
+        )
+        note_facts([_compose_fact(config, each) for each in new])
+    return len(new)
+
+
+def _replace_details(lasting: Mapping[UUID, FoundReport]) -> set[UUID]:
+    """Store the details of permanent bounces in place of others. Return the messages whose detail differed.
+
+    A repeated report differs in nothing: it must not disable an address that an operator has enabled since.
+    """
+    given = {"keys": list(lasting), "details": [_detail_of(each) for each in lasting.values()]}
+    return {row[0] for row in sql.rows(_REPLACE_DETAILS, given)} if lasting else set()
+
+
+def _compose_fact(config: Snapshot, found: FoundReport) -> WebhookFact:
+    touch, node = found.touch, config.nodes.get(found.touch.node_id)
+    data = {
+        "task_id": str(touch.task_id), "delivery_key": str(touch.task_id), "receipt": found.report.kind,
+        "node": node.key if node else None,
+    }  # fmt: skip
+    if not touch.user_id.startswith(ERASED):
+        data |= {"user_id": touch.user_id, "chat_id": touch.chat_id}
+    return WebhookFact(type=WebhookEvent.TOUCH_RECEIPT, object_key=f"touch:{touch.task_id}", at=found.at, data=data)
+
+
+def _detail_of(found: FoundReport) -> str:
+    return "" if found.touch.user_id.startswith(ERASED) else found.report.detail[:DETAIL]
+
+
+_TOUCHES = """
+SELECT t.task_id, t.node_id, t.event_id, t.customer_id, c.user_id, t.chat_id, t.created_at
+FROM scheduling_touch AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.task_id = ANY(%(keys)b) AND t.root_id = t.task_id
+"""
+_STORED = "SELECT delivery_key, kind FROM scheduling_deliveryreceipt WHERE delivery_key = ANY(%(keys)b)"
+_STORE = """
+INSERT INTO scheduling_deliveryreceipt AS r (id, delivery_key, kind, node_id, at, received_at, detail)
+SELECT id, delivery_key, kind, node_id, at, statement_timestamp(), detail
+FROM unnest(%(ids)b::uuid[], %(keys)b::uuid[], %(kinds)b::text[], %(nodes)b::bigint[], %(ats)b::timestamptz[],
+            %(details)b::text[]) AS v(id, delivery_key, kind, node_id, at, detail)
+ORDER BY delivery_key, kind
+ON CONFLICT (delivery_key, kind) DO UPDATE SET at = EXCLUDED.at WHERE EXCLUDED.at < r.at
+RETURNING delivery_key, kind, xmax = 0
+"""
+_REPLACE_DETAILS = """
+UPDATE scheduling_deliveryreceipt AS r SET detail = v.detail
+FROM unnest(%(keys)b::uuid[], %(details)b::text[]) AS v(key, detail)
+WHERE r.delivery_key = v.key AND r.kind = 'bounced' AND r.detail <> v.detail
+RETURNING r.delivery_key
+"""

@@ -1,0 +1,215 @@
+"""Show the list of live chats, and one chat with its timeline. No text of a message is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from scheduling.admin.base import OpsAdmin
+from scheduling.admin.labels import translate_reason
+from scheduling.models import Event, Touch
+from scheduling.monitoring.duration_text import describe_duration
+from sessions.admin.labels import SIDES, STATES, WHY
+from sessions.detection.presence import SessionPresence
+from sessions.detection.silence_events import SOURCE
+from sessions.frames import ID_LENGTH
+from sessions.store import inbox, sessions, stats
+from sessions.store.client import StoreUnavailable
+from sessions.store.stats import SessionSnapshot
+
+SECOND = timedelta(seconds=1)
+MOST_CHATS, MOST_SILENCES, MOST_MESSAGES = 200, 50, 100
+MOST_READ = 2_000  #: chats from which `state` and `tag` select
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    session_id: str
+    link: str
+    user_id: str
+    state: str
+    tone: str
+    tags: str
+    policy: str
+    deadline: str
+    last: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMoment:
+    at: datetime
+    what: str
+    detail: str = ""
+    link: str = ""
+
+
+def chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
+    """Render up to `MOST_CHATS` live chats, or those that the session id `q`, `user`, `state` and `tag` select.
+
+    Chats without a timer come last, those that lost it last first. A session id or a user finds each chat.
+    """
+    check_chat_permission(pages, request)
+    wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
+    try:
+        found = _find_chats(sessions.live_store(), **wanted)
+    except StoreUnavailable:
+        found = None
+    return render_chat_page(
+        pages, request, "chat_sessions/chats.html", _("List of live chats"), away=found is None, wanted=wanted,
+        selected=any(wanted.values()), states=[(key, words) for key, (words, _tone) in STATES.items()],
+        rows=[_chat_row(each) for each in (found or [])[:MOST_CHATS]], full=len(found or []) >= MOST_CHATS,
+    )  # fmt: skip
+
+
+def _find_chats(store: sessions.Store, q: str, user: str, state: str, tag: str) -> list[SessionSnapshot]:
+    session_id = q or (user and store.sessions_of([user])[0]) or ""
+    if q or user:
+        found = [stats.session_snapshot(store, session_id)]
+    else:
+        found = stats.list_live_sessions(store, MOST_READ if state or tag else MOST_CHATS, state)
+    return [
+        each
+        for each in found
+        if each.armed_at
+        and (not user or each.user_id == user)
+        and (not state or each.state == state)
+        and (not tag or tag in each.tags)
+    ]
+
+
+def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
+    """Render the chat whose session id is `session`, with its messages, silences and touches."""
+    check_chat_permission(pages, request)
+    session_id = request.GET.get("session", "")[:ID_LENGTH]
+    try:
+        found = stats.session_snapshot(sessions.live_store(), session_id)
+        moments = _message_moments(session_id)
+    except StoreUnavailable:
+        found, moments = None, []
+    if found:
+        moments += _silence_moments(found)
+    moments.sort(key=lambda each: each.at, reverse=True)
+    row = _chat_row(found) if found and found.armed_at else None
+    return render_chat_page(
+        pages, request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
+        session_id=session_id, policies=_list_policies(found), awaited=SIDES.get(found.awaited, "") if found else "",
+    )  # fmt: skip
+
+
+def check_chat_permission(pages: OpsAdmin, request: HttpRequest) -> None:
+    may = request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"])
+    if not (may and pages.has_view_or_change_permission(request)):
+        raise PermissionDenied
+
+
+def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
+    answer: HttpResponse = pages.page(request, template, title, opts=None, content_title=title, **context)
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _chat_row(found: SessionSnapshot) -> ChatRow:
+    words, tone = STATES[found.state]
+    return ChatRow(
+        session_id=found.session_id,
+        link=build_chat_link(found.session_id),
+        user_id=found.user_id,
+        state=str(words),
+        tone=tone,
+        tags=", ".join(found.tags),
+        policy=found.policy.key,
+        deadline=_time_left(found),
+        last=_last_activity(found),
+        why=str(WHY[found.why]),
+    )
+
+
+def build_chat_link(session_id: str) -> str:
+    return f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': session_id})}"
+
+
+def _list_policies(found: SessionSnapshot | None) -> list[dict[str, Any]]:
+    """Return the policies of both sides: whom each waits for, its key and the tags that chose it."""
+    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
+    return [
+        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
+    ]
+
+
+def _time_left(found: SessionSnapshot) -> str:
+    return describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
+
+
+def _last_activity(found: SessionSnapshot) -> str:
+    times = [(at, side) for at, side in ((found.last_user_at, "customer"), (found.last_agent_at, "agent")) if at]
+    if not times:
+        return "–"
+    at, side = max(times)
+    return _("%(side)s, %(span)s ago") % {"side": SIDES[side], "span": describe_duration(max(found.now - at, SECOND))}
+
+
+def _message_moments(session_id: str) -> list[ChatMoment]:
+    writers = {
+        "user": _("Message: %(side)s") % {"side": SIDES["customer"]},
+        "agent": _("Message: %(side)s") % {"side": SIDES["agent"]},
+        "bot": _("Message: %(side)s") % {"side": SIDES["bot"]},
+        inbox.SYSTEM: _("Guide message"),
+    }
+    found = []
+    for entry in inbox.live_inbox().since(session_id, inbox.START, MOST_MESSAGES):
+        body = json.loads(entry.body)
+        at = datetime.fromisoformat(inbox.stored_at(entry.cursor))
+        found.append(ChatMoment(at, writers.get(body.get("from", ""), ""), body.get("node", "")))
+    return found
+
+
+def _silence_moments(found: SessionSnapshot) -> list[ChatMoment]:
+    """Return the silences of the session and what happened to their touches."""
+    events = list(
+        Event.objects.filter(
+            customer__user_id=found.user_id,
+            type__in=SessionPresence.event_types,
+            source=SOURCE,
+            event_id__startswith=f"{found.session_id}:",
+        ).order_by("-occurred_at")[:MOST_SILENCES]
+    )
+    return [_silence_moment(each) for each in events] + _touch_moments(events)
+
+
+def _silence_moment(event: Event) -> ChatMoment:
+    link = reverse("admin:scheduling_event_change", args=[event.pk])
+    return ChatMoment(event.occurred_at, name_silence(event), name_silence_policy(event), link)
+
+
+def name_silence(event: Event) -> str:
+    number = event.data.get("step") or event.data.get("nudge")
+    awaits_agent = event.data.get("awaited") == "agent"
+    what = _("No answer, step %(number)s") if awaits_agent else _("Silence, message %(number)s")
+    return what % {"number": number}
+
+
+def name_silence_policy(event: Event) -> str:
+    return f"{event.data.get('policy', '')} v{event.data.get('policy_version', 1)}"
+
+
+def _touch_moments(events: Sequence[Event]) -> list[ChatMoment]:
+    touches = Touch.objects.filter(event__in=events).select_related("node")
+    return [
+        ChatMoment(
+            each.settled_at or each.due_at,
+            each.get_state_display(),
+            " · ".join(filter(None, [each.node.key, translate_reason(each.reason) if each.reason else ""])),
+            reverse("admin:scheduling_touch_change", args=[each.pk]),
+        )
+        for each in touches
+    ]

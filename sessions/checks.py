@@ -1,0 +1,50 @@
+"""Check at each start that the address of live chats fits the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+
+from scheduling.redis_client import Redis, RedisError, connect_redis
+from sessions.store.cluster import SCHEME, parse_nodes
+
+SETTING = "AFTERTOUCH_SESSIONS_REDIS_URL"
+
+
+@register
+def check_cluster_mode(**_: Any) -> list[CheckMessage]:
+    """Compare the scheme of the setting with `cluster_enabled` of its server. A server that does not answer passes."""
+    url = settings.AFTERTOUCH_SESSIONS_REDIS_URL
+    if not url:
+        return []
+    wanted = url.startswith(SCHEME)
+    found = _first_answer(url)
+    if found is None or found == wanted:
+        return []
+    if wanted:
+        text, hint = "names a cluster, but its server runs without cluster mode (cluster_enabled: 0)", "redis://"
+    else:
+        text, hint = "names a node of a Redis Cluster (cluster_enabled: 1) as a single server", SCHEME
+    return [Error(f"{SETTING} {text}.", hint=f"Start the address with {hint}", id="aftertouch.E006")]
+
+
+def _first_answer(url: str) -> bool | None:
+    """Return whether the first server that answers runs in cluster mode, None without an answer."""
+    for server in _servers(url):
+        with server:
+            try:
+                return bool(server.info("cluster")["cluster_enabled"])
+            except (RedisError, OSError, LookupError):
+                continue
+    return None
+
+
+def _servers(url: str) -> list[Redis]:
+    timeout = settings.TIMEOUTS.probe
+    if not url.startswith(SCHEME):
+        return [connect_redis(url, timeout=timeout)]
+    nodes, login = parse_nodes(url)
+    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    return [Redis(host=host, port=port, **login, **limits) for host, port in nodes]  # type: ignore[arg-type]

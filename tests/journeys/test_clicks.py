@@ -1,0 +1,221 @@
+"""Common tasks take as many clicks as `docs/explanation/clicks.md` states. Each is done in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from pytest_django.live_server_helper import LiveServer
+
+from config.environment import ROOT
+from scheduling.operations import undo as undo_window
+from tests.scheduling.core.conftest import pass_time
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.screenshots import save_screenshot
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("configuration_row"),
+]
+MENU = "#nav-sidebar-apps >> text="
+UNDO = "button:has-text('Undo now')"
+SUBMIT = "#content-main button[type=submit]"
+UNDONE = "text=Undone"
+
+
+class ClickCounter:
+    """Click in a page and count it. Typing and keys do not count."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.clicks = 0
+
+    def click(self, *targets: str) -> None:
+        for target in targets:
+            self.page.click(target)
+            self.clicks += 1
+
+    def choose(self, target: str, value: str) -> None:
+        self.page.select_option(target, value)
+        self.clicks += 1
+
+    def search(self, term: str, expected: str) -> None:
+        """Open the first result of the search by keyboard."""
+        self.page.keyboard.press("Control+k")
+        self.page.wait_for_selector("#global-search[open]")
+        self.page.keyboard.type(term)
+        self.page.wait_for_selector(f"#global-search [aria-selected=true]:has-text('{expected}')")
+        self.page.keyboard.press("Enter")
+
+    def give_reason(self) -> None:
+        self.page.fill("[name=reason]", "r")
+
+
+def read_documented_counts() -> dict[str, str]:
+    page = (ROOT / "docs" / "explanation" / "clicks.md").read_text("utf-8")
+    return dict(re.findall(r"^\| ([^|]+?) \|[^|]*\| (\d+) \|$", page, re.MULTILINE))
+
+
+@pytest.fixture
+def count(ops: OpenPage, live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Run journeys one after the other, each from the overview unless it follows another one."""
+    monkeypatch.setattr(undo_window, "UNDO_WINDOW", timedelta(hours=1))  # a slow machine takes longer than ten seconds
+    page = ops("en")
+
+    def count(journeys: dict[str, Callable[[ClickCounter], object]]) -> dict[str, str]:
+        found = {}
+        for name, journey in journeys.items():
+            if not name.endswith("undo it"):
+                page.goto(f"{live_server.url}/admin/")
+            counter = ClickCounter(page)
+            journey(counter)
+            found[name] = str(counter.clicks)
+        return found
+
+    return count
+
+
+def undo(hand: ClickCounter) -> None:
+    hand.page.wait_for_selector(UNDO)
+    hand.click(UNDO)
+    hand.page.wait_for_selector(UNDONE)
+
+
+def check(found: dict[str, str]) -> None:
+    documented = read_documented_counts()
+    assert found == {name: documented.get(name) for name in found}
+
+
+def test_clicks_of_touches_and_failures_match_the_table(
+    count: Callable[..., dict[str, str]], matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    from scheduling.delivery.pipeline import deliver_touches
+    from scheduling.models import FailedTask, Touch
+
+    matrix.node("guide", delay=timedelta(days=1))
+    matrix.node("broken", "order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
+    (waiting,) = record_event().task_ids
+    for number in range(8):
+        deliver_touches(record_event("order.paid", f"user-{number}").task_ids)
+    pass_time(minutes=1)
+
+    def explain(hand: ClickCounter) -> None:
+        hand.search("ann", "ann")
+        hand.page.wait_for_selector("h1:has-text('ann')")
+        hand.click("a[href*='/touch/'][href$='/change/'] >> nth=0")
+        hand.page.wait_for_selector(".at-timeline")
+
+    def cancel(hand: ClickCounter) -> None:
+        hand.search(str(waiting), "guide")
+        hand.page.wait_for_selector(".at-timeline")
+        hand.click("a[href$='/cancel/']", SUBMIT)
+        save_screenshot(hand.page, "undo-cancel")
+
+    def retry(hand: ClickCounter) -> None:
+        hand.click(f"{MENU}Failed tasks", "#result_list tbody th a", "a.at-button:has-text('Retry') >> nth=0")
+        hand.give_reason()
+        hand.click(SUBMIT)
+
+    def edit(hand: ClickCounter) -> None:
+        hand.click(f"{MENU}Failed tasks", "#result_list tbody th a", "a.at-button:has-text('Edit and retry')")
+        hand.page.fill("[name=body]", "your order has been sent")
+        hand.give_reason()
+        hand.click(SUBMIT)
+
+    def retry_cause(hand: ClickCounter) -> None:
+        hand.click(f"{MENU}Failed tasks", "a:has-text('Group by cause')", "tr a[href$='/retry/']")
+        hand.give_reason()
+        hand.click("button[name=few]")
+        hand.page.wait_for_selector("#replay-tried tbody tr")
+
+    check(count({
+        "see why a customer got or did not get a message": explain,
+        "cancel a waiting touch": cancel,
+        "cancel a waiting touch, and undo it": undo,
+        "retry a failed task": retry,
+        "retry a failed task, and undo it": undo,
+        "correct the text of a failed task and send it": edit,
+        "retry all failures of one cause, a few first": retry_cause,
+    }))  # fmt: skip
+    assert Touch.objects.filter(retry_of=waiting, state="scheduled").exists()
+    assert FailedTask.objects.filter(state="open").count() == 2
+
+
+def test_clicks_of_configuration_match_the_table(count: Callable[..., dict[str, str]], matrix: MatrixBuilder) -> None:
+    from scheduling.experiments.replay import runs
+    from scheduling.models import Node, Pause
+
+    node = matrix.node("guide", name="Guide", delay=timedelta(minutes=15))
+
+    def open_node(hand: ClickCounter) -> None:
+        hand.click(f"{MENU}Matrix", f"#node-{node.pk} .at-node-title")
+
+    def pause(hand: ClickCounter) -> None:
+        hand.search("pause channel log", "Pause channel log")
+        hand.page.wait_for_selector("[name=scope]")
+        hand.click(SUBMIT)
+        save_screenshot(hand.page, "undo-pause")
+
+    def change_delay(hand: ClickCounter) -> None:
+        open_node(hand)
+        hand.page.fill("[name=delay]", "20m")
+        hand.click("[name=_save]")
+        hand.page.wait_for_selector(".at-node:has-text('20 min')")
+
+    def switch_off(hand: ClickCounter) -> None:
+        hand.click(f"{MENU}Matrix", f"#node-{node.pk} [role=switch]")
+
+    def restore(hand: ClickCounter) -> None:
+        open_node(hand)
+        hand.click("a[href$='/history/']", "#change-history tbody tr:last-child a >> nth=0")
+        hand.click("a:has-text('Restore this version')", "[name=_save]")
+        hand.page.wait_for_selector(".at-node:has-text('15 min')")
+
+    def try_edit(hand: ClickCounter) -> None:
+        open_node(hand)
+        hand.page.fill("[name=delay]", "30m")
+        hand.click("[name=_try_draft]", "button:has-text('Start the replay')")
+        hand.page.wait_for_selector("progress")
+        assert runs.execute_next_replay()
+
+    def publish(hand: ClickCounter) -> None:
+        hand.search("replays", "Replays")
+        hand.click("#result_list tbody th a", "a:has-text('Publish the draft')")
+        hand.give_reason()
+        hand.click(SUBMIT)
+        save_screenshot(hand.page, "undo-publish")
+
+    check(count({
+        "pause a channel": pause,
+        "pause a channel, and undo it": undo,
+        "change the delay of a node": change_delay,
+        "switch a node off": switch_off,
+        "switch a node off, and undo it": undo,
+        "restore an old version of a node": restore,
+        "try an edit on the last seven days": try_edit,
+        "publish a draft": publish,
+        "publish a draft, and undo it": undo,
+    }))  # fmt: skip
+    node.refresh_from_db()
+    assert (node.delay, node.enabled) == (timedelta(minutes=15), True)
+    assert not Pause.objects.exists()
+    assert Node.history.filter(history_user__username="ops").count() >= 5
+
+
+def test_clicks_of_an_invitation_match_the_table(count: Callable[..., dict[str, str]]) -> None:
+    def invite(hand: ClickCounter) -> None:
+        hand.search("add invitation", "Add: invitation")
+        hand.page.fill("[name=name]", "Mei")
+        hand.choose("[name=role]", "operator")
+        hand.click("[name=_save]")
+        hand.page.wait_for_selector("#invitation-link")
+
+    check(count({"invite a colleague": invite}))

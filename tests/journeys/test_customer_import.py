@@ -1,0 +1,110 @@
+"""Uploads a file of customers, looks at the check, imports it and undoes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytest_django.live_server_helper import LiveServer
+
+from tests.support.chromium import OpenPage
+from tests.support.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+WORDS = {
+    "zh-hans": ("上传并检查", "开始导入", "撤销导入", "等待决定", "已完成", "已撤销"),
+    "en": ("Upload and check", "Start the import", "Undo the import", "Waits for your decision", "Done", "Undone"),
+}
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """More than one part, with broken lines and a column without meaning."""
+    lines = ["用户ID,姓名,等级,手机号,attributes.城市,attributes.消费:number,标签,备注"]
+    lines += [
+        f"user-{number},客户{number},vip,138{number:08},上海,{number}.5,老客;{number % 7},x" for number in range(1_200)
+    ]
+    lines[40] = "user-39,客户39,vip,1.38E+10,上海,很多,老客,x"
+    lines[700] = 'user-699,"客户699,vip,1,上海,1,老客,x'
+    lines[-1] += "x" * 600_000
+    path = tmp_path / "客户名单.csv"
+    path.write_bytes("\r\n".join(lines).encode("gb18030"))
+    return path
+
+
+@pytest.mark.parametrize(("language", "scheme"), [("zh-hans", "light"), ("en", "dark")])
+def test_file_is_uploaded_checked_imported_and_undone(
+    ops: OpenPage, live_server: LiveServer, people: Path, language: str, scheme: str
+) -> None:
+    from scheduling.customers.import_batches import run_import_batch
+    from scheduling.models import Customer, CustomerImport
+
+    upload, start, undo, waits, done, undone = WORDS[language]
+
+    def finish() -> None:
+        while run_import_batch(CustomerImport.objects.get().pk):
+            pass
+
+    page = ops(language, scheme, group="editor")
+    page.goto(f"{live_server.url}/admin/scheduling/customerimport/add/")
+    page.set_input_files("#import-file", people)
+    save_screenshot(page, f"import-upload-{language}")
+    page.click(f"button:has-text('{upload}')")
+    page.wait_for_url("**/change/")
+    page.wait_for_selector("progress")
+    save_screenshot(page, f"import-checking-{language}")
+    finish()
+    page.wait_for_selector(f".at-tag:has-text('{waits}')")  # the page looks again by itself
+    assert "客户1" in page.inner_text("#import")
+    assert Customer.objects.count() == 0
+    save_screenshot(page, f"import-preview-{language}", full_page=True)
+
+    page.click(f"button:has-text('{start}')")
+    page.wait_for_selector("progress")
+    run_import_batch(CustomerImport.objects.get().pk)
+    page.reload()
+    save_screenshot(page, f"import-progress-{language}")
+    finish()
+    page.wait_for_selector(f".at-tag:has-text('{done}')")
+    save_screenshot(page, f"import-done-{language}", full_page=True)
+    row = CustomerImport.objects.get()
+    assert row.counts["running"] == {"lines": 1200, "created": 1197, "changed": 0, "unchanged": 0, "refused": 3}
+
+    Customer.objects.filter(user_id="user-7").update(name="李雷")
+    page.click(f"a:has-text('{undo}')")
+    save_screenshot(page, f"import-undo-{language}")
+    page.click(f"button:has-text('{undo}')")
+    page.wait_for_selector("progress")
+    finish()
+    page.wait_for_selector(f".at-tag:has-text('{undone}')")
+    save_screenshot(page, f"import-undone-{language}", full_page=True)
+    assert set(Customer.objects.values_list("name", flat=True)) == {"", "李雷"}
+
+
+def test_import_pages_fit_in_narrow_windows(ops: OpenPage, live_server: LiveServer) -> None:
+    from tests.scheduling.imports.conftest import check
+
+    row = check("user_id,name,timezone," + ",".join(f"attributes.a{each}" for each in range(20)) + "\nann,Ann,Mars\n")
+    page = ops("zh-hans", "light", 390)
+    for path in ("customerimport/", "customerimport/add/", f"customerimport/{row.pk}/change/"):
+        page.goto(f"{live_server.url}/admin/scheduling/{path}")
+        page.wait_for_load_state("load")
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, (path, overflow)
+
+
+def test_upload_of_a_file_that_is_too_large_names_the_limit(
+    ops: OpenPage, live_server: LiveServer, people: Path
+) -> None:
+    from scheduling.customers import imports
+
+    limit, imports.MOST_BYTES = imports.MOST_BYTES, 1_000
+    try:
+        page = ops("en")
+        page.goto(f"{live_server.url}/admin/scheduling/customerimport/add/")
+        page.set_input_files("#import-file", people)
+        page.click("button:has-text('Upload and check')")
+        page.wait_for_selector("[data-problem]:has-text('must be from 1 to 1000 bytes')")
+    finally:
+        imports.MOST_BYTES = limit

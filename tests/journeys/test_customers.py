@@ -1,0 +1,46 @@
+"""An editor finds a customer by a part of the name, and edits attributes and tags in a real browser."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_django.live_server_helper import LiveServer
+
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder
+from tests.support.screenshots import save_screenshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def test_customer_is_found_by_name_and_gets_attributes_and_tags(
+    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
+) -> None:
+    from scheduling.models import Customer, CustomerProfile
+
+    Customer.objects.create(user_id="ann", name="王小明", level="vip")
+    Customer.objects.create(user_id="bob", name="李雷")
+    page = ops(group="editor")
+    page.goto(f"{live_server.url}/admin/scheduling/customer/?q=小明")
+    assert page.locator("#result_list tbody tr").count() == 1
+    page.click("#result_list tbody th a")
+    page.fill("[name=attributes]", "city: 上海\n1st: no")
+    page.click("[name=_save]")
+    page.wait_for_selector(".field-attributes .errorlist")
+    save_screenshot(page, "customer-attribute-error")
+    page.fill("[name=attributes]", "city: 上海\npaid: 520.5\nmember: true\nsince: 2026-03-03T12:00:00Z")
+    page.fill("[name=tags]", "tea, 老客")
+    page.click("[name=_continue]")
+    page.wait_for_selector(":text('成功')")
+    row = CustomerProfile.objects.get(customer__user_id="ann")
+    assert row.attributes == {"city": "上海", "paid": 520.5, "member": True, "since": "2026-03-03T12:00:00Z"}
+    assert sorted(row.tags) == ["tea", "老客"]
+    assert "520.5" in page.input_value("[name=attributes]")
+    save_screenshot(page, "customer-attributes", full_page=True)
+
+    page = ops("en", "dark", 390, group="viewer")
+    page.goto(f"{live_server.url}/admin/scheduling/customer/?tag=tea")
+    page.click("#result_list tbody th a")
+    page.wait_for_selector("text=city: 上海")
+    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow <= 0
+    save_screenshot(page, "customer-attributes-narrow-dark-en", full_page=True)

@@ -1,0 +1,73 @@
+"""Limits offers, holds customers out of all nodes, and reads in the preview when and why a message is sent."""
+
+from __future__ import annotations
+
+from datetime import time, timedelta
+
+import pytest
+from pytest_django.live_server_helper import LiveServer
+
+from tests.support.chromium import OpenPage
+from tests.support.matrix import MatrixBuilder
+from tests.support.screenshots import save_screenshot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("configuration_row"),
+]
+
+
+def test_rules_and_holdout_are_edited_and_previewed(
+    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
+) -> None:
+    from scheduling.models import HarassmentRule, Holdout
+
+    Holdout.objects.create(pk=1)
+    matrix.node("offer", delay=timedelta(hours=1), at=time(10), at_day="next_working", tags=["sale"])
+    matrix.node("receipt", guard_holdout="ignore")
+    admin = f"{live_server.url}/admin/scheduling"
+    page = ops()
+    page.goto(f"{admin}/harassmentrule/add/")
+    page.select_option("[name=kind]", "cap")
+    for name, value in (("limit", "1"), ("limits", "vip=2"), ("window", "7d"), ("tag", "sale"), ("channel", "fax")):
+        page.fill(f"[name={name}]", value)
+    page.click("[name=_save]")
+    page.wait_for_selector(".errorlist :text('fax')")
+    page.fill("[name=channel]", "")
+    save_screenshot(page, "rule-of-a-part")
+    page.click("[name=_save]")
+    page.wait_for_selector("text=vip=2")
+    rule = HarassmentRule.objects.latest("pk")
+    assert (rule.limit, rule.limits, rule.tag, rule.channel) == (1, {"vip": 2}, "sale", "")
+
+    page.click("#nav-sidebar-apps >> text=规则")
+    page.click(".at-tabs >> text=全局对照组")
+    page.fill("[name=percent]", "100")
+    page.click("[name=_save]")
+    page.wait_for_selector(":text('成功')")
+    assert Holdout.objects.get().percent == 100
+    page.goto(f"{admin}/event/preview/?type=material.downloaded&user_id=ann")
+    offer, receipt = page.locator("section.at-outcome").all_inner_texts()
+    assert "全局对照组" in offer
+    assert "下一个工作日" in offer
+    assert "全局对照组" not in receipt
+    save_screenshot(page, "preview-of-holdout")
+
+
+def test_pages_of_rules_fit_in_all_layouts(ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder) -> None:
+    from scheduling.models import HarassmentRule, Holdout
+
+    Holdout.objects.create(pk=1, percent=5)
+    rule = HarassmentRule.objects.get(kind="cap")
+    for name, language, scheme, width in (
+        ("rules-dark-en", "en", "dark", 1400),
+        ("rules-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        for path in ("holdout/1/change/", "harassmentrule/", f"harassmentrule/{rule.pk}/change/"):
+            page.goto(f"{live_server.url}/admin/scheduling/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)
+        save_screenshot(page, name)

@@ -1,0 +1,151 @@
+"""Bulk actions from the list of jobs, saved filters, and the search in payloads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db.models.functions import Now
+from django.test import Client
+from django.utils.timezone import localtime, now
+
+from rpa_tasks.jobs.bulk import filters
+from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
+from rpa_tasks.models import ExecutionNode, Flow, Job
+from scheduling.admin.failed_tasks import bulk_action
+from scheduling.models import BulkAction, FailedTask, SavedFilter
+from scheduling.operations import bulk_actions
+from scheduling.operations.bulk_lists import matching_rows
+from scheduling.operations.filters import read_filter
+from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+
+pytestmark = pytest.mark.django_db
+
+PACE = {"reason": "wrong price", "per_second": "200"}
+#: By the address, how many unfinished jobs it means: a filter that is ignored would mean them all.
+ADDRESSES = {
+    "": 4, "status=due": 2, "status=late": 1, "status=": 4, "state__exact=running": 1, "state__exact=": 4,
+    "platform={platform}": 4, "platform=": 4, "shop__id__exact={shop}": 2, "task_type=other": 1, "task_type=": 4,
+    "reason=x": 1, "reason=": 4, "priority__exact=0": 1, "q=s2": 2, "q=k1": 1, "q=": 4, "q=none": 0,
+    "q={task}": 1, "created_at_from_0={yesterday}": 3, "created_at_to_0={yesterday}": 1, "o=1&q=k1": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
+
+
+def test_job_list_matches_bulk_selection(viewer: Client, market: Market) -> None:
+    Flow.objects.create(platform=market.pdd, task_type="other", command=["true", "{param}"])
+    running = market.running("s1")
+    market.waiting("s1", dedupe_key="k1", priority=0, delay=timedelta(hours=1))
+    late = market.waiting("s2", deadline=now() + timedelta(hours=1))
+    other = market.waiting("s2", task_type="other")
+    Job.objects.filter(pk=late.pk).update(deadline=now() - timedelta(minutes=1), reason="x")
+    Job.objects.filter(pk=running.pk).update(created_at=now() - timedelta(days=3))
+    given = {
+        "platform": market.pdd.pk, "shop": market.s1.pk, "task": other.pk,
+        "yesterday": f"{localtime() - timedelta(days=1):%Y-%m-%d}",
+    }  # fmt: skip
+    found = {}
+    for address in ADDRESSES:
+        page = viewer.get(f"{url('job_changelist')}?{address.format(**given)}")
+        shown = {row.pk for row in page.context["cl"].queryset if row.state in filters.UNFINISHED}
+        chosen = read_filter(page.wsgi_request.GET)
+        assert set(matching_rows(JOB_ACTIONS["job.cancel"], chosen, now()).values_list("pk", flat=True)) == shown
+        found[address] = len(shown)
+    assert found == ADDRESSES
+
+
+def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market) -> None:
+    market.waiting("s1", priority=0)
+    kept = market.waiting("s2")
+    links = operator.get(f"{url('job_changelist')}?priority__exact=0").context["matching_links"]
+    page = operator.get(links[0][0])
+    assert "Applies to 1 job." in text(page)
+
+    answer = operator.post(links[0][0], {**dict(page.context["hidden"]), **PACE})
+
+    row = BulkAction.objects.get()
+    assert (row.action, row.filter, row.reason) == ("job.cancel", {"priority__exact": "0"}, "wrong price")
+    assert bulk_actions.run_batch(row.pk) is None
+    shown = text(operator.get(answer["location"]))
+    assert "Cancel jobs · Jobs" in shown
+    assert f"{url('job_changelist')}?priority__exact=0" in shown
+    assert list(Job.objects.exclude(state="cancelled").values_list("pk", flat=True)) == [kept.pk]
+
+
+def test_matching_page_takes_priority_and_node(operator: Client, market: Market) -> None:
+    ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1)
+    market.waiting("s1")
+    operator.post(url("job_matching", "priority"), {**PACE, "priority": "high"})
+    page = operator.get(url("job_matching", "move"))
+    assert "login stays on the old node" in text(page)
+    operator.post(url("job_matching", "move"), {**PACE, "node": "n2"})
+    assert dict(BulkAction.objects.values_list("action", "given")) == {
+        "job.priority": {"priority": "high"}, "job.move": {"node": "n2"},
+    }  # fmt: skip
+    assert operator.post(url("job_matching", "priority"), {**PACE, "priority": "urgent"}).status_code == 200
+    assert operator.get(url("job_matching", "delete")).status_code == 404
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(
+    operator: Client, market: Market, handles: bool
+) -> None:
+    """The page of one job leaves the failed task open, too."""
+    job = market.failed("s1")
+    clerk = User.objects.create_user("clerk", is_staff=True)
+    rights = ["view_job", "run_job", *(["act_on_failedtask"] if handles else [])]
+    clerk.user_permissions.add(*Permission.objects.filter(codename__in=rights))
+    operator.force_login(clerk)
+    operator.post(url("job_matching", "run_again"), PACE)
+    clerk.delete()  # the decision of the start holds
+    BulkAction.objects.update(next_at=Now())
+    bulk_actions.run_batch(BulkAction.objects.get().pk)
+    assert FailedTask.objects.get(task_id=job.pk).state == ("retried" if handles else "open")
+    assert Job.objects.get(state__in=("scheduled", "queued")).retry_of == (job.pk if handles else None)
+
+
+def test_matching_page_refuses_unknown_filter(operator: Client, market: Market) -> None:
+    answer = operator.get(f"{url('job_matching', 'cancel')}?payload__secret=1")
+    assert answer.status_code == 302
+    assert "payload__secret: many cannot be chosen by it" in messages_of(answer)
+
+
+def test_payload_search_needs_the_right_to_payloads(
+    operator: Client, editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _other = market.waiting("s1", payload={"note": "双十一 50%_off"}), market.waiting("s2")
+
+    def listed(client: Client, term: str) -> list[object]:
+        page = client.get(url("job_changelist"), {"q": term})
+        return [row.pk for row in page.context["cl"].result_list]
+
+    for term in ("双十一", "50%_OFF"):
+        assert listed(editor, term) == [found.pk]
+        assert listed(operator, term) == []
+    assert listed(editor, "50__off") == []
+    assert listed(editor, "s1") == [found.pk]
+    assert "words of a recent payload" in text(editor.get(url("job_changelist")))
+
+    # A count or a bulk action would show the same.
+    assert "No row matches." in text(operator.get(f"{url('job_matching', 'cancel')}?q=双十一"))
+    assert "Applies to 2 jobs." in text(operator.get(f"{url('job_matching', 'cancel')}?payload=双十一"))
+    assert "Applies to 1 job." in text(editor.get(f"{url('job_matching', 'cancel')}?q=双十一"))
+    editor.post(f"{url('job_matching', 'cancel')}?q=双十一", PACE)
+    row = BulkAction.objects.get()
+    assert (row.filter, row.total) == ({"payload": "双十一"}, 1)
+    assert "?q=%E5%8F%8C" in text(editor.get(f"/admin/scheduling/bulkaction/{row.pk}/change/"))
+
+    monkeypatch.setattr(filters, "SEARCHED", 1)
+    assert listed(editor, "双十一") == []
+
+
+def test_job_filter_is_saved(viewer: Client, market: Market) -> None:
+    viewer.post(url("job_save_filter"), {"name": "failed ones", "query": "state__exact=failed&p=2"})
+    row = SavedFilter.objects.get()
+    assert (row.listed, row.query) == ("job", "state__exact=failed")
+    assert "failed ones" in text(viewer.get(url("job_changelist")))

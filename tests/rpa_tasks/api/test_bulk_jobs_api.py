@@ -1,0 +1,91 @@
+"""Bulk actions on jobs over HTTP, and who may start, read and stop them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks.jobs.dead_letters import record_failed_job
+from rpa_tasks.models import Job, Platform, Shop
+from scheduling.models import BulkAction, FailedTask
+from scheduling.operations import bulk_actions, commands
+from tests.scheduling.api.serving import Client
+
+pytestmark = pytest.mark.django_db(transaction=True)
+JOB = {"platform": "pdd", "task_type": "sync_order", "delay_seconds": 3_600}
+
+
+def test_bulk_action_changes_matching_jobs(api: Client) -> None:
+    for shop_id in ("s1", "s2"):
+        api("POST", "/rpa/jobs", {**JOB, "shop_id": shop_id})
+    wish = {"action": "priority", "filter": {"platform": "pdd", "shop": "s1"}, "given": {"priority": "high"}}
+
+    answer = api("POST", "/rpa/jobs/bulk", wish | {"reason": "sale", "per_second": 10})
+
+    assert answer.status_code == 202, answer.text
+    begun = answer.json()
+    assert (begun["action"], begun["total"], begun["given"]) == ("priority", 1, {"priority": "high"})
+    bulk_actions.run_batch(begun["id"])
+    assert api.get(f"/bulk-actions/{begun['id']}").json()["done"] == 1
+    assert dict(Job.objects.values_list("shop__shop_id", "priority")) == {"s1": 0, "s2": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"filter": {"payload__a": "1"}}, "filter.payload__a"),
+        ({"filter": None}, "filter"),
+        ({"filter": {"platform": "none"}}, "filter.platform"),
+        ({"filter": {"shop": "none"}}, "filter.shop"),
+        ({"filter": {"shop": "s1"}}, "filter.shop"),
+        ({"action": "delete"}, "action"),
+        ({"action": "priority"}, "given"),
+        ({"action": "move", "given": {"node": "none"}}, "given.node"),
+        ({"given": {"speed": 1}}, "given.speed"),
+        ({"per_second": 1_000}, "per_second"),
+    ],
+)
+def test_bulk_jobs_errors_name_the_field(api: Client, change: dict[str, Any], field: str) -> None:
+    Shop.objects.create(platform=Platform.objects.create(key="temu"), shop_id="s1")
+    answer = api("POST", "/rpa/jobs/bulk", {"action": "cancel", "filter": {}, **change})
+    assert answer.status_code == 422, answer.text
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert not BulkAction.objects.exists()
+
+
+def test_bulk_jobs_scopes(api: Client) -> None:
+    api("POST", "/rpa/jobs", {**JOB, "shop_id": "s1", "payload": {"secret": "abc"}})
+    keys = {
+        scope: Client(api.address, commands.create_api_key(scope, [scope]))
+        for scope in ("rpa.operate", "rpa.read", "failed-tasks")
+    }
+    wish = {"action": "cancel", "filter": {"payload": "abc"}}
+    assert keys["rpa.read"]("POST", "/rpa/jobs/bulk", wish).status_code == 403
+    assert keys["rpa.operate"]("POST", "/rpa/jobs/bulk", wish).status_code == 403  # it may not read payloads
+    again = {"action": "run_again", "filter": {}}
+    assert keys["rpa.operate"]("POST", "/rpa/jobs/bulk", again).status_code == 403  # it may not publish
+    begun = api("POST", "/rpa/jobs/bulk", wish).json()
+    assert begun["total"] == 1
+    path = f"/bulk-actions/{begun['id']}"
+    assert {scope: key.get(path).status_code for scope, key in keys.items()} == {
+        "rpa.operate": 200, "rpa.read": 403, "failed-tasks": 403,
+    }  # fmt: skip
+    assert keys["failed-tasks"]("POST", f"{path}/cancel", {}).status_code == 403
+    assert keys["rpa.operate"]("POST", f"{path}/cancel", {}).json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_bulk_run_again_retries_failed_tasks_only_with_their_scope(api: Client, handles: bool) -> None:
+    task_id = api("POST", "/rpa/jobs", {**JOB, "shop_id": "s1"}).json()["task_id"]
+    Job.objects.update(state="failed", settled_at=now(), lease_until=None, fresh=False)
+    record_failed_job(UUID(task_id))
+    scopes = ["rpa.operate", "rpa.publish", *(["failed-tasks"] if handles else [])]
+    key = Client(api.address, commands.create_api_key("clerk", scopes))
+    begun = key("POST", "/rpa/jobs/bulk", {"action": "run_again", "filter": {}})
+    assert begun.status_code == 202, begun.text
+    bulk_actions.run_batch(begun.json()["id"])
+    assert FailedTask.objects.get().state == ("retried" if handles else "open")
+    assert Job.objects.exclude(pk=task_id).get().retry_of == (UUID(task_id) if handles else None)

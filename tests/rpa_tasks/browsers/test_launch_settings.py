@@ -1,0 +1,264 @@
+"""A shop's browser starts with its own proxy, language, time zone, window and download folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from rpa_tasks import isolation
+from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
+from rpa_tasks.browsers.browser_processes import read_command_line
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.providers.extensions import find_extensions
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.supervisor.processes import all_processes
+from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, eventually, find_record, is_gone, read_slot_states
+from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+TOP = "(async () => { document.title = 'x'; return %s })()"
+
+
+def build_launch(proxy: ProxyProcess, **other: Any) -> LaunchSettings:
+    return LaunchSettings(**{"proxy_url": proxy.url, "username": USER, "password": PASSWORD, **other})
+
+
+def evaluate(port: int, url: str, expression: str) -> Any:
+    """Open the page and return what the expression gives there."""
+    tab = devtools._request_http(port, f"/json/new?{url}", WAIT_LIMIT, method="PUT")["id"]
+
+    def ask(words: str) -> Any:
+        answer = devtools.send_command(
+            port, f"/devtools/page/{tab}", "Runtime.evaluate", timeout=WAIT_LIMIT,
+            expression=words, returnByValue=True, awaitPromise=True,
+        )  # fmt: skip
+        return answer["result"].get("value")
+
+    def is_loaded() -> bool:
+        with suppress(devtools.NoAnswer):  # the tab changes its process on the way to the page
+            return bool(ask("location.href + document.readyState") == f"{url}complete")
+        return False
+
+    eventually(is_loaded, f"no {url}")
+    return ask(expression)
+
+
+@pytest.mark.parametrize("kind", ["http", "socks5"])
+def test_browser_uses_proxy_with_password(acquire: Acquire, start_proxy: Any, echo: str, kind: str) -> None:
+    proxy = start_proxy(kind)
+    browser = acquire("s1", launch=build_launch(proxy))
+
+    assert evaluate(browser.port, echo, "document.body.innerText") == f"You are {SOURCE}"
+    sizes = (
+        "Promise.all([1, 2, 3].map(n => fetch('/', {method: 'POST', body: 'x'.repeat(n * 70000)}).then(r => r.text())))"
+    )
+    assert evaluate(browser.port, echo, sizes) == ["70000", "140000", "210000"]
+    assert set(proxy.read_targets()) == {echo.removeprefix("http://").strip("/")}
+
+
+@pytest.mark.parametrize("kind", ["http", "socks5"])
+@pytest.mark.parametrize("wrong", [{"password": "x"}, {"username": "", "password": ""}])
+def test_refused_password_starts_no_run(
+    acquire: Acquire, start_proxy: Any, echo: str, kind: str, wrong: dict[str, str]
+) -> None:
+    proxy = start_proxy(kind)
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", launch=build_launch(proxy, **wrong))
+
+    assert refused.value.reason == PROXY_FAILED
+    assert wrong["password"] == "x" or PASSWORD not in str(refused.value)
+    assert read_slot_states() == {}
+    assert set(proxy.read_targets()) == {"refused"}
+
+
+def test_proxy_that_shows_address_of_node_is_refused(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", launch=build_launch(start_proxy("http", "127.0.0.1")))
+    assert refused.value.reason == PROXY_FAILED
+    assert "sees this node's address 127.0.0.1" in refused.value.detail
+
+
+def test_missing_proxy_is_refused_without_direct_request(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    proxy = start_proxy("http")
+    proxy.read_targets()
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", launch=build_launch(proxy))
+    assert refused.value.reason == PROXY_FAILED
+
+
+def test_private_proxy_needs_permission_of_node(
+    acquire: Acquire, start_proxy: Any, echo: str, settings: Settings
+) -> None:
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
+    with pytest.raises(NoBrowser, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
+        acquire("s1", launch=build_launch(start_proxy("http")))
+
+
+def test_password_is_in_no_command_line_environment_or_log(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    proxy = start_proxy("http")
+    acquire("s1", launch=build_launch(proxy))
+    seen = b""
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name not in (str(proxy.process.pid), str(os.getpid())):
+            with suppress(OSError):
+                seen += (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+    for file in registry.browser_root().rglob("*"):
+        with suppress(OSError):
+            seen += file.read_bytes() if file.is_file() else b""
+
+    assert b"forwarder.py" in seen
+    assert PASSWORD.encode() not in seen
+    assert USER.encode() not in seen
+
+
+def test_killed_forwarder_is_noticed_at_next_acquire(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    launch = build_launch(start_proxy("http"))
+    first = acquire("s1", launch=launch)
+    first.release()
+    (forwarder,) = _find_forwarders()
+    os.kill(forwarder, signal.SIGKILL)
+    eventually(lambda: is_gone(forwarder), "it lives")
+
+    second = acquire("s1", launch=launch)
+    assert not second.warm
+    assert evaluate(second.port, echo, "document.body.innerText") == f"You are {SOURCE}"
+
+
+def test_forwarder_ends_with_killed_browser(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    browser = acquire("s1", launch=build_launch(start_proxy("socks5")))
+    (forwarder,) = _find_forwarders()
+    os.kill(browser.pid, signal.SIGKILL)
+    eventually(lambda: is_gone(forwarder), "the forwarder outlives its browser")
+
+
+def _find_forwarders() -> list[int]:
+    record = find_record("s1")
+    assert record
+    session = [each.pid for each in all_processes() if each.session == record.pid]
+    return [pid for pid in session if "forwarder.py" in read_command_line(pid)]
+
+
+def test_isolation_lets_only_the_browser_to_its_forwarder(
+    acquire: Acquire, start_proxy: Any, echo: str, settings: Settings
+) -> None:
+    settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
+    if isolation.mode_problems()[isolation.UID]:
+        pytest.skip("only root can give commands a uid of their own")
+    if not isolation.limits_ports():
+        pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
+    browser = acquire("s1", launch=build_launch(start_proxy("http")))
+    assert evaluate(browser.port, echo, "document.body.innerText") == f"You are {SOURCE}"
+
+    record = find_record("s1")
+    assert record
+    attempt = f"import socket; socket.create_connection(('127.0.0.1', {record.proxy_port}))"
+    for shop in ("s1", "s2"):
+        folder = registry.runs_dir() / f"run-{shop}"
+        isolation.make_run_directory(shop, folder)
+        with isolation.plan_for_run(shop, folder, [], browser.port) as plan:
+            tried = subprocess.run(
+                [*isolation._start_command(plan), sys.executable, "-c", attempt],
+                cwd=folder, capture_output=True, text=True, timeout=WAIT_LIMIT, check=False, pass_fds=plan.descriptors,
+            )  # fmt: skip
+        assert "PermissionError" in tried.stderr, shop
+
+
+def test_changed_settings_replace_browser(acquire: Acquire) -> None:
+    first = acquire("s1", launch=LaunchSettings(window="800x600"))
+    first.release()
+    again = acquire("s1", launch=LaunchSettings(window="800x600"))
+    assert (again.pid, again.warm) == (first.pid, True)
+    again.release()
+
+    other = acquire("s1", launch=LaunchSettings(window="900x600"))
+    assert not other.warm
+    assert is_gone(first.pid)
+
+
+def test_browser_has_language_time_zone_window_and_flags(acquire: Acquire, echo: str) -> None:
+    launch = LaunchSettings(
+        language="pt-BR", timezone="America/Sao_Paulo", window="1111x777", flags=("--user-agent=Kiosk 7",)
+    )
+    browser = acquire("s1", launch=launch)
+    found = evaluate(
+        browser.port, echo,
+        "[navigator.language, Intl.DateTimeFormat().resolvedOptions().timeZone, window.outerWidth, window.outerHeight,"
+        " navigator.userAgent]",
+    )  # fmt: skip
+    assert found == ["pt-BR", "America/Sao_Paulo", 1111, 777, "Kiosk 7"]
+    headers = "fetch('/').then(answer => answer.headers.get('X-Languages'))"
+    assert evaluate(browser.port, echo, headers).startswith("pt-BR,pt")
+
+
+def test_download_lands_in_folder_of_profile(acquire: Acquire, echo: str) -> None:
+    for folder in ("exports", "other", ""):
+        browser = acquire("s1", launch=LaunchSettings(downloads=folder))
+        devtools._request_http(browser.port, f"/json/new?{echo}file", WAIT_LIMIT, method="PUT")
+        wanted = browser.profile_dir / (folder or "Downloads") / "orders.csv"
+        eventually(wanted.exists, f"no file in “{folder}”")
+        browser.release()
+
+
+def test_hostile_preferences_lead_nowhere(state: Path, tmp_path: Path) -> None:
+    from rpa_tasks.browsers.providers.downloads import set_download_folder
+
+    profile = registry.profile_dir("s1")
+    (tmp_path / "outside").mkdir()
+    (profile / "Default").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError):
+        set_download_folder(profile, "exports")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+@pytest.fixture
+def extensions(tmp_path: Path, settings: Settings) -> Path:
+    folder = tmp_path / "extensions"
+    made = folder / "greeter"
+    made.mkdir(parents=True)
+    script = {"matches": ["<all_urls>"], "js": ["greet.js"], "run_at": "document_start"}
+    manifest = {"manifest_version": 3, "name": "Greeter", "version": "1.0", "content_scripts": [script]}
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    (made / "greet.js").write_text("document.documentElement.dataset.greeter = 'here'")
+    settings.AFTERTOUCH_RPA_EXTENSIONS_DIR = str(folder)
+    return folder
+
+
+def test_browser_loads_the_named_extensions(acquire: Acquire, echo: str, extensions: Path) -> None:
+    greeting = "document.documentElement.dataset.greeter || ''"
+    browser = acquire("s1", launch=LaunchSettings(extensions=("greeter",)))
+    assert evaluate(browser.port, echo, greeting) == "here"
+    browser.release()
+    plain = acquire("s1", launch=LaunchSettings())
+    assert not plain.warm
+    assert evaluate(plain.port, echo, greeting) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("missing", "has no folder"), ("empty", "has no manifest"), ("link", "has no folder")]
+)
+def test_extension_that_the_node_lacks_is_refused(acquire: Acquire, extensions: Path, name: str, problem: str) -> None:
+    (extensions / "empty").mkdir()
+    (extensions / "link").symlink_to("/etc")
+    with pytest.raises(NoBrowser, match=f"“{name}”.*{problem}"):
+        acquire("s1", launch=LaunchSettings(extensions=(name,)))
+    assert read_slot_states() == {}
+
+
+@pytest.mark.parametrize(("folder", "problem"), [("", "is not set"), ("relative", "absolute"), ("/a,b", "comma")])
+def test_folder_of_extensions_is_checked(settings: Settings, folder: str, problem: str) -> None:
+    settings.AFTERTOUCH_RPA_EXTENSIONS_DIR = folder
+    assert find_extensions(()) == []
+    with pytest.raises(NoBrowser, match=problem):
+        find_extensions(("greeter",))

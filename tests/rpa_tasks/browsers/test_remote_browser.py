@@ -1,0 +1,135 @@
+"""A shop uses a browser that runs elsewhere: a second real Chromium, which the pool does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pytest_django import Settings
+
+from rpa_tasks.browsers import devtools, health, recycling, registry
+from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser
+from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
+from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, kill, read_slot_states, visit
+from tests.rpa_tasks.browsers.conftest import Site
+from tests.rpa_tasks.browsers.test_playwright_driver import open_confirmation
+
+pytestmark = pytest.mark.browser
+Acquire = Callable[..., AcquiredBrowser]
+
+
+def test_run_uses_browser_elsewhere_and_leaves_it_running(
+    acquire: Acquire, elsewhere: Elsewhere, site: Site, pool: Path
+) -> None:
+    first = acquire("s1", launch=elsewhere.launch)
+    visit(first.port, f"{site.url}/orders", site)
+    assert f"{site.url}/orders" in elsewhere.list_pages()
+    first.release()
+    assert elsewhere.list_pages() == ["about:blank"]
+
+    second = acquire("s1", launch=elsewhere.launch)
+    assert (second.port, second.warm) == (first.port, True)
+    second.release()
+    recycling.end_unused()
+    assert read_slot_states() == {}
+    assert is_gone(first.pid)
+    assert elsewhere.process.poll() is None
+
+
+def test_dirty_release_closes_pages_elsewhere(acquire: Acquire, elsewhere: Elsewhere, site: Site) -> None:
+    browser = acquire("s1", launch=elsewhere.launch)
+    visit(browser.port, f"{site.url}/orders", site)
+    browser.release(dirty=True)
+    assert elsewhere.list_pages() == ["about:blank"]
+    assert read_slot_states() == {}
+
+
+def test_former_node_of_a_shop_closes_no_page_of_its_run(
+    acquire: Acquire, elsewhere: Elsewhere, site: Site, settings: Settings, pool: Path, tmp_path: Path
+) -> None:
+    """The shop has moved. Its former node still has a forwarder and ends it at any time."""
+    acquire("s1", launch=elsewhere.launch).release()
+    settings.AFTERTOUCH_STATE_DIR = tmp_path / "n2"
+    run = acquire("s1", launch=elsewhere.launch)
+    visit(run.port, f"{site.url}/orders", site)
+    settings.AFTERTOUCH_STATE_DIR = pool
+    recycling.end_unused()
+    assert read_slot_states() == {}
+    assert f"{site.url}/orders" in elsewhere.list_pages()
+
+    settings.AFTERTOUCH_STATE_DIR = tmp_path / "n2"
+    run.release()
+    recycling.end_unused()
+    assert elsewhere.list_pages() == ["about:blank"]
+    settings.AFTERTOUCH_STATE_DIR = pool
+
+
+def test_browser_elsewhere_is_used_by_one_run(acquire: Acquire, elsewhere: Elsewhere) -> None:
+    acquire("s1", launch=elsewhere.launch)
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", launch=elsewhere.launch, wait=0.3)
+    assert refused.value.reason == PROFILE_BUSY
+
+
+def test_dead_browser_elsewhere_is_a_failure(acquire: Acquire, elsewhere: Elsewhere) -> None:
+    acquire("s1", launch=elsewhere.launch).release()
+    elsewhere.process.kill()
+    elsewhere.process.wait()
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1", launch=elsewhere.launch)
+    assert refused.value.reason == BROWSER_FAILED
+    assert read_slot_states() == {}
+
+
+def test_restarted_browser_elsewhere_is_attached_again(acquire: Acquire, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    acquire("s1", launch=elsewhere.launch).release()
+    elsewhere.process.kill()
+    elsewhere.process.wait()
+    again = Elsewhere(tmp_path / "elsewhere", elsewhere.port)
+    try:
+        assert not acquire("s1", launch=elsewhere.launch).warm
+    finally:
+        again.process.kill()
+        again.process.wait()
+
+
+def test_killed_forwarder_is_replaced(acquire: Acquire, elsewhere: Elsewhere) -> None:
+    first = acquire("s1", launch=elsewhere.launch)
+    first.release()
+    kill(first.pid)
+    second = acquire("s1", launch=elsewhere.launch)
+    assert not second.warm
+    assert devtools.websocket_path(second.port) == devtools.websocket_path(elsewhere.port)
+
+
+def test_health_check_passes_and_fails_browser_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
+    acquire("s1", launch=elsewhere.launch).release()
+    health.check_idle()
+    record = find_record("s1")
+    assert record
+    assert record.checked_at > 0
+    registry.write_record(replace(record, checked_at=0))
+    elsewhere.process.kill()
+    elsewhere.process.wait()
+    health.check_idle()
+    assert read_slot_states() == {}
+
+
+def test_health_check_touches_no_page_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
+    """A run of the shop may use the browser through another node."""
+    acquire("s1", launch=elsewhere.launch).release()
+    with open_confirmation(elsewhere.port) as answer_with_yes:
+        health.check_idle()
+        assert answer_with_yes()
+    assert read_slot_states() == {"s1": "idle"}
+
+
+def test_browser_at_private_address_needs_permission(
+    acquire: Acquire, elsewhere: Elsewhere, settings: Settings
+) -> None:
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
+    with pytest.raises(NoBrowser, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
+        acquire("s1", launch=elsewhere.launch)

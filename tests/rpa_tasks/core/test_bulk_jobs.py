@@ -1,0 +1,317 @@
+"""One action on all jobs that match a filter: cancel, run again, change the priority, move to another node."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils.timezone import now
+from pytest_django import Settings
+
+from config.local.processes import wait_until
+from rpa_tasks.jobs import dead_letters
+from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
+from rpa_tasks.jobs.bulk_publish import publish_bulk
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.models import ExecutionNode, Job, Lane
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.ledger.transitions import Settlement
+from scheduling.models import BulkAction, FailedTask
+from scheduling.operations import bulk_actions
+from scheduling.operations.failed_tasks import Actor
+from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.scheduling.api.serving import database_url
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.support.second_connection import Race, SecondConnection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann", reason="a mistake")
+HOUR = timedelta(hours=1)
+
+
+def finish(action: str, chosen: dict[str, str], **options: Any) -> BulkAction:
+    """Start an action and process its batches, each at its time."""
+    row = bulk_actions.start_bulk_action(action, chosen, ANN, **options)
+    while bulk_actions.run_batch(row.pk) is not None:
+        let_next_batch_fall_due()
+    row.refresh_from_db()
+    return row
+
+
+def let_next_batch_fall_due() -> None:
+    BulkAction.objects.update(next_at=Now())
+
+
+def tally(row: BulkAction) -> tuple[int, int, int]:
+    return row.done, row.skipped, row.failed
+
+
+def end(task_id: Any, state: str, reason: str = "") -> None:
+    ended = {"state": state, "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False, "attempt": 1}
+    Job.objects.filter(pk=task_id).update(**ended)
+    if state in ("failed", "unknown"):
+        dead_letters.record_failed_job(task_id)
+
+
+def report(name: str, *queues: str) -> None:
+    ExecutionNode.objects.create(name=name, seen_at=now(), started_at=now(), slots=2, queues=list(queues or EVERY))
+
+
+@pytest.fixture
+def shops(market: Market) -> Market:
+    market.flow()
+    for number in range(1, 4):
+        market.shop(f"s{number}")
+    return market
+
+
+# --- cancel ---------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_cancel_ends_waiting_jobs_and_stops_running_ones(shops: Market) -> None:
+    running = shops.publish("s1").task_id
+    assert shops.pick() is not None
+    waiting, later = shops.publish("s2", delay=HOUR).task_id, shops.publish("s3", delay=HOUR, priority=0).task_id
+
+    row = finish("job.cancel", {"priority__exact": "1"})
+
+    assert (row.total, *tally(row)) == (2, 2, 0, 0)
+    assert Job.objects.get(pk=running).cancel_requested_at is not None
+    assert list(Job.objects.filter(pk__in=[waiting, later]).order_by("pk").values_list("state", "reason")) == [
+        ("cancelled", "by:ann"), ("scheduled", ""),
+    ]  # fmt: skip
+
+
+def test_bulk_cancel_skips_locked_jobs(shops: Market) -> None:
+    """The batch holds locks of other jobs, so waiting for one could deadlock."""
+    task_id = shops.publish("s1").task_id
+    shops.publish("s2")
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_job WHERE task_id = %s FOR NO KEY UPDATE", [task_id])
+        assert tally(finish("job.cancel", {})) == (1, 1, 0)
+    assert Job.objects.get(pk=task_id).state == "queued"
+
+
+def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
+    """Each job either ends as cancelled, or its run learns of the cancellation or has settled before."""
+    for number in range(4, 24):
+        shops.shop(f"s{number}")
+    task_ids = [shops.publish(f"s{number}").task_id for number in range(1, 24)]
+    row = bulk_actions.start_bulk_action("job.cancel", {}, ANN)
+
+    def act(number: int) -> int:
+        if number == 0:
+            return int(bulk_actions.run_batch(row.pk) is not None)
+        settled = 0
+        while pick := shops.pick(node=f"n{number}"):
+            settled += len(jobs.settle({pick.claim: Settlement("succeeded")}))
+        return settled
+
+    succeeded = sum(race(4, act)[1:])
+
+    row.refresh_from_db()
+    states = list(Job.objects.filter(pk__in=task_ids).values_list("state", flat=True))
+    assert states.count("succeeded") == succeeded
+    assert set(states) <= {"succeeded", "cancelled"}
+    assert (row.state, row.failed, row.tries) == ("done", 0, 0)
+    assert not Lane.objects.filter(task_id__isnull=False).exists()
+
+
+# --- run again ------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_run_again_publishes_at_its_pace_and_settles_failed_tasks(shops: Market) -> None:
+    ends = {"s1": "succeeded", "s2": "failed", "s3": "cancelled"}
+    for shop_id, state in ends.items():
+        end(shops.publish(shop_id, payload={"shop": shop_id}).task_id, state)
+
+    row = finish("job.run_again", {}, per_second=5)
+
+    assert (row.total, *tally(row)) == (3, 3, 0, 0)
+    made = list(Job.objects.filter(state__in=("scheduled", "queued")).select_related("shop").order_by("due_at"))
+    assert [job.payload for job in made] == [{"shop": job.shop.shop_id} for job in made]
+    assert {job.shop.shop_id: bool(job.retry_of) for job in made} == {"s1": False, "s2": True, "s3": False}
+    assert all(later.due_at > sooner.due_at for sooner, later in pairwise(made))
+    assert list(FailedTask.objects.values_list("state", "actor_name", "action_reason")) == [
+        ("retried", "ann", "a mistake")
+    ]
+
+
+def test_bulk_run_again_skips_jobs_that_another_covers(shops: Market) -> None:
+    shops.flow("audit", dedupe_window=HOUR)
+    end(shops.publish("s1", payload={"no": 1}).task_id, "succeeded")
+    waiting = shops.publish("s1", payload={"no": 1}, priority=2).task_id
+    end(shops.publish("s2", "audit").task_id, "succeeded")
+
+    assert tally(finish("job.run_again", {})) == (0, 2, 0)
+    assert list(Job.objects.filter(pk=waiting).values_list("priority", "requests")) == [(2, 1)]
+
+
+# --- priority -------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_priority_changes_waiting_jobs_and_wakes(shops: Market, sent_wakeups: list[Any]) -> None:
+    due, later = shops.publish("s1").task_id, shops.publish("s2", delay=HOUR).task_id
+    end(shops.publish("s3").task_id, "succeeded")
+    shops.publish("s3", priority=0)
+    sent_wakeups.clear()
+
+    row = finish("job.priority", {}, given={"priority": "high"})
+
+    assert (row.given, tally(row)) == ({"priority": "high"}, (2, 1, 0))
+    assert set(Job.objects.filter(pk__in=[due, later]).values_list("priority", flat=True)) == {0}
+    assert [(each.task_id, each.priority) for each in sent_wakeups] == [(due, 0)]
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "field"),
+    [
+        ("job.priority", {}, "given"),
+        ("job.priority", {"priority": "urgent"}, "given.priority"),
+        ("job.move", {"node": "none"}, "given.node"),
+        ("job.cancel", {"node": "n1"}, "given.node"),
+    ],
+)
+def test_bulk_parameter_without_meaning_is_refused(
+    market: Market, action: str, given: dict[str, str], field: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        bulk_actions.start_bulk_action(action, {}, ANN, given=given)
+    assert [each.field for each in refused.value.errors] == [field]
+    assert not BulkAction.objects.exists()
+
+
+def test_same_bulk_action_with_other_parameter_starts(shops: Market) -> None:
+    shops.publish("s1")
+    bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "high"})
+    with pytest.raises(Conflict, match="already running"):
+        bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "high"})
+    assert bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "low"})
+
+
+# --- move -----------------------------------------------------------------------------------------------------------
+
+
+def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups: list[Any]) -> None:
+    shops.flow("browse", needs_browser=True)
+    report("n1")
+    report("n2")
+    for shop_id in ("s1", "s2"):
+        shops.publish(shop_id, "browse")
+    shops.publish("s2", "browse", payload={"no": 2})
+    shops.publish("s3")  # without a browser
+    Lane.objects.filter(shop__shop_id="s1").update(held_until=now() + HOUR)
+    Lane.objects.update(home="n1")
+    sent_wakeups.clear()
+
+    row = finish("job.move", {}, given={"node": "n2"})
+
+    assert (row.total, *tally(row)) == (4, 2, 2, 0)
+    homes = Lane.objects.order_by("shop__shop_id").values_list("shop__shop_id", "home")
+    assert list(homes) == [("s1", "n1"), ("s2", "n2"), ("s3", "n1")]
+    assert {each.route for each in sent_wakeups} == set(Lane.objects.filter(home="n2").values_list("pk", flat=True))
+
+
+def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> None:
+    shops.flow("browse", needs_browser=True)
+    shops.publish("s1", "browse")
+    report("n2", "low")
+    assert tally(finish("job.move", {}, given={"node": "n2"})) == (0, 1, 0)
+    ExecutionNode.objects.update(queues=list(EVERY), seen_at=now() - HOUR)
+    assert tally(finish("job.move", {"status": ""}, given={"node": "n2"})) == (0, 1, 0)
+    assert Lane.objects.get(shop__shop_id="s1").home == ""
+
+
+def test_move_locked_lane_does_not_wait(shops: Market) -> None:
+    shops.flow("browse", needs_browser=True)
+    report("n2")
+    task_id = shops.publish("s1", "browse").task_id
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_lane FOR NO KEY UPDATE")
+        with pytest.raises(Conflict, match="running"):
+            JOB_ACTIONS["job.move"].act(task_id, ANN, given={"node": "n2"})
+
+
+# --- races and deaths -----------------------------------------------------------------------------------------------
+
+
+def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: Race, settings: Settings) -> None:
+    """Two bulk actions on the same jobs, picks with settles, and a schedule that publishes the same keys."""
+    flow = Job._meta.get_field("flow").related_model.objects.get()
+    pks = {shop_id: pk for pk, shop_id in Lane.objects.values_list("pk", "shop__shop_id")}
+    for number in range(4, 20):
+        pks[f"s{number}"] = shops.shop(f"s{number}").pk
+    for shop_id in sorted(pks, reverse=True):
+        end(shops.publish(shop_id).task_id, "failed" if int(shop_id[1:]) % 2 else "succeeded")
+    both = [
+        bulk_actions.start_bulk_action("job.run_again", {"status": status}, ANN, per_second=200)
+        if status is not None
+        else bulk_actions.start_bulk_action("job.run_again", {}, ANN, per_second=200)
+        for status in ("", None)
+    ]
+    priority = bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "low"})
+
+    def act(number: int) -> None:
+        if number < 2:
+            bulk_actions.run_batch(both[number].pk)
+        elif number == 2:
+            publish_bulk(flow, dict.fromkeys(pks.values(), timedelta(0)), payload={}, priority=1)
+        elif number == 3:
+            bulk_actions.run_batch(priority.pk)
+        else:
+            for _ in range(10):
+                if pick := shops.pick(node=f"n{number}"):
+                    jobs.settle({pick.claim: Settlement("succeeded")})
+
+    race(6, act)  # a deadlock would raise an error of PostgreSQL
+
+    for row in (*both, priority):
+        row.refresh_from_db()
+        assert (row.state, row.failed, row.tries) == ("done", 0, 0)
+    waiting = Job.objects.filter(state__in=("scheduled", "queued")).values_list("shop", flat=True)
+    assert len(waiting) == len(set(waiting))  # one waiting job a key
+
+
+@pytest.mark.faults
+def test_bulk_run_again_worker_killed_in_batch_stores_nothing(
+    shops: Market, second_connection: SecondConnection
+) -> None:
+    for shop_id in ("s1", "s2", "s3"):
+        end(shops.publish(shop_id).task_id, "succeeded")
+    last = Job.objects.get(shop__shop_id="s3")
+    covering = shops.publish("s3", delay=HOUR).task_id
+    row = bulk_actions.start_bulk_action("job.run_again", {}, ANN)
+
+    with transaction.atomic():
+        Job.objects.select_for_update().get(pk=covering)  # two are published, then the worker waits here
+        with program(WORKING, str(row.pk), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
+            worker.kill()
+    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 120)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.position) == ("running", 0, None)
+    assert Job.objects.filter(state__in=("scheduled", "queued")).count() == 1
+
+    let_next_batch_fall_due()
+    assert bulk_actions.due_actions() == [row.pk]
+    assert bulk_actions.run_batch(row.pk) is None
+    row.refresh_from_db()
+    assert tally(row) == (2, 1, 0)
+    assert last.pk < covering
+
+
+WORKING = """
+import sys, django
+django.setup()
+from uuid import UUID
+from django.db import connection
+from scheduling.operations import bulk_actions
+connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
+bulk_actions.run_batch(UUID(sys.argv[1]))
+"""

@@ -1,0 +1,114 @@
+"""A failed job is edited and published again, checked against its flow, and with the window of its payload."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks.jobs.dead_letters import record_failed_job
+from rpa_tasks.jobs.payloads import key_of_payload
+from rpa_tasks.models import DedupeWindow, Job
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.models import FailedTask
+from scheduling.operations.failed_tasks import Actor, retry_failed_task
+from tests.rpa_tasks.core.conftest import Market
+from tests.support.second_connection import Race
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann", reason="wrong page")
+
+
+def fail(market: Market, state: str = "failed", **request: Any) -> FailedTask:
+    task_id = market.publish(**request).task_id
+    ended = {
+        "state": state,
+        "reason": "exit_65",
+        "settled_at": now(),
+        "lease_until": None,
+        "fresh": False,
+        "attempt": 1,
+    }
+    Job.objects.filter(pk=task_id).update(**ended)
+    record_failed_job(task_id)
+    return FailedTask.objects.get(task_id=task_id)
+
+
+def test_edited_job_runs_new_payload_and_settles_original(market: Market) -> None:
+    market.shop()
+    market.flow(payload_schema={"type": "object", "properties": {"page": {"type": "integer"}}})
+    row = fail(market, payload={"page": 1}, dedupe_key="k")
+    with pytest.raises(InvalidInput) as refused:
+        retry_failed_task(row.pk, ANN, payload={"page": "two"})
+    assert [each.field for each in refused.value.errors] == ["payload.page"]
+    row.refresh_from_db()
+    assert (row.state, row.difference, Job.objects.count()) == ("open", None, 1)
+
+    task_id = retry_failed_task(row.pk, ANN, payload={"page": 2}, priority=0)
+
+    row.refresh_from_db()
+    job = Job.objects.get(pk=task_id)
+    assert (job.payload, job.dedupe_key, job.priority, job.root_id) == ({"page": 2}, "k", 0, task_id)
+    assert (row.state, row.retried_as, row.actor_name) == ("retried", task_id, "ann")
+    assert row.difference == {"before": {"page": 1}, "after": {"page": 2}}
+
+
+def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
+    market.shop()
+    market.flow()
+    row = fail(market, payload={"page": 1})
+    job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1}))
+    row.refresh_from_db()
+    assert (job.root_id, row.difference) == (row.root_id, None)
+
+
+def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:
+    market.shop()
+    market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
+    row = fail(market, payload={"page": 1})
+    task_id = retry_failed_task(row.pk, ANN, payload={"page": 2})
+    assert Job.objects.get(pk=task_id).dedupe_key == key_of_payload({"page": 2})
+    held = dict(DedupeWindow.objects.values_list("key", "task_id"))
+    assert held == {key_of_payload({"page": 1}): row.task_id, key_of_payload({"page": 2}): task_id}
+    assert market.publish(payload={"page": 2}).task_id == task_id
+
+
+def test_edited_payload_of_a_held_window_is_a_conflict(market: Market) -> None:
+    market.shop()
+    market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
+    holder = market.publish(payload={"page": 2}).task_id
+    Job.objects.filter(pk=holder).update(state="succeeded", lease_until=None, settled_at=now(), fresh=False)
+    row = fail(market, payload={"page": 1})
+    with pytest.raises(Conflict, match=str(holder)):
+        retry_failed_task(row.pk, ANN, payload={"page": 2})
+    row.refresh_from_db()
+    assert (row.state, Job.objects.count(), DedupeWindow.objects.count()) == ("open", 2, 2)
+
+
+def test_retry_with_a_fixed_key_moves_the_window(market: Market) -> None:
+    market.shop()
+    market.flow(dedupe_by="task_type", dedupe_window=timedelta(days=1))
+    row = fail(market, payload={"page": 1})
+    task_id = retry_failed_task(row.pk, ANN, payload={"page": 2})
+    assert [*DedupeWindow.objects.values_list("task_id", flat=True)] == [task_id]
+
+
+def test_concurrent_edits_of_a_job_publish_one(market: Market, race: Race) -> None:
+    market.shop()
+    market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
+    row = fail(market, payload={"page": 0})
+
+    def edit(number: int) -> str:
+        try:
+            retry_failed_task(row.pk, Actor(f"user{number}"), payload={"page": number + 1})
+        except Conflict:
+            return "conflict"
+        return "published"
+
+    assert sorted(race(2, edit)) == ["conflict", "published"]
+    row.refresh_from_db()
+    job = Job.objects.get(retry_of=row.task_id)
+    assert (job.pk, job.payload) == (row.retried_as, row.difference["after"])
+    assert DedupeWindow.objects.count() == 2

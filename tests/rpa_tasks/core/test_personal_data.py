@@ -1,0 +1,170 @@
+"""Erasure of a customer in jobs: nothing of the customer stays, and nothing runs without its payload."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from rpa_tasks.jobs import personal_data
+from rpa_tasks.jobs.bulk.actions import run_job_again
+from rpa_tasks.jobs.dead_letters import record_failed_job
+from rpa_tasks.jobs.settle import RunResult, settle_run
+from rpa_tasks.models import Evidence, Job
+from rpa_tasks.outcomes import RunOutcome, Verdict
+from scheduling import sql
+from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
+from scheduling.delivery.pipeline import deliver_touches
+from scheduling.errors import Conflict
+from scheduling.ids import new_id
+from scheduling.ledger.anonymization import Identity
+from scheduling.models import FailedTask, Touch
+from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdraw_retry
+from tests.rpa_tasks.core.conftest import Market
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+USER = "ann-7731"
+WHO = Identity(USER, addresses=("13800007731",))
+
+
+def test_erasure_waits_for_a_running_job(market: Market) -> None:
+    market.shop()
+    market.flow()
+    market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
+    pick = market.pick()
+    job = Job.objects.select_related("shop__platform", "flow").get()
+    with pytest.raises(ErasureDelayed):
+        personal_data.erase_jobs_of_customer(WHO)
+    verdict = Verdict(RunOutcome.SUCCEEDED)
+    settle_run(job, pick.claim, RunResult(verdict, sql.now(), result={"user": USER}, evidence={"log": USER.encode()}))
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
+    job.refresh_from_db()
+    assert (job.payload, job.result, USER in job.dedupe_key, Evidence.objects.count()) == ({}, None, False, 0)
+
+
+def test_erasure_cancels_a_waiting_job(market: Market) -> None:
+    market.shop()
+    market.flow()
+    market.publish(payload={"user_id": USER})
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
+    assert [*Job.objects.values_list("state", "reason", "payload")] == [("cancelled", "by:erasure", {})]
+
+
+@pytest.mark.parametrize("by", ["touch", "client"])
+def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by: str) -> None:
+    """It cancelled the job into which the touch of another customer was merged: that one ended with it."""
+    market.shop()
+    market.flow(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
+    key = new_id()
+    first = market.publish(touch_key=key, payload={"user_id": USER})
+    other = market.publish(touch_key=new_id() if by == "touch" else None, payload={"user_id": "bob"})
+    assert (other.task_id, other.because) == (first.task_id, "waiting")
+    market.publish(payload={"user_id": USER}, dedupe_key="own", priority=2)
+
+    for _ in range(2):
+        with pytest.raises(ErasureDelayed), transaction.atomic():
+            personal_data.erase_jobs_of_touches([key])
+        if by == "touch":
+            with pytest.raises(ErasureDelayed):
+                personal_data.erase_jobs_of_customer(WHO)
+    assert by == "client" or Job.objects.get(dedupe_key="own").state == "cancelled"
+    pick = market.pick()
+    job = Job.objects.select_related("shop__platform", "flow").get(pk=first.task_id)
+    assert pick.claim.task_id == job.pk
+    settle_run(job, pick.claim, RunResult(Verdict(RunOutcome.SUCCEEDED), sql.now(), result={"user": USER}))
+
+    with transaction.atomic():
+        assert personal_data.erase_jobs_of_touches([key]) == 1
+    job.refresh_from_db()
+    assert (job.state, job.payload, job.result) == ("succeeded", {}, None)
+
+
+def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Market) -> None:
+    """All its requests are about this customer."""
+    market.shop()
+    market.flow()
+    for _ in range(2):
+        market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
+    assert [*Job.objects.values_list("state", "requests", "payload")] == [("cancelled", 2, {})]
+
+
+def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None:
+    """The customer was named by the edited payload only, so the first job stays."""
+    market.shop()
+    market.flow()
+    market.publish(payload={"user_id": "other"})
+    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None, fresh=False)
+    record_failed_job(Job.objects.get().pk)
+    retry_failed_task(FailedTask.objects.get().pk, Actor("ann"), payload={"user_id": USER})
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
+    failed = FailedTask.objects.get()
+    assert (failed.difference, USER in str(failed.payload)) == (None, False)
+
+
+def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market: Market) -> None:
+    market.shop()
+    market.flow()
+    key = new_id()
+    market.publish(payload={"customer": USER}, touch_key=key)
+    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None)
+    record_failed_job(Job.objects.get().pk)
+    with transaction.atomic():
+        assert personal_data.erase_jobs_of_touches([key]) == 1
+    failed = FailedTask.objects.get()
+    assert (failed.state, USER in str(failed.payload)) == ("archived", False)
+
+
+def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
+    market: Market, matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    """Its batch is rolled back, and the cancellation must not be."""
+    market.shop()
+    market.shop("s2")
+    market.flow(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
+    matrix.node("first")
+    matrix.node("second")
+    deliver_touches(record_event(user=USER).task_ids)
+    shared, own = Touch.objects.values_list("root_id", flat=True)
+    for key, shop in ((shared, "s1"), (new_id(), "s1"), (own, "s2")):
+        market.publish(shop, touch_key=key, payload={"user_id": USER})
+
+    erasure = request_erasure(USER, actor="ann")
+    continue_erasures()
+
+    erasure.refresh_from_db()
+    assert erasure.state == "running"
+    found = dict(Job.objects.values_list("touch_key", "state"))
+    assert (found[own], found[shared]) == ("cancelled", "queued")
+
+
+@pytest.mark.parametrize("key", [None, "", f"refund:{USER}"])
+def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
+    """A command would act in a shop without its parameters."""
+    market.shop()
+    market.flow(dedupe_by="task_type")
+    job = market.publish(payload={"user_id": USER}, dedupe_key=key).task_id
+    Job.objects.update(state="succeeded", settled_at=sql.now(), lease_until=None, fresh=False)
+    for _ in range(2):
+        personal_data.erase_jobs_of_customer(WHO)
+    with pytest.raises(Conflict, match="erased"):
+        run_job_again(job, Actor("ann"), due_at=sql.now())
+    assert Job.objects.count() == 1
+
+
+def test_erased_job_never_runs_again_by_a_failed_task_whose_retry_was_undone(market: Market) -> None:
+    market.shop()
+    market.flow()
+    market.publish(payload={"user_id": USER})
+    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None, fresh=False)
+    record_failed_job(Job.objects.get().pk)
+    failed = FailedTask.objects.get()
+    again = retry_failed_task(failed.pk, Actor("ann"), payload={"user_id": "bob"})
+    personal_data.erase_jobs_of_customer(WHO)
+    with transaction.atomic():
+        withdraw_retry(str(failed.pk), Actor("ann"), retried={str(failed.pk): str(again)}, as_new=False)
+    with pytest.raises(Conflict, match="erased"):
+        retry_failed_task(failed.pk, Actor("ann"))
+    assert Job.objects.count() == 1

@@ -1,0 +1,57 @@
+"""What a page may send to a shop's browser, and how it travels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input
+
+MOUSE = {"do": "mouse", "type": "mousePressed", "x": 1, "y": 2, "button": "left", "buttons": 1, "clicks": 1,
+         "modifiers": 0}  # fmt: skip
+PART = {"do": "upload", "chooser": 1, "token": "t", "number": 0, "of": 1, "name": "a.png", "size": 3, "offset": 0,
+        "data": "eHl6"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None, [], "x", {}, {"do": "Page.navigate", "url": "https://a.example"}, {"do": ["go"]}, {"do": "go"},
+        {"do": "go", "url": "file:///etc/passwd"}, {"do": "go", "url": "javascript://x/%0aalert(1)"},
+        {"do": "go", "url": "chrome://settings"}, {"do": "go", "url": "https://"}, {"do": "go", "url": "a" * 3_000},
+        MOUSE | {"x": "1"}, MOUSE | {"x": float("inf")}, MOUSE | {"x": True}, MOUSE | {"type": "mouseWheel"},
+        MOUSE | {"clicks": 99}, {"do": "text", "text": "x" * 10_001}, {"do": "text", "text": 1},
+        {"do": "ack", "number": -1},
+        PART | {"data": "?"}, PART | {"data": None}, PART | {"data": "eHl6" * 16_000}, PART | {"size": -1},
+        PART | {"number": 20}, PART | {"of": 21}, PART | {"name": "a" * 256}, {"do": "fetch", "id": 1, "offset": 0},
+        {"do": "dialog", "id": 1, "accept": "yes", "text": ""}, {"do": "dialog", "id": 1, "accept": {}, "text": ""},
+        {"do": "dialog", "accept": True, "text": ""},
+    ],
+)  # fmt: skip
+def test_input_outside_the_list_is_refused(given: Any) -> None:
+    with pytest.raises(BadInput):
+        parse_input(json.dumps(given))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 50_000, "x" * 70_000])
+def test_input_that_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_input(text)
+
+
+def test_input_keeps_checked_fields_only() -> None:
+    assert parse_input(json.dumps(MOUSE | {"sessionId": "other", "connection": "c"})) == MOUSE
+    assert parse_input(json.dumps(PART | {"path": "/etc/passwd"})) == PART
+    assert parse_input('{"do": "go", "url": " mms.pinduoduo.com/login "}')["url"] == "https://mms.pinduoduo.com/login"
+    assert parse_input('{"do": "go", "url": "http://[::1]:80/"}')["url"] == "http://[::1]:80/"
+
+
+def test_sealed_message_opens_only_with_its_key_and_channel() -> None:
+    sealer = Sealer(b"k" * 32, "in")
+    sealed = sealer.seal("密码".encode())
+    assert sealer.open(sealed) == "密码".encode()
+    assert sealer.seal(b"x") != sealer.seal(b"x")
+    assert [Sealer(b"j" * 32, "in").open(sealed), Sealer(b"k" * 32, "out").open(sealed)] == [None, None]
+    assert [sealer.open(sealed[:-1] + b"x"), sealer.open(b""), sealer.open(b"short")] == [None, None, None]

@@ -1,0 +1,56 @@
+"""A flow's own working directory never leads out of the isolation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rpa_tasks import isolation
+from rpa_tasks.browsers import registry
+from rpa_tasks.outcomes import CommandResult, ExitCause
+from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand
+
+pytestmark = pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP], indirect=True)
+
+
+def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
+    folder = registry.runs_dir() / f"cwd-{os.getpid()}"
+    isolation.make_run_directory("p-s1", folder)
+    try:
+        with isolation.plan_for_run("p-s1", folder, [], None, cwd=str(cwd)) as plan:
+            order = RunSpec(
+                argv=["ls", "-d", os.curdir, "here"], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=60,
+                log_path=str(tmp_path / "log"), cwd=str(cwd), prefix=plan.prefix, confine=plan.confine,
+            )  # fmt: skip
+            with SupervisedCommand(order) as supervised:
+                while not isinstance(event := supervised.next_event(1), CommandResult):
+                    pass
+        return event
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_command_starts_in_a_folder_that_it_may_read(kind: str, tmp_path: Path) -> None:
+    folder = Path("/usr/local/share")
+    ended = run_in(folder, tmp_path)
+    assert ended.ended is ExitCause.EXITED, ended
+    assert "." in ended.tail.splitlines()
+
+
+def test_command_does_not_start_in_a_hidden_folder(kind: str, tmp_path: Path) -> None:
+    """The state directory holds the data of other shops."""
+    hidden = registry.browser_root().parent / f"hidden-{os.getpid()}"
+    hidden.mkdir()
+    (hidden / "here").touch()
+    try:
+        ended = run_in(hidden, tmp_path)
+    finally:
+        shutil.rmtree(hidden)
+    assert "here" not in ended.tail.splitlines()
+    if kind == isolation.UID:
+        assert (ended.ended, ended.error) == (ExitCause.NOT_STARTED, "directory_missing")
+    else:
+        assert (ended.exit, "." in ended.tail.splitlines()) == (1, False), ended

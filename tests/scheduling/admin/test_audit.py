@@ -1,0 +1,184 @@
+"""The audit log: each action once, in the transaction of the action, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import IntegrityError, transaction
+from django.test import Client
+from django.urls import reverse
+from pytest_django import Settings
+
+from scheduling import sql
+from scheduling.audit.audit_log import record_action
+from scheduling.customers.operator_texts import erase_operator_texts
+from scheduling.errors import Conflict
+from scheduling.ids import first_id_at
+from scheduling.ledger.anonymization import Identity
+from scheduling.models import AuditEntry, FailedTask, Node, Touch
+from scheduling.operations import commands, failed_tasks, retention
+from scheduling.operations.failed_tasks import Actor
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def administrator(as_member: Callable[[str], Client]) -> Client:
+    return as_member("admin")
+
+
+def list_entries() -> list[tuple[str, str, str]]:
+    rows = AuditEntry.objects.exclude(action="logged_in").order_by("pk")
+    return [(row.actor, row.action, row.kind) for row in rows]
+
+
+def test_edit_of_a_node_records_values_reason_and_address(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    node = matrix.node(delay=timedelta(minutes=15))
+    AuditEntry.objects.count()
+    url = admin_url("node_change", node.pk)
+    editor.post(url, fill_form(url, delay="30m", change_reason="too early"))
+    row = AuditEntry.objects.filter(actor="editor", action="changed").get()
+    assert (row.kind, row.object_id, row.label, row.reason) == ("scheduling.node", str(node.pk), "guide", "too early")
+    assert row.address == "127.0.0.1"
+    assert row.changes == [["delay", "0:15:00", "0:30:00"]]
+
+
+def test_rolled_back_edit_leaves_no_entry(matrix: MatrixBuilder) -> None:
+    node = matrix.node()
+    before = AuditEntry.objects.count()
+    node.enabled = False
+    with transaction.atomic():
+        node.save()
+        transaction.set_rollback(True)
+    assert AuditEntry.objects.count() == before
+    assert Node.objects.get().enabled
+
+
+def test_pause_and_resume_are_recorded_once(matrix: MatrixBuilder, operator: Client, admin_url: Url) -> None:
+    AuditEntry.objects.count()
+    operator.post(admin_url("pause_add"), {"scope": "all", "reason": "wrong text"})
+    operator.post(admin_url("pause_add"), {"scope": "all", "reason": "again"})
+    operator.post(f"{admin_url('pause_end')}?scope=all")
+    found = AuditEntry.objects.filter(kind="scheduling.pause").order_by("pk")
+    assert [(row.actor, row.action, row.label, row.reason) for row in found] == [
+        ("operator", "paused", "all", "wrong text"), ("operator", "resumed", "all", ""),
+    ]  # fmt: skip
+
+
+def test_action_on_a_failed_task_is_recorded_with_its_reason(db: None) -> None:
+    row = FailedTask.objects.create(origin="broker", failure="failed", reason="unreadable")
+    failed_tasks.ignore_failed_task(row.pk, Actor("olga", reason="old format"))
+    with pytest.raises(Conflict):
+        failed_tasks.ignore_failed_task(row.pk, Actor("otto"))
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.action, entry.object_id, entry.reason) == ("olga", "ignored", str(row.pk), "old format")
+
+
+def test_cancellation_is_recorded(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    matrix.node(delay=timedelta(hours=1))
+    record_event()
+    touch = Touch.objects.get()
+    commands.cancel_one_touch(touch.pk, actor="api:shop")
+    assert ("api:shop", "cancelled", "scheduling.touch") in list_entries()
+
+
+def test_sign_ins_are_recorded_and_unknown_names_are_not(administrator: Client, settings: Settings) -> None:
+    User.objects.create_user("olga", password="Kx7-longer-one", is_staff=True)
+    settings.AFTERTOUCH_LOGIN_TRIES = 3
+    client, login = Client(), reverse("admin:login")
+    for name in ("olga", "hunter2"):
+        client.post(login, {"username": name, "password": "wrong"})
+    client.post(login, {"username": "olga", "password": "Kx7-longer-one"})
+    client.post(reverse("admin:logout"))
+    found = AuditEntry.objects.filter(label="olga").order_by("pk")
+    assert [row.action for row in found] == ["login_failed", "logged_in", "logged_out"]
+    assert not AuditEntry.objects.filter(label__contains="hunter2").exists()
+    for _ in range(9):
+        client.post(login, {"username": "olga", "password": "wrong"})
+    assert AuditEntry.objects.filter(label="olga", action="login_failed").count() == 1 + settings.AFTERTOUCH_LOGIN_TRIES
+
+
+def test_entry_hides_secrets(db: None) -> None:
+    record_action("changed", ("scheduling.node", 1), actor="olga", changes=[("token", "abc", "abcdef-long")],
+                  reason="call 13812345678")  # fmt: skip
+    row = AuditEntry.objects.get()
+    assert row.changes == [["token", "****", "****"]]
+    assert "13812345678" not in row.reason
+
+
+def test_postgresql_refuses_changes_within_a_year(db: None) -> None:
+    record_action("acted", ("scheduling.node", 1), actor="olga")
+    refused = (
+        "UPDATE scheduling_auditentry SET actor = 'otto'", "UPDATE scheduling_auditentry SET reason = 'other'",
+        "DELETE FROM scheduling_auditentry",
+    )  # fmt: skip
+    for statement in refused:
+        with pytest.raises(IntegrityError, match="not changed or deleted"), transaction.atomic():
+            sql.execute(statement, {})
+    assert AuditEntry.objects.get().actor == "olga"
+
+
+def test_erasure_empties_texts_that_name_the_customer(db: None) -> None:
+    record_action("ignored", ("scheduling.failedtask", 1), actor="olga", reason="ann-7731 asked")
+    record_action("acted", ("scheduling.node", 1), label="ann-7731", actor="olga", changes=[("k", "", "ann-7731")])
+    record_action("acted", ("scheduling.node", 2), actor="olga", reason="other")
+    assert erase_operator_texts(Identity("ann-7731")) == 3
+    texts = AuditEntry.objects.order_by("pk").values_list("label", "reason", "changes")
+    assert list(texts) == [("", "", []), ("", "", []), ("", "other", [])]
+
+
+def test_retention_deletes_entries_after_a_year(db: None) -> None:
+    for days in (366 + 1, 300):
+        at = sql.now() - timedelta(days=days)
+        AuditEntry.objects.create(id=first_id_at(at), at=at, actor=str(days), action="acted", kind="x", object_id="1")
+    assert retention.delete_expired_rows()["scheduling_auditentry"] == 1
+    assert AuditEntry.objects.get().actor == "300"
+
+
+def test_page_searches_filters_links_and_exports(matrix: MatrixBuilder, administrator: Client, admin_url: Url) -> None:
+    node = matrix.node()
+    record_action("changed", node, label="guide", actor="olga", changes=[("delay", "1h", "2h")])
+    record_action("exported", ("scheduling.touch", ""), actor="otto")
+    page = administrator.get(admin_url("auditentry_changelist"), {"q": "olga"})
+    assert [row.actor for row in page.context["cl"].result_list] == ["olga"]
+    text = page.content.decode()
+    assert "delay: 1h → 2h" in text
+    assert admin_url("node_change", node.pk) in text
+    found = administrator.get(admin_url("auditentry_changelist"), {"action__exact": "exported"})
+    assert [row.actor for row in found.context["cl"].result_list] == ["otto"]
+    answer: Any = administrator.get(admin_url("auditentry_export"), {"q": "guide"})
+    assert "delay: 1h → 2h" in b"".join(answer.streaming_content).decode()
+    assert administrator.get(admin_url("auditentry_change", AuditEntry.objects.first().pk)).status_code == 200  # type: ignore[union-attr]
+
+
+def test_viewer_does_not_see_the_audit_log(viewer: Client, admin_url: Url) -> None:
+    assert viewer.get(admin_url("auditentry_changelist")).status_code == 403
+
+
+def test_configuration_file_is_recorded_for_the_system(matrix: MatrixBuilder, tmp_path: Any) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text("version: 1\nstages: [{key: presale, name: 售前}]\n", encoding="utf-8")
+    call_command("apply_config", str(path), verbosity=0)
+    row = AuditEntry.objects.get(action="published")
+    assert (row.actor, row.kind, row.changes) == (
+        "", "scheduling.configuration", [["stages presale", None, "changed"]],
+    )  # fmt: skip
+
+
+def test_audit_page_names_each_action_in_words(administrator: Client) -> None:
+    for action in AuditEntry.Action.values:
+        record_action(action, ("scheduling.node", 1), actor="ann")
+    page = administrator.get(reverse("admin:scheduling_auditentry_changelist")).content.decode()
+    compact = "".join(page.split())
+    assert [action for action in AuditEntry.Action.values if f">{action}<" in compact] == []
+    assert [label for label in AuditEntry.Action.labels if f">{''.join(label.split())}<" not in compact] == []

@@ -1,0 +1,284 @@
+"""Conditions, variants, times and the calendar in the back office, as a browser without scripts sends them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import time
+from html import unescape
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.admin.matrix.conditions import OPERATOR_LABELS, format_value, parse_value
+from scheduling.configuration import condition_fields
+from scheduling.models import Calendar, Node
+from scheduling.policy.node_conditions import OPERATORS
+from tests.scheduling.core.conftest import pass_time
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Fill = Callable[..., dict[str, Any]]
+GROUPED = {
+    "all": [
+        {"field": "event.data.total", "op": "gte", "value": 500},
+        {"any": [
+            {"field": "customer.level", "op": "in", "value": ["vip", "1", "a,b"]},
+            {"field": "customer.events.order.paid.count", "op": "eq", "value": 0},
+        ]},
+        {"field": "customer.tags", "op": "exists"},
+    ]
+}  # fmt: skip
+
+
+PARTS = ("field", "op", "value", "group")
+
+
+def rows(*given: tuple[str, str, str, str], name: str = "when", join: str = "all") -> dict[str, str]:
+    sent = {f"{name}-join": join}
+    for place, row in enumerate(given):
+        sent |= {f"{name}-{place}-{part}": text for part, text in zip(PARTS, row, strict=True)}
+    return sent
+
+
+def read_inputs(html: str) -> dict[str, str]:
+    """What a browser would send back of the rows that the page shows."""
+    sent = {}
+    for tag in re.findall(r"<input[^>]*>", html):
+        name = re.search(r'name="([^"]*)"', tag)
+        value = re.search(r'value="([^"]*)"', tag)
+        if name and re.match(r"(when|variants)-", name[1]):
+            sent[name[1]] = unescape(value[1]) if value else ""
+    for name, options in re.findall(r'<select name="((?:when|variants)-[^"]*)"[^>]*>(.*?)</select>', html, re.S):
+        chosen = re.search(r'<option value="([^"]*)" selected', options)
+        sent[name] = unescape(chosen[1]) if chosen else ""
+    return sent
+
+
+def test_each_operator_has_a_label() -> None:
+    assert set(OPERATOR_LABELS) == set(OPERATORS)
+
+
+@pytest.mark.parametrize(
+    "value", ["vip", "1", "true", "a,b", 'say "hi"', " x", "", 5, 2.5, True, False, "杭州", "1.50"]
+)
+def test_value_typed_and_shown_is_the_same(value: Any) -> None:
+    assert parse_value(format_value(value)) == value
+
+
+def test_rows_of_the_form_are_stored_as_condition(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill
+) -> None:
+    url = admin_url("node_change", matrix.node().pk)
+    sent = rows(
+        ("event.data.total", "gte", "500", ""), ("customer.level", "in", 'vip，"1", "a,b"', "A"),
+        ("customer.events.material.downloaded.count", "eq", "0", "A"), ("", "eq", "", ""),
+        ("customer.tags", "exists", "", ""),
+    )  # fmt: skip
+    answer = editor.post(url, fill_form(url, **sent))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    stored = Node.objects.get().when
+    assert stored["all"][1]["any"][0]["value"] == ["vip", "1", "a,b"]
+    assert ["any" in each for each in stored["all"]] == [False, True, False]
+
+
+def test_shown_conditions_and_variants_are_kept_by_a_save(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill
+) -> None:
+    matrix.template("gold")
+    node = matrix.node(when=GROUPED, variants=[{"key": "gold", "template": "gold", "when": GROUPED}], send_window=[])
+    url = admin_url("node_change", node.pk)
+    inputs = read_inputs(editor.get(url).content.decode())
+    answer = editor.post(url, {**fill_form(url), **inputs})
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    node.refresh_from_db()
+    assert (node.when, node.variants[0]["when"], node.send_window) == (GROUPED, GROUPED, [])
+    assert node.version == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (("total", "eq", "1", ""), "Row 2: “total” is not known"),
+        (("event.data.total", "gte", "much", ""), "Row 2: must be a number"),
+        (("", "eq", "1", ""), "Row 2: is missing"),
+        (("customer.tags", "eq", "x", "A"), "Row 2: must be one of contains"),
+    ],
+)
+def test_wrong_row_is_named_and_shown_again(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill, row: Any, complaint: str
+) -> None:
+    url = admin_url("node_change", matrix.node().pk)
+    answer = editor.post(url, fill_form(url, **rows(("chat_id", "eq", "c1", ""), row)))
+    assert list(answer.context["adminform"].form.errors) == ["when"]
+    page = answer.content.decode()
+    assert complaint in page
+    assert read_inputs(page)["when-0-value"] == "c1"
+
+
+def test_unknown_data_field_is_refused_with_suggestions(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill, record_event: RecordEvent
+) -> None:
+    node = matrix.node(trigger="order.paid")
+    record_event("order.paid", data={"total": 5, "items": [{"sku": "A"}]})
+    url = admin_url("node_change", node.pk)
+    assert 'value="event.data.items.0.sku"' in editor.get(url).content.decode()
+    answer = editor.post(url, fill_form(url, **rows(("event.data.totl", "gte", "1", ""))))
+    assert "“event.data.totl” is not known; did you mean event.data.total" in answer.content.decode()
+    sent = rows(("event.data.total", "gte", "1", ""), ("event.data.items.4.sku", "exists", "", ""))
+    assert editor.post(url, fill_form(url, **sent)).status_code == 302
+    node.refresh_from_db()
+    Node.objects.update(when={"all": [{"field": "event.data.gone", "op": "exists"}]})
+    kept = rows(("event.data.gone", "exists", "", ""))
+    assert editor.post(url, fill_form(url, **kept)).status_code == 302  # a stored field is accepted
+
+
+def test_unknown_field_of_a_rare_type_is_refused(
+    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where many events of other types came since, and weeks ago."""
+    monkeypatch.setattr(condition_fields, "MOST_SAMPLED", 2)
+    record_event("visit.booked", data={"place": "A"})
+    pass_time(days=30)
+    for _ in range(5):
+        record_event("order.paid", data={"total": 5})
+    found = condition_fields.FieldCatalogue().find_unknown({"when": "event.data.plce"}, "visit.booked")
+    assert [problem.partition("; ")[2] for _, problem in found] == ["did you mean event.data.place?"]
+
+
+def test_variants_and_times_are_stored_from_the_form(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill
+) -> None:
+    matrix.template("gold")
+    url = admin_url("node_change", matrix.node().pk)
+    sent = {
+        "variants-0-key": "vips", "variants-0-template": "gold",
+        **rows(("customer.level", "eq", "vip", ""), name="variants-0", join="any"),
+        "at": "10:00", "at_day": "next_working", "send_window": "周一至周五 9:00-18:00\nsat 10:00-16:00",
+    }  # fmt: skip
+    answer = editor.post(url, fill_form(url, **sent))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    node = Node.objects.get()
+    assert node.variants == [
+        {"key": "vips", "template": "gold", "when": {"any": [{"field": "customer.level", "op": "eq", "value": "vip"}]}}
+    ]
+    assert (node.at, node.at_day) == (time(10), "next_working")
+    assert node.send_window == [
+        {"days": ["mon", "tue", "wed", "thu", "fri"], "from": "09:00", "to": "18:00"},
+        {"days": ["sat"], "from": "10:00", "to": "16:00"},
+    ]
+    page = editor.get(admin_url("node_history", node.pk)).content.decode()
+    assert "vips, gold: any(customer.level eq vip)" in unescape(page)
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "complaint"),
+    [
+        ({"send_window": "mon 9-18"}, "send_window", "must be like"),
+        ({"send_window": "mon 9:00-18:00 calendar=moon"}, "send_window", "there is no “moon”"),
+        ({"send_window": "mon 9:00-18:00 timezone=Peking"}, "send_window", "cannot be read"),
+        ({"at_day": "next"}, "at", "is missing"),
+        ({"at": "10:00", "not_before": "09:00"}, "not_before", "cannot apply"),
+        ({"variants-0-template": "guide"}, "variants", "Variant 1: needs a key, a template"),
+    ],
+)
+def test_wrong_time_or_variant_names_its_field(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill, sent: Any, field: str, complaint: str
+) -> None:
+    url = admin_url("node_change", matrix.node().pk)
+    errors = editor.post(url, fill_form(url, **sent)).context["adminform"].form.errors
+    assert list(errors) == [field]
+    assert complaint in str(errors)
+
+
+def test_viewer_reads_conditions_as_words(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
+    page = unescape(viewer.get(admin_url("node_change", matrix.node(when=GROUPED).pk)).content.decode())
+    assert "event.data.total is at least 500 and (customer.level is one of vip," in page
+
+
+def test_template_of_a_variant_cannot_be_retired(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    gold = matrix.template("gold")
+    matrix.node(variants=[{"key": "gold", "template": "gold", "when": GROUPED}])
+    editor.post(admin_url("template_retire", gold.pk), follow=True)
+    gold.refresh_from_db()
+    assert gold.retired_at is None
+
+
+def test_calendar_stores_windows_and_own_days(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill
+) -> None:
+    row = Calendar.objects.create(key="china")
+    url = admin_url("calendar_change", row.pk)
+    assert "2026-10-10 Sat working" in editor.get(url).content.decode()
+    sent = {"send_window": "工作日 09:00-18:00", "closed": "2026-12-25", "open": "2026-12-26，2026-12-27"}
+    assert editor.post(url, fill_form(url, **sent)).status_code == 302
+    row.refresh_from_db()
+    assert row.send_window == [{"days": ["working"], "from": "09:00", "to": "18:00"}]
+    assert (row.closed, row.open) == (["2026-12-25"], ["2026-12-26", "2026-12-27"])
+    page = editor.get(admin_url("calendar_changelist")).content.decode()
+    assert "working 09:00-18:00" in page
+
+
+def test_second_calendar_is_added_and_kept_while_a_window_names_it(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill
+) -> None:
+    Calendar.objects.create(key="china")
+    url = admin_url("calendar_add")
+    answer = editor.post(url, fill_form(url, key="germany", country="DE", timezone="Europe/Berlin", position="1"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    germany = Calendar.objects.get(key="germany")
+    page = admin_url("node_change", matrix.node().pk)
+    named = {"send_window": "mon-fri 10:00-20:00 calendar=germany timezone=Europe/Berlin"}
+    assert editor.post(page, fill_form(page, **named)).status_code == 302
+    assert Node.objects.get().send_window[0]["calendar"] == "germany"
+    retire = admin_url("calendar_retire", germany.pk)
+    assert "Send windows still name this calendar: guide" in editor.post(retire, follow=True).content.decode()
+    assert editor.post(page, fill_form(page, send_window="")).status_code == 302
+    editor.post(retire, follow=True)
+    germany.refresh_from_db()
+    assert germany.retired_at
+    assert "there is no “germany”" in editor.post(page, fill_form(page, **named)).content.decode()
+
+
+def test_calendar_is_kept_while_a_window_of_another_calendar_names_it(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url
+) -> None:
+    """Without it the default send windows followed the holidays of the default calendar."""
+    germany = Calendar.objects.create(key="germany", position=1)
+    window = {"days": ["working"], "from": "09:00", "to": "18:00", "calendar": "germany"}
+    Calendar.objects.create(key="china", send_window=[window])
+    page = editor.post(admin_url("calendar_retire", germany.pk), follow=True).content.decode()
+    assert "Send windows still name this calendar: china" in page
+    germany.refresh_from_db()
+    assert germany.retired_at is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [({"closed": "25 December"}, "closed"), ({"open": "2026-02-30"}, "open"), ({"country": "XX"}, "country"),
+     ({"closed": "2026-12-25", "open": "2026-12-25"}, "open"), ({"send_window": "often"}, "send_window"),
+     ({"send_window": "mon 9:00-10:00 calendar=moon"}, "send_window"), ({"timezone": "Peking"}, "timezone")],
+)  # fmt: skip
+def test_wrong_calendar_names_its_field(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Fill, sent: Any, field: str
+) -> None:
+    url = admin_url("calendar_change", Calendar.objects.create(key="china").pk)
+    assert list(editor.post(url, fill_form(url, **sent)).context["adminform"].form.errors) == [field]
+
+
+def test_preview_shows_why_nothing_is_planned_and_how_the_time_came_about(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url
+) -> None:
+    matrix.node("big", when={"all": [{"field": "event.data.total", "op": "gte", "value": 500}]})
+    matrix.node("late", at=time(10), at_day="next_working")
+    page = viewer.get(admin_url("event_preview"), {"type": "material.downloaded", "user_id": "ann"})
+    big, late = (next(each for each in page.context["outcomes"] if each["node"] == key) for key in ("big", "late"))
+    assert big["title"] == "No touch is planned"
+    assert dict(big["facts"])["limit"] == "event.data.total gte 500"
+    assert late["steps"][0].startswith("the delay ends: ")
+    assert late["steps"][1].startswith("time of day (The next working day): ")
+    assert late["steps"][-1].endswith("10:00:00")
+    assert "Due time:" in page.content.decode()

@@ -1,0 +1,53 @@
+"""A full page of a long list stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from rpa_tasks.jobs import wakeups
+from scheduling.audit.audit_log import record_action
+from scheduling.models import FailedTask
+from tests.rpa_tasks.admin.conftest import Market
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db
+ROWS = 50
+MOST_BYTES = 150_000  #: of HTML, not compressed
+
+
+@pytest.fixture
+def long_lists(matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda _: None)
+    matrix.node("guide")
+    market = Market()
+    for number in range(ROWS):
+        record_event("material.downloaded", f"user{number}", chat_id="c1")
+        record_action("acted", ("scheduling.node", number), actor="ann")
+        market.waiting("s1", dedupe_key=str(number), delay=timedelta(hours=1))
+    FailedTask.objects.bulk_create(
+        FailedTask(
+            origin="message", failure="unreadable", reason="not_json", fingerprint=f"f{number}", detail="no" * 90
+        )
+        for number in range(ROWS)
+    )
+
+
+@pytest.mark.usefixtures("long_lists")
+@pytest.mark.parametrize("language", ["zh-hans", "en"])
+def test_list_of_50_rows_is_at_most_150_kilobytes(as_member: Callable[[str], Client], language: str) -> None:
+    client = as_member("admin")
+    client.cookies["django_language"] = language
+    sizes = {}
+    for name in ("touch", "event", "customer", "failedtask", "auditentry"):
+        page = client.get(reverse(f"admin:scheduling_{name}_changelist")).content
+        assert page.count(b'<tr class="data-row"') == ROWS, name
+        sizes[name] = len(page)
+    page = client.get(reverse("admin:rpa_tasks_job_changelist")).content
+    assert page.count(b'<tr class="data-row"') == ROWS
+    sizes["job"] = len(page)
+    assert {name: size for name, size in sizes.items() if size > MOST_BYTES} == {}, sizes

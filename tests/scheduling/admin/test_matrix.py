@@ -1,0 +1,263 @@
+"""The cards of the matrix: what they show, and what they do to a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils.timezone import localtime
+from pytest_django import Settings
+
+from scheduling.models import Event, Node, Stage, Touch
+from scheduling.monitoring.statistics import HourlyCache
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Filled = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def empty_caches() -> Iterator[None]:
+    HourlyCache.clear_all()
+    yield
+    HourlyCache.clear_all()
+
+
+def find_card(client: Client, admin_url: Url, node: Node) -> Any:
+    rows = client.get(admin_url("node_matrix")).context["rows"]
+    cards = [card for row in rows for cell in row.cells for card in cell.cards]
+    return next(card for card in cards if card.node.pk == node.pk)
+
+
+def place(client: Client, admin_url: Url, node: Node, **changes: Any) -> Any:
+    """Send the form of a card as the page shows it, with changes."""
+    shown = find_card(client, admin_url, node)
+    data = {"row_version": shown.row_version, "stage": node.stage_id, "enabled": str(node.enabled), **changes}
+    return client.post(admin_url("node_place", node.pk), data)
+
+
+def read_messages(client: Client, address: str) -> list[str]:
+    return [str(each) for each in client.get(address).context["messages"]]
+
+
+def test_card_shows_name_headline_delay_and_channel(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
+    matrix.channel.name = "运维群"
+    matrix.channel.save()
+    template = matrix.template("guide", body="Hello {{ user.name }},\n  the guide is ready. " + "x" * 80)
+    node = matrix.node("guide", name="资料指南", template=template, delay=timedelta(minutes=15))
+    assert str(node) == "资料指南"
+    assert template.headline.startswith("Hello {{ user.name }}, the guide is ready. xxx")
+    assert len(template.headline) == 60
+    page = viewer.get(admin_url("node_matrix")).content.decode()
+    for words in ("资料指南", "guide", "Hello {{ user.name }}, the guide is ready.", "15 minutes", "运维群"):
+        assert words in page
+    template.texts.update(subject="How to start")
+    assert "How to start" in viewer.get(admin_url("node_matrix")).content.decode()
+    assert 'role="switch"' not in page
+    assert "<select" not in page.split("at-matrix")[1]
+
+
+@pytest.fixture
+def ended_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> Node:
+    """Five touches of one node: two of yesterday, two of four days ago, one of last month."""
+    node = matrix.node(delay=timedelta(hours=1))
+    noon = localtime().replace(hour=12)
+    for days, state in ((1, "delivered"), (1, "suppressed"), (4, "delivered"), (4, "unknown"), (30, "failed")):
+        at = noon - timedelta(days=days)
+        (task_id,) = record_event(user=f"{days}-{state}").task_ids
+        Touch.objects.filter(pk=task_id).update(state=state, settled_at=at, sending_at=at, due_at=at, lease_until=None)
+    return node
+
+
+def test_figures_of_a_card_link_to_the_touches_that_they_count(
+    ended_touches: Node, viewer: Client, admin_url: Url
+) -> None:
+    card = find_card(viewer, admin_url, ended_touches)
+    assert [[each.count for each in period.figures] for period in card.periods] == [[1, 1, 0], [2, 1, 1]]
+    for period in card.periods:
+        for each in period.figures:
+            assert len(viewer.get(each.link).context["cl"].result_list) == each.count
+
+
+def test_card_shows_dashes_if_counting_takes_too_long(
+    ended_touches: Node, viewer: Client, admin_url: Url, settings: Settings
+) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, overview=0)
+    card = find_card(viewer, admin_url, ended_touches)
+    assert {each.count for period in card.periods for each in period.figures} == {None}
+    assert ">–</a>" in viewer.get(admin_url("node_matrix")).content.decode()
+
+
+def test_switch_stores_version_and_author(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    node = matrix.node()
+    answer = place(editor, admin_url, node, enabled="False")
+    assert answer.status_code == 302
+    assert answer.url == f"{admin_url('node_matrix')}#node-{node.pk}"
+    node.refresh_from_db()
+    last = node.history.first()
+    assert (node.enabled, node.version, last.history_user.username) == (False, 2, "editor")
+    assert place(editor, admin_url, node, enabled="True").status_code == 302
+    node.refresh_from_db()
+    assert (node.enabled, node.version) == (True, 3)
+
+
+def test_switch_off_with_waiting_touches_shows_the_impact_first(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
+    node = matrix.node(delay=timedelta(hours=1))
+    record_event()
+    page = place(editor, admin_url, node, enabled="False")
+    assert page.status_code == 200
+    text = page.content.decode()
+    assert "1 touch waits at this node." in text
+    assert "suppressed when they fall due" in text
+    node.refresh_from_db()
+    assert node.enabled
+    form = page.context["form"]
+    data = {field.html_name: field.value() for field in form} | dict(page.context["hidden"])
+    assert editor.post(admin_url("node_place", node.pk), {**data, "change_reason": "too many"}).status_code == 302
+    node.refresh_from_db()
+    assert (node.enabled, node.history.first().history_change_reason) == (False, "too many")
+
+
+def test_move_changes_the_stage_and_keeps_the_touches(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
+    other = Stage.objects.create(key="aftersale", name="After the sale")
+    node = matrix.node(delay=timedelta(hours=1))
+    assert place(editor, admin_url, node, stage=other.pk).status_code == 302
+    node.refresh_from_db()
+    assert node.stage == other
+    record_event()
+    due = Touch.objects.get().due_at
+    page = place(editor, admin_url, node, stage=matrix.stage.pk)
+    assert "They keep their time, content and channel." in page.content.decode()
+    assert place(editor, admin_url, node, stage=matrix.stage.pk, confirmed="1").status_code == 302
+    node.refresh_from_db()
+    assert (node.stage, Touch.objects.get().due_at) == (matrix.stage, due)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [({"stage": "0"}, "Select a valid choice"), ({"enabled": None}, "required"), ({"row_version": "x"}, "Changed")],
+)
+def test_card_with_bad_or_old_values_changes_nothing(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, changes: dict[str, Any], complaint: str
+) -> None:
+    node = matrix.node()
+    shown = find_card(editor, admin_url, node)
+    data = {"row_version": shown.row_version, "stage": node.stage_id, "enabled": "False", **changes}
+    answer = editor.post(
+        admin_url("node_place", node.pk), {key: each for key, each in data.items() if each is not None}
+    )
+    assert any(complaint in line for line in read_messages(editor, answer.url))
+    node.refresh_from_db()
+    assert (node.enabled, node.version) == (True, 1)
+
+
+def test_switch_on_checks_the_whole_node(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    node = matrix.node(enabled=False)
+    Node.objects.filter(pk=node.pk).update(goal_event="order.paid")  # without a limit, as no form stores it
+    answer = place(editor, admin_url, node, enabled="True")
+    assert any("goal" in line for line in read_messages(editor, answer.url))
+    node.refresh_from_db()
+    assert not node.enabled
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_moves_from_old_pages_one_wins(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, race: Race
+) -> None:
+    stages = [Stage.objects.create(key=key) for key in ("a", "b")]
+    node = matrix.node()
+    shown = find_card(editor, admin_url, node)
+    sent = [{"row_version": shown.row_version, "stage": each.pk, "enabled": "True"} for each in stages]
+    race(2, lambda number: editor.post(admin_url("node_place", node.pk), sent[number]).status_code)
+    node.refresh_from_db()
+    assert node.version == 2
+    assert node.stage in stages
+
+
+def test_copy_is_switched_off_and_has_its_own_key(
+    matrix: MatrixBuilder, editor: Client, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
+    node = matrix.node(name="Guide", delay=timedelta(hours=1), tags=["offer"])
+    record_event()
+    address = admin_url("node_copy", node.pk)
+    assert viewer.post(address).status_code == 403
+    for _ in range(2):
+        assert editor.post(address).status_code == 302
+    copies = Node.objects.exclude(pk=node.pk).order_by("key")
+    assert [(each.key, each.name, each.enabled, each.version) for each in copies] == [
+        ("guide-2", "Guide (copy)", False, 1), ("guide-3", "Guide (copy)", False, 1),
+    ]  # fmt: skip
+    assert (copies[0].delay, copies[0].tags, copies[0].template) == (node.delay, ["offer"], node.template)
+    assert copies[0].history.get().history_user.username == "editor"
+    assert not copies[0].touches.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_copies_get_different_keys(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, race: Race
+) -> None:
+    address = admin_url("node_copy", matrix.node().pk)
+    assert race(2, lambda number: editor.post(address).status_code) == [302, 302]
+    assert sorted(Node.objects.values_list("key", flat=True)) == ["guide", "guide-2", "guide-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("Second reminder!", "second-reminder"), ("首单欢迎", "presale-order-paid"), ("", "presale-order-paid")],
+)
+def test_new_node_without_key_derives_it(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled, name: str, key: str
+) -> None:
+    url = admin_url("node_add")
+    data = {
+        "name": name, "stage": matrix.stage.pk, "trigger": "order.paid", "delay": "1h",
+        "template": matrix.template("guide").pk, "channel": matrix.channel.pk,
+    }  # fmt: skip
+    for expected in (key, f"{key}-2"):
+        answer = editor.post(url, fill_form(url, **data))
+        assert answer.status_code == 302, answer.context["adminform"].form.errors
+        node = Node.objects.get(key=expected)
+        assert answer.url == f"{admin_url('node_matrix')}#node-{node.pk}"
+
+
+def test_node_form_folds_sections_without_own_values(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled
+) -> None:
+    node = matrix.node(tags=["offer"])
+    url = admin_url("node_change", node.pk)
+
+    def list_folded(page: Any) -> list[str]:
+        return [str(each.name) for each in page.context["adminform"] if each.is_collapsible]
+
+    assert list_folded(editor.get(url)) == ["When", "For whom", "Canary", "Guards", "Goal", "Life"]
+    assert "Goal" not in list_folded(editor.post(url, fill_form(url, goal_event="order.paid")))
+
+
+def test_preview_shows_the_message_for_a_real_customer(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
+    template = matrix.template("guide", body="{{ user.name }}: {{ event.data.order_no }}")
+    node = matrix.node("guide", template=template, enabled=False)
+    address = admin_url("node_preview", node.pk)
+    assert "No recent event" in viewer.get(address).content.decode()
+    record_event(user="ann", data={"order_no": "A1"})
+    record_event(user="bob", data={"order_no": "B2"})
+    touches = Touch.objects.count()
+    assert "B2" in viewer.get(address).content.decode()
+    text = viewer.get(address, {"user_id": "ann"}).content.decode()
+    assert "A1" in text
+    assert "as if the node were enabled" in text
+    assert "order_no" in viewer.get(address, {"user_id": "carl"}).content.decode()
+    assert (Touch.objects.count(), Event.objects.count()) == (touches, 2)
+    assert "node-preview" in viewer.get(admin_url("node_change", node.pk)).content.decode()

@@ -1,0 +1,74 @@
+"""Receipts in the back office: on the pages of touch, node and customer, and in the CSV export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from django.utils import translation
+
+from scheduling.admin.touches.timeline import build_timeline
+from scheduling.delivery.pipeline import deliver_touches
+from scheduling.models import Customer, DisabledTarget, Touch
+from scheduling.planning.disabled_targets import digest_address, store_disabled_targets
+from scheduling.receipts.recording import Report, record_reports
+from tests.scheduling.admin.test_csv_export import read_csv_rows
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def read(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
+    """A touch that was read and whose link was opened, beside one without receipts."""
+    matrix.node()
+    for user in ("ann", "bob"):
+        deliver_touches(record_event(user=user).task_ids)
+    touch = Touch.objects.get(customer__user_id="ann")
+    record_reports([Report("read", delivery_key=touch.root_id, detail="<b>phone</b>")])
+    record_reports([Report("clicked", delivery_key=touch.root_id)])
+    return touch
+
+
+def test_touch_shows_its_receipts(viewer: Client, admin_url: Url, read: Touch) -> None:
+    page = viewer.get(admin_url("touch_change", read.pk))
+    assert [each.title for each in page.context["moments"]][-2:] == ["Receipt: Read", "Receipt: Link opened"]
+    assert "<b>phone</b>" not in page.content.decode()
+    with translation.override("zh-hans"):
+        assert build_timeline(read)[-1].title == "回执：已点击链接"
+
+
+def test_node_shows_the_shares_of_its_receipts(
+    viewer: Client, admin_url: Url, read: Touch, matrix: MatrixBuilder
+) -> None:
+    page = viewer.get(admin_url("node_change", read.node_id))
+    figures = {str(each.words): (each.value, each.hint) for each in page.context["receipt_figures"]}
+    assert figures["Read"] == (1, "50.0 % of 2 delivered")
+    assert figures["Bounced"] == (0, "0.0 % of 2 delivered")
+    assert "Receipts of the last seven days" in page.content.decode()
+    other = viewer.get(admin_url("node_change", matrix.node("other").pk))
+    assert "Receipts of the last seven days" not in other.content.decode()
+
+
+def test_export_lists_the_kinds_of_receipts(operator: Client, admin_url: Url, read: Touch) -> None:
+    found = {row["user id"]: row["receipts"] for row in read_csv_rows(operator.get(admin_url("touch_export")))}
+    assert found == {"ann": "Link opened, Read", "bob": ""}
+
+
+def test_customer_shows_disabled_addresses(
+    matrix: MatrixBuilder, editor: Client, viewer: Client, admin_url: Url
+) -> None:
+    ann = Customer.objects.create(user_id="ann", addresses={"email": "ann@example.com", "phone": "13800138000"})
+    url = admin_url("customer_change", ann.pk)
+    assert "Disabled addresses" not in viewer.get(url).content.decode()
+    store_disabled_targets([(matrix.channel.pk, digest_address("ann@example.com"), "", "bounced: 5.1.1")])
+    page = viewer.get(url)
+    assert [each.address_name for each in page.context["disabled_addresses"]] == ["email"]
+    assert "bounced: 5.1.1" in page.content.decode()
+    assert "Enable addresses again" not in page.content.decode()
+    assert "Enable addresses again" in editor.get(url).content.decode()
+    editor.post(admin_url("customer_enable_addresses", ann.pk))
+    assert not DisabledTarget.objects.exists()
+    assert "Disabled addresses" not in viewer.get(url).content.decode()

@@ -1,0 +1,157 @@
+"""Bounces of mail: over HTTP and from a mail server's pipe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
+from uuid import UUID
+
+import pytest
+import requests
+from django.core.management import call_command
+
+from config.environment import ROOT, environment
+from scheduling.models import ChannelConfig, DeliveryReceipt, DisabledTarget, Touch
+from scheduling.receipts.bounce_mail import read_bounce
+from tests.scheduling.api.serving import Client, cloud_event, database_url
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.support.matrix import MatrixBuilder
+
+KEY = "01890000-0000-7000-8000-000000000000"
+
+
+def bounce(
+    key: str, status: str = "5.1.1", action: str = "failed", address: str = "ann@example.com", headers: bool = False
+) -> bytes:
+    """Return a delivery status notification, with the whole mail or only its headers."""
+    returned = f"Message-ID: <{key}@shop.example>\nFrom: shop@example.com\nSubject: hi\n\nhi\n"
+    return f"""From: MAILER-DAEMON@mx.example
+To: bounces@shop.example
+Subject: Undelivered Mail Returned to Sender
+Message-ID: <report-1@mx.example>
+MIME-Version: 1.0
+Content-Type: multipart/report; report-type=delivery-status; boundary="b"
+
+--b
+Content-Type: text/plain
+
+I'm sorry.
+
+--b
+Content-Type: message/delivery-status
+
+Reporting-MTA: dns; mx.example
+
+Final-Recipient: rfc822; {address}
+Action: {action}
+Status: {status}
+Diagnostic-Code: smtp; 550 5.1.1 <ann@example.com>: Recipient address
+ rejected: User unknown
+
+--b
+Content-Type: {"text/rfc822-headers" if headers else "message/rfc822"}
+
+{returned}
+--b--
+""".encode()
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_bounce_names_the_mail_and_the_address(headers: bool) -> None:
+    found = read_bounce(bounce(KEY, headers=headers))
+    assert (found.kind, found.delivery_key, found.address, found.permanent) == (
+        "bounced", UUID(KEY), "ann@example.com", True,
+    )  # fmt: skip
+    assert found.detail.startswith("5.1.1 550 5.1.1 <ann@example.com>: Recipient address rejected")
+
+
+@pytest.mark.parametrize(
+    ("status", "permanent"), [("5.2.1", True), ("5.2.2", False), ("5.7.1", False), ("4.4.1", False)]
+)
+def test_only_a_missing_mailbox_bounces_for_good(status: str, permanent: bool) -> None:
+    assert read_bounce(bounce(KEY, status)).permanent is permanent
+
+
+def test_delay_and_other_mail_report_nothing() -> None:
+    for content in (
+        bounce(KEY, action="delayed"),
+        bounce("not-a-key"),
+        b"Subject: hi\n\nhi",
+        b"",
+        b"\xff\xfe\x00" * 100,
+        os.urandom(5_000),
+        b"Content-Type: multipart/report; boundary=b\n\n--b\nContent-Type: message/delivery-status\n\n\n\n",
+    ):
+        with pytest.raises(ValueError, match="the mail"):
+            read_bounce(content)
+    assert read_bounce(bounce(KEY, action="delivered")).kind == "delivered"
+
+
+def test_complaint_of_a_mail_provider_is_read() -> None:
+    content = f"""Content-Type: multipart/report; report-type=feedback-report; boundary=b
+
+--b
+Content-Type: message/feedback-report
+
+Feedback-Type: abuse
+Version: 1
+
+--b
+Content-Type: message/rfc822
+
+Message-ID: <{KEY}@shop.example>
+
+hi
+--b--
+"""
+    found = read_bounce(content.encode())
+    assert (found.kind, found.delivery_key) == ("complained", UUID(KEY))
+
+
+@pytest.fixture
+def sent(matrix: MatrixBuilder, api: Client) -> str:
+    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
+    matrix.node(channel=mail)
+    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})
+    api.event(cloud_event())
+    return str(deliver_when_due(Touch.objects.get().pk)[0].pk)
+
+
+def post(api: Client, content: bytes) -> requests.Response:
+    headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "message/rfc822"}
+    return requests.post(f"{api.address}/api/v1/bounces", data=content, headers=headers, timeout=60)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bounce_over_http_disables_the_address_once(api: Client, sent: str) -> None:
+    assert post(api, bounce(sent, address="eve@example.com")).json()["accepted"] == 1
+    assert not DisabledTarget.objects.exists()  # not the customer's address
+    DeliveryReceipt.objects.all().delete()
+    assert post(api, bounce(sent)).json() == {"accepted": 1, "duplicates": 0, "refused": []}
+    assert post(api, bounce(sent)).json() == {"accepted": 0, "duplicates": 1, "refused": []}
+    assert DisabledTarget.objects.get().reason.startswith("bounced: 5.1.1")
+    assert post(api, bounce(KEY)).json()["refused"][0]["field"] == "delivery_key"
+    assert post(api, b"Subject: hi\n\nhi").status_code == 422
+
+
+def pipe(content: bytes, database: str) -> subprocess.CompletedProcess[bytes]:
+    env = {"DATABASE_URL": database, "REDIS_URL": environment().redis, **os.environ}
+    command = [sys.executable, "manage.py", "receive_bounce"]
+    return subprocess.run(command, input=content, cwd=ROOT, env=env | {"DATABASE_URL": database}, capture_output=True)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(content: bytes) -> str:
+        """Without a process of its own, which takes seconds to start."""
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))
+        call_command("receive_bounce", stdout=(said := StringIO()))
+        return said.getvalue().split(":")[0].strip()
+
+    answer = pipe(bounce(sent), database_url())
+    assert (answer.returncode, answer.stdout.decode().strip()) == (0, "recorded"), answer
+    assert [read(content) for content in (bounce(sent), b"Subject: hi\n\nhi")] == ["known", "ignored"]
+    gone = pipe(bounce(sent), "postgresql://aftertouch@127.0.0.1:1/aftertouch")
+    assert gone.returncode == os.EX_TEMPFAIL

@@ -1,0 +1,276 @@
+"""Clients read the configuration, publish documents, and refuse to overwrite what others published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import requests
+import yaml
+from django.db import connection
+
+from scheduling import sql
+from scheduling.api.config import publication
+from scheduling.configuration.file.apply import plan_changes
+from scheduling.configuration.file.document import export_document, format_document
+from scheduling.configuration.file.versions import compute_version
+from scheduling.models import AuditEntry, ChannelConfig, Node, Template
+from scheduling.planning import impacts
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.config_file.conftest import BASE_CONFIG
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+YAML = {"Content-Type": "application/yaml"}
+
+
+def publish(
+    api: Client, body: Any, match: str = "*", *, reason: str = "new season", **params: Any
+) -> requests.Response:
+    """PUT a text as YAML, anything else as JSON."""
+    headers = {"If-Match": match} if match else {}
+    params |= {"reason": reason} if reason else {}
+    if isinstance(body, str):
+        return api("PUT", "/config", data=body.encode(), params=params, headers=headers | YAML)
+    return api("PUT", "/config", body, params=params, headers=headers)
+
+
+def fields_of(answer: requests.Response) -> dict[str, str]:
+    assert answer.status_code == 422, answer.text
+    return {each["field"]: each["message"] for each in answer.json()["errors"]}
+
+
+def test_read_document_published_unchanged_changes_nothing(api: Client) -> None:
+    publish(
+        api,
+        BASE_CONFIG + f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {SECRET}, events: [job.ended]}}]",
+    )
+    found = api.get("/config")
+    assert found.headers["content-type"] == "application/json; charset=utf-8"
+    assert found.json() == json.loads(json.dumps(export_document()))
+    assert SECRET not in found.text
+    text = api("GET", "/config", headers={"Accept": "application/yaml"})
+    assert text.headers["content-type"] == "application/yaml; charset=utf-8"
+    assert (text.text, text.headers["etag"]) == (format_document(export_document()), found.headers["etag"])
+    for body in (found.json(), text.text):
+        answer = publish(api, body, found.headers["etag"])
+        assert answer.json()["changes"] == [], answer.text
+        assert answer.headers["etag"] == found.headers["etag"]
+    assert api("GET", "/config", headers={"Accept": "image/png"}).status_code == 406
+
+
+def test_publication_stores_author_and_reason(api: Client) -> None:
+    answer = publish(api, BASE_CONFIG)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() | {"version": "", "notes": []} == {
+        "stored": True, "version": "", "notes": [], "impact": None, "moved": None,
+        "changes": [
+            {"section": section, "verb": "added", "label": label, "differences": []}
+            for section, label in (
+                ("channels", "log"), ("templates", "guide"), ("stages", "presale"), ("nodes", "presale-download"),
+            )
+        ],
+    }  # fmt: skip
+    entry = AuditEntry.objects.get(action="published")
+    assert (entry.actor, entry.reason, len(entry.changes)) == ("api:shop", "new season", 4)
+    history = Node.objects.get(key="presale-download").history.get()
+    assert history.history_change_reason == "api:shop: new season"
+
+
+def test_publication_without_reason_or_version_is_refused(api: Client) -> None:
+    assert fields_of(publish(api, BASE_CONFIG, reason="")).keys() == {"reason"}
+    assert fields_of(publish(api, BASE_CONFIG, reason="x" * 501)).keys() == {"reason"}
+    missing = publish(api, BASE_CONFIG, match="")
+    assert (missing.status_code, missing.json()["title"]) == (428, "Precondition Required")
+    for other in ("other", '"other"', 'W/"00000000000000000000000000000000"', f'"{"0" * 32}"'):
+        assert publish(api, BASE_CONFIG, other).status_code == 412
+    assert not Node.objects.exists()
+
+
+def test_error_names_each_wrong_field(api: Client) -> None:
+    wrong = BASE_CONFIG.replace("delay: 15m, template: guide", "delay: soon, template: other, at: [1]")
+    assert fields_of(publish(api, wrong + "colours: []")).keys() == {
+        "colours", "nodes.0.delay", "nodes.0.template", "nodes.0.at",
+    }  # fmt: skip
+    assert fields_of(publish(api, wrong, dry_run=True)).keys() >= {"nodes.0.delay"}
+    assert fields_of(publish(api, {"version": 2})) == {"version": "must be 1"}
+    assert not Template.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "words"),
+    [
+        (b"nodes: [", "application/yaml", 400, "line 2"),
+        (b"nodes: *a", "application/yaml; charset=utf-8", 400, "line 1: aliases"),
+        (b"\xff", "application/yaml", 400, "must be UTF-8"),
+        (b"\xff", "application/json", 400, "must be UTF-8"),
+        (b'{"nodes": [], "nodes": []}', "application/json", 400, "given twice"),
+        (b"[]", "application/json", 400, "object of sections"),
+        (b"- a", "application/yaml", 400, "mapping of sections"),
+        (b"{}", "text/csv", 415, "application/yaml"),
+        (b"{}", "application/json; charset=gbk", 415, "UTF-8"),
+        (b"# " + b"x" * 1_048_576, "application/yaml", 413, "1048576"),
+    ],
+)
+def test_unreadable_document_is_refused(api: Client, body: bytes, kind: str, status: int, words: str) -> None:
+    headers = {"Content-Type": kind, "If-Match": "*"}
+    answer = api("PUT", "/config", data=body, params={"reason": "r"}, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["detail"]
+    assert not AuditEntry.objects.filter(action="published").exists()
+
+
+def test_dry_run_returns_difference_and_impact_and_stores_nothing(api: Client) -> None:
+    publish(api, BASE_CONFIG)
+    assert api.event(cloud_event()).status_code == 202
+    before = compute_version()
+    answer = publish(api, BASE_CONFIG.replace("15m", "20m"), match="", reason="", dry_run=True)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert not found["stored"]
+    assert found["changes"] == [
+        {
+            "section": "nodes", "verb": "changed", "label": "presale-download",
+            "differences": [{"path": "delay", "before": "15m", "after": "20m"}],
+        }
+    ]  # fmt: skip
+    moved = {"touches": 1, "overdue": 0, "left": 0, "broken": False}
+    assert found["impact"] == {
+        "nodes": [
+            {"node": "presale-download", "verb": "changed", "waiting": 1, "moved": moved, "condition": None}
+        ],
+        "rules": [],
+    }  # fmt: skip
+    assert compute_version() == before == found["version"]
+    assert publish(api, BASE_CONFIG, f'"{"0" * 32}"', dry_run=True).status_code == 412
+
+
+@pytest.mark.parametrize("slow", ["rules", "one statement"])
+def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    document = {"harassment_rules": [{"kind": "cap", "limit": place + 1, "window": "24h"} for place in range(50)]}
+    planned = plan_changes(document)
+    pause = 0.1 if slow == "rules" else 30
+
+    def count_slowly(*_: Any) -> int:
+        return len(sql.rows("SELECT pg_sleep(%(pause)s)", {"pause": pause}))
+
+    monkeypatch.setattr(publication, "TIME_LIMIT", timedelta(seconds=1))
+    monkeypatch.setattr(impacts, "count_limited_touches", count_slowly)
+    assert publication._measure_impact(planned) is None
+    monkeypatch.undo()
+    assert publication._measure_impact(planned) == {"nodes": [], "rules": []}
+
+
+def test_move_waiting_moves_touches(api: Client) -> None:
+    publish(api, BASE_CONFIG)
+    api.event(cloud_event())
+    answer = publish(api, BASE_CONFIG.replace("15m", "20m"), move_waiting=True)
+    assert answer.json()["moved"] == {"touches": 1, "overdue": 0, "left": 0, "broken": False}
+    touch = api.get("/touches").json()["items"][0]
+    assert publish(api, BASE_CONFIG.replace("15m", "20m"), move_waiting=True).json()["moved"]["touches"] == 0
+    assert touch["due_at"] == touch["planned_at"]
+
+
+def test_repeated_publication_goes_on_moving(api: Client) -> None:
+    publish(api, BASE_CONFIG)
+    api.event(cloud_event())
+    read = api.get("/config").headers["etag"]
+    later = BASE_CONFIG.replace("15m", "20m")
+    assert publish(api, later, read).status_code == 200  # as if the time limit had left all touches
+    again = publish(api, later, read, move_waiting=True)
+    assert again.status_code == 200, again.text
+    assert (again.json()["changes"], again.json()["moved"]["touches"]) == ([], 1)
+    assert publish(api, later, read).status_code == 412
+    assert publish(api, BASE_CONFIG, read, move_waiting=True).status_code == 412
+    assert AuditEntry.objects.filter(action="published").count() == 2
+
+
+def test_version_follows_each_edit_of_an_operator_and_secrets(api: Client) -> None:
+    publish(
+        api,
+        BASE_CONFIG + f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {SECRET}, events: [job.ended]}}]",
+    )
+    read = api.get("/config").headers["etag"]
+    node = Node.objects.get()
+    node.delay = timedelta(minutes=5)
+    node.save()
+    assert publish(api, BASE_CONFIG, read).status_code == 412
+    read = api.get("/config").headers["etag"]
+    other = SECRET.replace("Mf", "Ng")
+    with_other = f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {other}, events: [job.ended]}}]"
+    assert publish(api, with_other, read).status_code == 200
+    assert publish(api, BASE_CONFIG, read).status_code == 412
+    Node.objects.filter(pk=node.pk).update(delay=timedelta(minutes=5))  # the same content is the same version
+    assert compute_version() == api.get("/config").headers["etag"].strip('"')
+
+
+SHARED = {
+    "rpa.configure": "platforms: [{key: pdd, name: 拼多多}]",
+    "rpa.commands": "flows: [{platform: pdd, task_type: sync, command: [sync, '{param}'], idempotent: true}]",
+    "webhooks": f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {SECRET}, events: [job.ended]}}]",
+}
+
+
+@pytest.mark.parametrize("scope", SHARED)
+def test_change_of_section_needs_its_scope_too(api: Client, key_for: Callable[..., Client], scope: str) -> None:
+    others = {"config.read", "config.write", *SHARED} - {scope}
+    if scope != "rpa.configure":
+        assert publish(api, SHARED["rpa.configure"]).status_code == 200
+    writer = key_for(*others)
+    for params in ({}, {"dry_run": True}):
+        refused = publish(writer, BASE_CONFIG + SHARED[scope], **params)
+        assert (refused.status_code, scope in refused.json()["detail"]) == (403, True), refused.text
+    assert not Node.objects.exists()
+    assert publish(key_for(*others, scope), BASE_CONFIG + SHARED[scope]).status_code == 200
+    unchanged = writer.get("/config").json()
+    assert SHARED[scope].partition(":")[0] in unchanged
+    assert publish(writer, unchanged | {"stages": [{"key": "presale", "name": "先"}]}).status_code == 200
+
+
+@pytest.mark.parametrize("same_sections", [True, False])
+def test_two_clients_with_one_version_publish_once(api: Client, same_sections: bool) -> None:
+    publish(api, BASE_CONFIG)
+    for _ in range(5):
+        read = api.get("/config").headers["etag"]
+        document = api.get("/config").json()
+        sections = [
+            {"nodes": [document["nodes"][0] | {"delay": f"{document['nodes'][0]['delay'][:-1]}1m"}]},
+            {"channels": [document["channels"][0] | {"name": f"{document['channels'][0].get('name', '')}x"}]},
+        ]
+        wanted = [sections[0], sections[0] if same_sections else sections[1]]
+        answers = run_concurrently(2, lambda number: publish(api, wanted[number], read))  # noqa: B023
+        assert sorted(each.status_code for each in answers) == [200, 412]
+    assert AuditEntry.objects.filter(action="published").count() == 6
+
+
+def test_publication_failing_late_stores_nothing(api: Client) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE scheduling_historicalnode ADD CONSTRAINT refused CHECK (key <> 'presale-download')")
+    try:
+        assert publish(api, BASE_CONFIG).status_code == 500
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE scheduling_historicalnode DROP CONSTRAINT refused")
+    assert not ChannelConfig.objects.exists()
+    assert not AuditEntry.objects.filter(action="published").exists()
+
+
+def test_unreadable_secret_is_a_conflict(api: Client) -> None:
+    publish(api, BASE_CONFIG)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_channelconfig SET config = 'of another key'")
+    for answer in (api.get("/config"), publish(api, BASE_CONFIG, dry_run=True)):
+        assert (answer.status_code, "channel “log”" in answer.json()["detail"]) == (409, True), answer.text
+
+
+def test_document_of_the_shipped_matrix_survives_both_notations(api: Client) -> None:
+    from config.environment import ROOT
+
+    shipped = (ROOT / "scheduling/shipped.yaml").read_text("utf-8")
+    assert publish(api, shipped).status_code == 200
+    found = yaml.safe_load(api("GET", "/config", headers={"Accept": "application/yaml"}).text)
+    assert found == api.get("/config").json()
+    assert publish(api, found, dry_run=True).json()["changes"] == []

@@ -1,0 +1,120 @@
+"""Redirects of links in messages: to the stored link only, and only persons click."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+import requests
+from pytest_django import DjangoDbBlocker
+
+from scheduling.customers.erasure import continue_erasures
+from scheduling.delivery.links import make_link_token
+from scheduling.ids import new_id
+from scheduling.models import Customer, DeliveryReceipt, Touch
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently, serving
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.support.matrix import MatrixBuilder
+
+pytestmark = pytest.mark.django_db(transaction=True)
+PERSON = {"User-Agent": "Mozilla/5.0 (Linux; Android 14; CUBOT P80) AppleWebKit/537.36 MicroMessenger/8.0.49"}
+BODY = "看 https://a.cn/x?y=1，或 https://b.cn"
+
+
+@pytest.fixture(scope="session")
+def web(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    with django_db_blocker.unblock(), serving(AFTERTOUCH_LINK_BASE_URL="https://go.example.com") as address:
+        yield address
+
+
+@pytest.fixture
+def sent(matrix: MatrixBuilder, api: Client) -> UUID:
+    matrix.node(template=matrix.template("guide", body=BODY))
+    api.event(cloud_event())
+    return deliver_when_due(Touch.objects.get().pk)[0].pk  # type: ignore[no-any-return]
+
+
+def click(web: str, token: str, method: str = "GET", **headers: str) -> requests.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.request(method, f"{web}/l/{token}", headers=PERSON | named, allow_redirects=False, timeout=60)
+
+
+def test_click_redirects_to_the_stored_link_and_is_recorded_once(web: str, sent: UUID) -> None:
+    answers = run_concurrently(8, lambda number: click(web, make_link_token(sent, number % 2)))
+    assert [each.status_code for each in answers] == [302] * 8
+    assert {each.headers["Location"] for each in answers} == {"https://a.cn/x?y=1", "https://b.cn"}
+    assert (answers[0].headers["Referrer-Policy"], answers[0].headers["X-Robots-Tag"]) == ("no-referrer", "noindex")
+    assert "no-store" in answers[0].headers["Cache-Control"]
+    assert DeliveryReceipt.objects.get().kind == "clicked"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"User_Agent": "Slackbot-LinkExpanding 1.0 (+https://api.slack.com/robots)"},
+        {"User_Agent": "DingTalkBot-LinkService/1.0 (+https://open-doc.dingtalk.com/microapp/faquestions/ftpfeu)"},
+        {"User_Agent": "Mozilla/5.0 (compatible; Baiduspider/2.0; +http://www.baidu.com/search/spider.html)"},
+        {"User_Agent": "mpcrawler"},
+        {"User_Agent": "SkypeUriPreview Preview/0.5"},
+        {"User_Agent": "python-requests/2.32"},
+        {"User_Agent": ""},
+        {"Sec_Purpose": "prefetch;prerender"},
+        {"Purpose": "prefetch"},
+        {"X_Purpose": "preview"},
+        {"X_Moz": "prefetch"},
+    ],
+)
+def test_prefetch_is_redirected_and_no_click(web: str, sent: UUID, headers: dict[str, str]) -> None:
+    assert click(web, make_link_token(sent, 0), **headers).status_code == 302
+    assert not DeliveryReceipt.objects.exists()
+
+
+def test_head_is_no_click_and_post_is_refused(web: str, sent: UUID) -> None:
+    token = make_link_token(sent, 0)
+    assert click(web, token, "HEAD").status_code == 302
+    assert click(web, token, "POST").status_code in (403, 405)
+    assert not DeliveryReceipt.objects.exists()
+
+
+def test_forged_redirects_lead_nowhere(web: str, sent: UUID) -> None:
+    token = make_link_token(sent, 0)
+    forged = [
+        token[:-1] + ("A" if token[-1] != "A" else "B"),
+        make_link_token(sent, 2),  # the text has two links
+        make_link_token(new_id(), 0),
+        "https:%2F%2Fevil.example",
+        "%2F%2Fevil.example",
+        "x" * 36,
+        "x" * 5_000,
+        "%00",
+        "é" * 36,
+    ]
+    for each in forged:
+        answer = click(web, each)
+        assert answer.status_code in (400, 404), (each, answer.status_code)
+        assert "evil.example" not in answer.headers.get("Location", "")
+    assert not DeliveryReceipt.objects.exists()
+
+
+def test_random_tokens_lead_nowhere(web: str, sent: UUID) -> None:
+    import secrets
+
+    with requests.Session() as session:
+        for _ in range(200):
+            url = f"{web}/l/{secrets.token_urlsafe(27)}"
+            assert session.get(url, headers=PERSON, allow_redirects=False, timeout=60).status_code == 404
+
+
+def test_click_before_the_end_of_the_touch_is_asked_again(web: str, matrix: MatrixBuilder, api: Client) -> None:
+    matrix.node()
+    api.event(cloud_event())
+    answer = click(web, make_link_token(Touch.objects.get().pk, 0))
+    assert (answer.status_code, answer.headers["Refresh"]) == (503, "1")
+
+
+def test_erasure_ends_the_redirect(web: str, sent: UUID, api: Client) -> None:
+    assert Customer.objects.filter(user_id="ann").exists()
+    api("DELETE", "/customers/ann")
+    continue_erasures()
+    assert click(web, make_link_token(sent, 0)).status_code == 404

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from scheduling.channels.base import NoAnswer, NotSent
+from scheduling.channels.vendors.tokens import Token, TokenCache, TokenRefused
+
+LIMIT = timedelta(seconds=60)
+HOURS = timedelta(hours=2)
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Redis]:
+    with Redis.from_url(valkey_url) as client:
+        client.flushall()
+        yield client
+
+
+class Vendor:
+    """Counts the fetches of all processes."""
+
+    def __init__(self, lifetime: timedelta = HOURS, delay: float = 0.0) -> None:
+        self.fetches = 0
+        self.lifetime = lifetime
+        self.delay = delay
+        self.error: Exception | None = None
+        self._counting = threading.Lock()
+
+    async def __call__(self, stale: str) -> Token:
+        with self._counting:
+            self.fetches += 1
+            text = f"secret-token-{self.fetches}"
+        await asyncio.sleep(self.delay)
+        if self.error:
+            raise self.error
+        return Token(text, self.lifetime)
+
+
+def connect(server: Redis, count: int = 1) -> list[TokenCache]:
+    """Each cache has a memory and connections of its own, as each process has."""
+    url = "redis://127.0.0.1:{port}/0".format(**server.connection_pool.connection_kwargs)
+    return [TokenCache(Redis.from_url(url)) for _ in range(count)]
+
+
+def test_token_32_processes_with_10_messages_each_fetch_once(server: Redis) -> None:
+    vendor, caches, start = Vendor(delay=0.2), connect(server, 32), threading.Barrier(32)
+
+    async def ask(cache: TokenCache) -> list[str]:
+        return await asyncio.gather(*(cache.get("a", vendor, LIMIT) for _ in range(10)))
+
+    def race(cache: TokenCache) -> list[str]:
+        start.wait()
+        return asyncio.run(ask(cache))
+
+    with ThreadPoolExecutor(32) as threads:
+        found = {token for tokens in threads.map(race, caches) for token in tokens}
+    assert (found, vendor.fetches) == ({"secret-token-1"}, 1)
+
+    # All of them learn at once that the vendor has ended the token.
+    age_token(server)
+
+    def refresh(cache: TokenCache) -> str:
+        start.wait()
+        return asyncio.run(cache.get("a", vendor, LIMIT, stale="secret-token-1"))
+
+    with ThreadPoolExecutor(32) as threads:
+        found = set(threads.map(refresh, caches))
+    assert (found, vendor.fetches) == ({"secret-token-2"}, 2)
+
+
+def age_token(server: Redis) -> None:
+    """Let the stored token be older than ten seconds."""
+    (name,) = [key for key in server.keys("at:token:*") if key.endswith(b"}")]
+    server.pexpire(name, server.pttl(name) - 15_000)
+
+
+async def test_token_is_stored_encrypted_and_expires_before_the_vendors(
+    server: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    (cache,) = connect(server)
+
+    token = await cache.get("corp\0secret", Vendor(), LIMIT)
+
+    stored = {key: server.get(key) for key in server.keys("*")}
+    assert token == "secret-token-1"
+    assert all(token.encode() not in (value or b"") and b"corp" not in key for key, value in stored.items())
+    assert 6_890_000 < server.pttl(next(iter(stored))) <= 6_900_000
+    assert token not in caplog.text
+
+
+async def test_token_short_life_is_fetched_again_after_its_end(server: Redis) -> None:
+    (cache,) = connect(server)
+    vendor = Vendor(lifetime=timedelta(milliseconds=200))
+
+    first = await cache.get("a", vendor, LIMIT)
+    while server.keys("at:token:*"):
+        await asyncio.sleep(0.01)
+
+    assert await cache.get("a", vendor, LIMIT) != first
+
+
+async def test_token_of_another_secret_is_another_account(server: Redis) -> None:
+    (cache,) = connect(server)
+    vendor = Vendor()
+    assert len({await cache.get(name, vendor, LIMIT) for name in ("a", "b", "a")}) == 2
+
+
+@pytest.mark.parametrize("error", [TokenRefused("token_refused", "40001"), NoAnswer("timeout"), NotSent("connect")])
+async def test_token_failed_fetch_is_shared_and_never_unknown(server: Redis, error: Exception) -> None:
+    vendor = Vendor()
+    vendor.error = error
+    for cache in connect(server, 5):
+        with pytest.raises(TokenRefused) as caught:
+            await cache.get("a", vendor, LIMIT)
+        assert caught.value.outcome().retry_after == timedelta(seconds=10)
+    assert vendor.fetches == 1
+
+
+async def test_token_refused_right_after_its_fetch_is_not_fetched_again(server: Redis) -> None:
+    vendor, (first, second) = Vendor(), connect(server, 2)
+    token = await first.get("a", vendor, LIMIT)
+    for cache in (first, second):
+        with pytest.raises(TokenRefused):
+            await cache.get("a", vendor, LIMIT, stale=token)
+    assert vendor.fetches == 1
+
+
+async def test_token_vendor_that_repeats_the_refused_token_raises(server: Redis) -> None:
+    (cache,) = connect(server)
+
+    async def same(stale: str) -> Token:
+        return Token("secret-token-1", HOURS)
+
+    await cache.get("a", same, LIMIT)
+    age_token(server)
+    with pytest.raises(TokenRefused):
+        await cache.get("a", same, LIMIT, stale="secret-token-1")
+
+
+async def test_token_lock_of_a_killed_process_ends(server: Redis) -> None:
+    (cache,) = connect(server)
+    vendor = Vendor()
+    await cache.get("a", vendor, LIMIT)
+    (name,) = server.keys("at:token:*")
+    server.delete(name)
+    server.set(name + b":lock", "of a killed process", px=300)
+    (other,) = connect(server)
+
+    assert await other.get("a", vendor, LIMIT) == "secret-token-2"
+
+
+async def test_token_without_redis_is_not_sent(server: Redis) -> None:
+    cache = TokenCache(Redis(port=1, socket_connect_timeout=1))
+    with pytest.raises(NotSent, match="token_unavailable"):
+        await cache.get("a", Vendor(), LIMIT)
+
+
+async def test_token_slow_vendor_ends_at_the_limit(server: Redis) -> None:
+    (cache,) = connect(server)
+    vendor: Any = Vendor(delay=30)
+    with pytest.raises(NotSent, match="token_unavailable"):
+        await cache.get("a", vendor, timedelta(milliseconds=300))
+    assert not server.keys("*:lock")

@@ -1,0 +1,508 @@
+"""Messages to one person, sent to servers that respond as the vendors document."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.vendors import tokens
+from scheduling.channels.vendors.base import VendorChannel, hide_in_text
+from scheduling.channels.vendors.signatures import canonical_query, sign_for_aliyun, sign_for_tencent
+from scheduling.channels.vendors.sms import AliyunSms, SmsChannel, TencentSms
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
+from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
+from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, reset, time_out
+from tests.scheduling.channels.person_vendors import AliyunServer, TencentServer, TokenVendor
+
+TIMEOUT = timedelta(seconds=30)
+SECRET = "a-long-vendor-secret"
+SETTINGS: dict[type[VendorChannel], dict[str, Any]] = {
+    WeComApp: {"corp_id": "ww1", "agent_id": 7, "secret": SECRET},
+    WeChatService: {"corp_id": "ww1", "open_kfid": "wk1", "secret": SECRET},
+    OfficialAccount: {"app_id": "wx1", "template_id": "T1", "secret": SECRET},
+    MiniProgram: {"app_id": "wx2", "template_id": "T2", "secret": SECRET},
+    AliyunSms: {"access_key_id": "LTAI", "sign_name": "示例", "template_id": "SMS_1", "secret": SECRET},
+    TencentSms: {
+        "secret_id": "AKID", "sdk_app_id": 1400006666, "sign_name": "示例", "template_id": 1110, "secret": SECRET,
+    },
+}  # fmt: skip
+VALUES = "thing1: 指南 A:B\ntime2：10:00"
+every = pytest.mark.parametrize("kind", list(SETTINGS))
+with_token = pytest.mark.parametrize("kind", [WeComApp, WeChatService, OfficialAccount, MiniProgram])
+
+
+@pytest.fixture(autouse=True)
+def token_server(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
+    """The tokens of each test, in a Redis that starts empty."""
+    with Redis.from_url(valkey_url) as client:
+        client.flushall()
+        cache = tokens.TokenCache(client)
+        monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
+        yield client
+
+
+async def sent(
+    message_factory: MessageFactory,
+    kind: type[VendorChannel],
+    answer: Answer,
+    config: Mapping[str, Any] | None = None,
+    address: str = "",
+    count: int = 1,
+    **changes: Any,
+) -> Outcome:
+    async with Receiver(answer) as receiver:
+        base = receiver.url.removesuffix("/hook")
+        channel = kind(SETTINGS[kind] | {"url": base} | (config or {}), TIMEOUT)
+        message = message_to(message_factory, kind, address, **changes)
+        for _ in range(count):
+            outcome = await channel.send(message, datetime.now(UTC) + timedelta(seconds=30))
+        return outcome
+
+
+def message_to(
+    message_factory: MessageFactory, kind: type[VendorChannel], address: str = "", **changes: Any
+) -> Message:
+    usual: dict[str, Any] = {"repeatable": False} | ({"body": VALUES} if kind.fills_template else {})
+    address = address or ("13800138000" if issubclass(kind, SmsChannel) else "zhangsan")
+    return message_factory.message(target={"address": address}, **usual | changes)
+
+
+@with_token
+async def test_vendor_messages_arrive_with_one_token(
+    message_factory: MessageFactory, kind: type[VendorChannel]
+) -> None:
+    vendor = TokenVendor()
+
+    outcome = await sent(message_factory, kind, vendor, count=3)
+
+    assert isinstance(outcome, Delivered), outcome
+    assert (len(vendor.posted), len(vendor.fetches)) == (3, 1)
+    assert vendor.posted[0]["touser"] == "zhangsan"
+    if kind.fills_template:
+        assert vendor.posted[0]["data"] == {"thing1": {"value": "指南 A:B"}, "time2": {"value": "10:00"}}
+    else:
+        assert vendor.posted[0]["text"] == {"content": "您好 Alice，指南在此 👩‍👩‍👧"}
+    assert vendor.token not in outcome.reply
+
+
+@with_token
+@pytest.mark.parametrize("code", [42001, 40014, 40001])
+async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(
+    message_factory: MessageFactory, kind: type[VendorChannel], code: int, token_server: Redis
+) -> None:
+    vendor = TokenVendor(expired_code=code)
+    assert isinstance(await sent(message_factory, kind, vendor), Delivered)
+    channels = []
+    async with Receiver(vendor) as receiver:
+        channel = kind(SETTINGS[kind] | {"url": receiver.url.removesuffix("/hook")}, TIMEOUT)
+        message = message_to(message_factory, kind, "lisi")
+        await channel.send(message, datetime.now(UTC) + TIMEOUT)
+        vendor.expire()
+        for key in token_server.keys("at:token:*"):
+            token_server.pexpire(key, token_server.pttl(key) - 15_000)
+        fetched, posted = len(vendor.fetches), len(vendor.posted)
+        channels = await asyncio.gather(*(channel.send(message, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
+
+    assert all(isinstance(outcome, Delivered) for outcome in channels), channels
+    assert len(vendor.fetches) == fetched + 1
+    assert len(vendor.posted) == posted + 20
+
+
+@with_token
+async def test_vendor_that_refuses_each_token_gets_few_requests(
+    message_factory: MessageFactory, kind: type[VendorChannel]
+) -> None:
+    vendor = TokenVendor(fixed_token="never-accepted")
+
+    outcome = await sent(message_factory, kind, vendor, count=5)
+
+    assert isinstance(outcome, Transient), outcome
+    assert outcome.reason in ("token_refused", "token_expired")
+    assert len(vendor.fetches) == 1
+    assert len(vendor.calls) <= 10
+    assert not vendor.posted
+
+
+@with_token
+async def test_vendor_wrong_secret_is_transient_and_not_repeated(
+    message_factory: MessageFactory, kind: type[VendorChannel]
+) -> None:
+    vendor = TokenVendor(refuse_token={"errcode": 40001, "errmsg": f"invalid credential {SECRET}"})
+
+    outcome = await sent(message_factory, kind, vendor, count=5)
+
+    assert isinstance(outcome, Transient), outcome
+    assert outcome.reason == "token_refused"
+    assert "40001" in outcome.detail
+    assert SECRET not in outcome.detail
+    assert len(vendor.fetches) == 1
+    assert not vendor.calls
+
+
+@with_token
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>", b"", b"[]", b'{"access_token": 5}', b'{"access_token": ""}', b'{"access_token": "a b\\n"}',
+        b'{"access_token": "' + b"x" * 100_000 + b'"}', b"[" * 60_000,
+    ],
+)  # fmt: skip
+async def test_vendor_token_answer_of_rubbish_is_transient(
+    message_factory: MessageFactory, kind: type[VendorChannel], answer: bytes
+) -> None:
+    outcome = await sent(message_factory, kind, always(reply(200, answer)))
+    assert isinstance(outcome, Transient), outcome
+    assert outcome.reason in ("token_refused", "token_failed")
+
+
+@every
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (reply(200, b"<html>blocked</html>"), Unknown),
+        (reply(200, b""), Unknown),
+        (reply(200, b'{"errcode":"0"}'), Unknown),
+        (reply(200, b"[" * 60_000), Unknown),
+        (reply(200, b'{"errcode":0' + b" " * 200_000 + b"}"), Unknown),
+        (reply(500, b"oops"), Unknown),
+        (reply(502, b"<html>"), Unknown),
+        (reply(503, b"busy"), Transient),
+        (reply(429, b"slow"), Transient),
+        (reply(302, b"", {"location": "http://127.0.0.1/"}), Permanent),
+        (reply(404, b"no"), Permanent),
+        (b"rubbish\r\n\r\n", Unknown),
+        (b"", Unknown),
+    ],
+)
+async def test_vendor_answer_without_code_is_judged_by_status(
+    message_factory: MessageFactory, kind: type[VendorChannel], raw: bytes, expected: type
+) -> None:
+    outcome = await sent(message_factory, kind, after_token(raw))
+    assert isinstance(outcome, expected), outcome
+
+
+def after_token(raw: bytes) -> Answer:
+    """Give a token, then this answer; nothing: reset the connection."""
+    vendor = TokenVendor()
+
+    async def answer(request: Any, writer: Any) -> None:
+        if "oken" in request.target.partition("?")[0]:
+            await vendor(request, writer)
+        elif not raw:
+            reset(writer)
+        else:
+            writer.write(raw)
+            await writer.drain()
+            writer.close()
+
+    return answer
+
+
+@every
+async def test_vendor_that_hangs_is_unknown(message_factory: MessageFactory, kind: type[VendorChannel]) -> None:
+    vendor = TokenVendor()
+
+    async def answer(request: Any, writer: Any) -> None:
+        if "oken" in request.target.partition("?")[0]:
+            await vendor(request, writer)
+        else:
+            await time_out()
+
+    outcome = await sent(message_factory, kind, answer)
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "timeout")
+
+
+async def test_vendor_token_that_hangs_is_transient(message_factory: MessageFactory) -> None:
+    outcome = await sent(message_factory, WeComApp, time_out)
+    assert isinstance(outcome, Transient), outcome
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict", "expected", "gone"),
+    [
+        (WeComApp, {"errcode": 81013, "errmsg": "user & party & tag all invalid"}, Permanent, True),
+        (WeComApp, {"errcode": 0, "errmsg": "ok", "invaliduser": "ZhangSan|x"}, Permanent, True),
+        (WeComApp, {"errcode": 0, "errmsg": "ok", "unlicenseduser": "zhangsan"}, Permanent, False),
+        (WeComApp, {"errcode": 0, "errmsg": "ok", "invaliduser": "other"}, Delivered, False),
+        (WeComApp, {"errcode": 45009, "errmsg": "api freq out of limit"}, Transient, False),
+        (WeComApp, {"errcode": 60020, "errmsg": "not allow to access from your ip"}, Transient, False),
+        (WeComApp, {"errcode": 777, "errmsg": "new"}, Transient, False),
+        (WeChatService, {"errcode": 95001, "errmsg": "send msg count limit"}, Permanent, False),
+        (WeChatService, {"errcode": 95002, "errmsg": "out of time"}, Permanent, False),
+        (WeChatService, {"errcode": 95018, "errmsg": "send msg session status invalid"}, Permanent, False),
+        (WeChatService, {"errcode": 40096, "errmsg": "invalid external userid"}, Permanent, True),
+        (OfficialAccount, {"errcode": 43004, "errmsg": "require subscribe"}, Permanent, False),
+        (OfficialAccount, {"errcode": 40003, "errmsg": "invalid openid"}, Permanent, True),
+        (OfficialAccount, {"errcode": 45009, "errmsg": "reach max api daily quota limit"}, Transient, False),
+        (MiniProgram, {"errcode": 43101, "errmsg": "user refuse to accept the msg"}, Permanent, False),
+        (MiniProgram, {"errcode": 47003, "errmsg": "argument invalid! data.thing1.value invalid"}, Permanent, False),
+        (MiniProgram, {"errcode": -1, "errmsg": "system error"}, Transient, False),
+    ],
+)
+async def test_vendor_code_determines_outcome(
+    message_factory: MessageFactory, kind: type[VendorChannel], verdict: dict[str, Any], expected: type, gone: bool
+) -> None:
+    vendor = TokenVendor(ok=verdict)
+
+    outcome = await sent(message_factory, kind, vendor)
+
+    assert isinstance(outcome, expected), outcome
+    assert getattr(outcome, "disable_target", False) is gone
+    assert len(vendor.calls) == 1
+
+
+async def test_wecom_card_has_title_and_button(message_factory: MessageFactory) -> None:
+    vendor = TokenVendor()
+    body = "第一行\n第二行\n[查看订单](https://shop.example.com/o/1)"
+
+    await sent(message_factory, WeComApp, vendor, {"format": "card"}, subject="订单已发货", body=body)
+    plain = await sent(message_factory, WeComApp, vendor, {"format": "card"}, body="没有按钮")
+
+    assert vendor.posted[0]["msgtype"] == "textcard"
+    assert vendor.posted[0]["textcard"] == {
+        "title": "订单已发货", "description": "第一行\n第二行", "btntxt": "查看订单", "url": "https://shop.example.com/o/1",
+    }  # fmt: skip
+    assert (type(plain), getattr(plain, "reason", "")) == (Permanent, "bad_content")
+    assert len(vendor.posted) == 1
+
+
+async def test_wecom_duplicate_check_is_asked_for(message_factory: MessageFactory) -> None:
+    vendor = TokenVendor()
+    await sent(message_factory, WeComApp, vendor, {"duplicate_check": "4h"})
+    assert vendor.posted[0]["enable_duplicate_check"] == 1
+    assert vendor.posted[0]["duplicate_check_interval"] == 14_400
+
+
+def test_wechat_service_quota_counts_from_the_customers_last_message(message_factory: MessageFactory) -> None:
+    channel = WeChatService(SETTINGS[WeChatService], TIMEOUT)
+    now = datetime.now(UTC)
+    messages = [
+        message_factory.message(target={"address": address}, spoke_at=at)
+        for address, at in [("a", now), ("a", now), ("a", now + timedelta(hours=1)), ("b", now), ("a", None)]
+    ]
+    keys = [channel.quota_key(message) for message in messages]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
+    assert len({channel.target_key(message) for message in messages}) == 1
+
+
+@every
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"secret": ""}, "secret: is missing"),
+        ({"secret": ["x"]}, "secret: must be text"),
+        ({"url": "https://evil.example.com"}, "url: must start with"),
+        ({"url": "https://169.254.169.254"}, "url: the address is not public"),
+        ({"quotas": "20/1m"}, "quotas: must be a list"),
+        ({"quotas": ["20"]}, "quotas: “20” is not like"),
+        ({"quotas": ["0/1m"]}, "quotas: “0/1m”"),
+        ({"quotas": ["2000/1m"]}, "quotas: “2000/1m”"),
+        ({"quotas": [5]}, "quotas: “5” is not like"),
+    ],
+)
+def test_vendor_setting_errors_name_the_field(kind: type[VendorChannel], changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(problem)):
+        kind(SETTINGS[kind] | changes, TIMEOUT)
+
+
+@every
+@pytest.mark.parametrize("address", ["", None, "a\nb", "x" * 501, ["a"], True])
+async def test_vendor_bad_address_is_permanent(
+    message_factory: MessageFactory, kind: type[VendorChannel], address: Any
+) -> None:
+    channel = kind(SETTINGS[kind], TIMEOUT)
+    message = message_factory.message(target={"address": address})
+    outcome = await channel.send(message, datetime.now(UTC) + TIMEOUT)
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
+
+
+async def test_wechat_texts_name_template_link_and_page(message_factory: MessageFactory) -> None:
+    body = "template_id: T9\nurl: https://shop.example.com/o\npage: pages/order\nthing1: 指南"
+    vendor = TokenVendor()
+
+    await sent(message_factory, OfficialAccount, vendor, {"mini_app_id": "wx9"}, body=body)
+    await sent(message_factory, OfficialAccount, vendor, {"type": "subscription"}, body=body)
+    await sent(message_factory, MiniProgram, vendor, body=body, locale="en")
+
+    data = {"thing1": {"value": "指南"}}
+    template, subscription, mini = vendor.posted
+    assert template == {
+        "touser": "zhangsan", "template_id": "T9", "data": data, "url": "https://shop.example.com/o",
+        "miniprogram": {"appid": "wx9", "pagepath": "pages/order"}, "client_msg_id": message_factory.delivery_key.hex,
+    }  # fmt: skip
+    assert subscription == {
+        "touser": "zhangsan", "template_id": "T9", "data": data, "page": "https://shop.example.com/o",
+    }  # fmt: skip
+    assert mini == {
+        "touser": "zhangsan", "template_id": "T9", "data": data, "page": "pages/order", "miniprogram_state": "formal",
+        "lang": "en_US",
+    }  # fmt: skip
+    paths = [call.target.partition("?")[0] for call in vendor.calls]
+    assert paths == [
+        "/cgi-bin/message/template/send",
+        "/cgi-bin/message/subscribe/bizsend",
+        "/cgi-bin/message/subscribe/send",
+    ]
+
+
+async def test_wechat_forces_a_new_token_only_after_a_refusal(
+    message_factory: MessageFactory, token_server: Redis
+) -> None:
+    vendor = TokenVendor()
+    async with Receiver(vendor) as receiver:
+        channel = OfficialAccount(SETTINGS[OfficialAccount] | {"url": receiver.url.removesuffix("/hook")}, TIMEOUT)
+        message = message_to(message_factory, OfficialAccount)
+        await channel.send(message, datetime.now(UTC) + TIMEOUT)
+        vendor.expire()
+        for key in token_server.keys("at:token:*"):
+            token_server.pexpire(key, token_server.pttl(key) - 15_000)
+        await channel.send(message, datetime.now(UTC) + TIMEOUT)
+    assert [fetch.json["force_refresh"] for fetch in vendor.fetches] == [False, True]
+
+
+@pytest.mark.parametrize("kind", [OfficialAccount, MiniProgram, AliyunSms, TencentSms])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "您好 Alice",
+        "thing1: A\nurl: https://x.example.com\ntemplate_id: T9",
+        "thing1: A\nthing1: B",
+        "thing1: A\n- B",
+    ],
+)
+async def test_vendor_text_that_is_no_list_of_values_is_permanent(
+    message_factory: MessageFactory, kind: type[VendorChannel], body: str
+) -> None:
+    vendor = TokenVendor()
+    outcome = await sent(message_factory, kind, vendor, body=body)
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")
+    assert not vendor.calls
+
+
+def test_signatures_match_the_examples_of_the_documentation() -> None:
+    digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    headers = {
+        "host": "ecs.cn-shanghai.aliyuncs.com", "x-acs-action": "RunInstances", "x-acs-version": "2014-05-26",
+        "x-acs-date": "2023-10-26T10:22:32Z", "x-acs-signature-nonce": "3156853299f313e23d1673dc12e1703d",
+        "x-acs-content-sha256": digest,
+    }  # fmt: skip
+    image = "win2019_1809_x64_dtc_zh-cn_40G_alibase_20230811.vhd"
+    query = canonical_query({"RegionId": "cn-shanghai", "ImageId": image})
+    assert sign_for_aliyun(query, headers, "YourAccessKeyId", "YourAccessKeySecret").endswith(
+        "Signature=06563a9e1b43f5dfe96b81484da74bceab24a1d853912eee15083a6f0f3283c0"
+    )
+
+    body = b'{"Limit": 1, "Filters": [{"Values": ["\\u672a\\u547d\\u540d"], "Name": "instance-name"}]}'
+    signed = {
+        "content-type": "application/json; charset=utf-8", "host": "cvm.tencentcloudapi.com",
+        "x-tc-action": "describeinstances",
+    }  # fmt: skip
+    at = datetime.fromtimestamp(1551113065, UTC)
+    assert sign_for_tencent("cvm", signed, body, at, "AKID" + "*" * 32, "*" * 32).endswith(
+        "SignedHeaders=content-type;host;x-tc-action, "
+        "Signature=10b1a37a7301a02ca19a647ad722d5e43b4b3cff309d421d85b46093f6ab6c4f"
+    )
+
+
+async def test_aliyun_sms_is_signed_and_filled(message_factory: MessageFactory) -> None:
+    server = AliyunServer(SECRET)
+
+    outcome = await sent(message_factory, AliyunSms, server)
+
+    assert isinstance(outcome, Delivered), outcome
+    assert server.posted == [
+        {
+            "PhoneNumbers": "13800138000", "SignName": "示例", "TemplateCode": "SMS_1",
+            "TemplateParam": '{"thing1": "指南 A:B", "time2": "10:00"}', "OutId": str(message_factory.delivery_key),
+        }
+    ]  # fmt: skip
+    refused = await sent(message_factory, AliyunSms, server, {"secret": "another-secret"})
+    assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_SignatureDoesNotMatch")
+
+
+async def test_tencent_sms_is_signed_and_filled(message_factory: MessageFactory) -> None:
+    server = TencentServer(SECRET)
+
+    outcome = await sent(message_factory, TencentSms, server)
+
+    assert isinstance(outcome, Delivered), outcome
+    assert server.posted == [
+        {
+            "PhoneNumberSet": ["13800138000"], "SmsSdkAppId": "1400006666", "SignName": "示例", "TemplateId": "1110",
+            "TemplateParamSet": ["指南 A:B", "10:00"], "SessionContext": str(message_factory.delivery_key),
+        }
+    ]  # fmt: skip
+    refused = await sent(message_factory, TencentSms, server, {"secret": "another-secret"})
+    assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_AuthFailure.SignatureFailure")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected", "wait"),
+    [
+        ("isv.BUSINESS_LIMIT_CONTROL", "触发分钟级流控Permits:1", Transient, timedelta(minutes=1)),
+        ("isv.BUSINESS_LIMIT_CONTROL", "触发小时级流控Permits:5", Transient, timedelta(hours=1)),
+        ("isv.BUSINESS_LIMIT_CONTROL", "触发天级流控Permits:10", Transient, timedelta(days=1)),
+        ("isv.MOBILE_NUMBER_ILLEGAL", "号码格式错误", Permanent, None),
+        ("isv.SMS_TEMPLATE_ILLEGAL", "模板不合法", Permanent, None),
+        ("isp.SYSTEM_ERROR", "系统错误", Unknown, None),
+        ("isv.NEW_CODE", "?", Transient, None),
+    ],
+)
+async def test_aliyun_code_determines_outcome(
+    message_factory: MessageFactory, code: str, text: str, expected: type, wait: timedelta | None
+) -> None:
+    server = AliyunServer(SECRET, verdict={"Code": code, "Message": text, "RequestId": "r"})
+    outcome = await sent(message_factory, AliyunSms, server)
+    assert (type(outcome), getattr(outcome, "retry_after", None)) == (expected, wait)
+    assert getattr(outcome, "disable_target", False) is (code == "isv.MOBILE_NUMBER_ILLEGAL")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "gone"),
+    [
+        ("LimitExceeded.PhoneNumberDailyLimit", Transient, False),
+        ("FailedOperation.PhoneNumberInBlacklist", Permanent, True),
+        ("FailedOperation.ContainSensitiveWord", Permanent, False),
+        ("InternalError.Timeout", Unknown, False),
+        ("InvalidParameterValue.NewCode", Transient, False),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+async def test_tencent_code_determines_outcome(
+    message_factory: MessageFactory, code: str, expected: type, gone: bool, whole: bool
+) -> None:
+    status = {"SendStatusSet": [{"Code": code, "Message": "text"}]}
+    verdict = {"Response": {"Error": {"Code": code, "Message": "text"}} if whole else status}
+    outcome = await sent(message_factory, TencentSms, TencentServer(SECRET, verdict=verdict))
+    assert isinstance(outcome, expected), outcome
+    assert getattr(outcome, "disable_target", False) is gone
+
+
+@pytest.mark.parametrize("kind", [AliyunSms, TencentSms])
+@pytest.mark.parametrize("address", ["12", "138 0013 8000", "alice@example.com", "+86138001380001234567890"])
+async def test_sms_bad_number_is_permanent(
+    message_factory: MessageFactory, kind: type[VendorChannel], address: str
+) -> None:
+    outcome = await kind(SETTINGS[kind], TIMEOUT).send(
+        message_to(message_factory, kind, address), datetime.now(UTC) + TIMEOUT
+    )
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
+
+
+@pytest.mark.parametrize("address", ["@all", "@ALL", "boss|cfo"])
+def test_wecom_address_of_many_members_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"^address: must name one member"):
+        WeComApp.validate_target({"address": address})
+
+
+@pytest.mark.parametrize("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])
+def test_echoed_secret_is_hidden_in_each_encoding(form: str) -> None:
+    assert hide_in_text(f"bad key {form}.", "p@ss/word+1&2") == "bad key ****."

@@ -1,0 +1,172 @@
+"""Readers of ended touches get each end once, in order, and none that another transaction has not committed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.db.models import Max
+
+from scheduling import sql
+from scheduling.ledger import ends
+from scheduling.ledger.touches import touches
+from scheduling.models import EndMark, Touch
+from tests.scheduling.api.serving import eventually
+from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Touches = Callable[[int], list[UUID]]
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader without a lag that has read all that ended before the test."""
+    monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
+    take()
+
+
+@pytest.fixture
+def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Touches:
+    """Waiting touches of customers of their own."""
+    matrix.node()
+    return lambda count: [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
+
+
+def take(most: int = 500, reader: str = "test") -> list[UUID]:
+    """What all calls until the ceiling return."""
+    found: list[UUID] = []
+    for _ in range(2):  # the first call reads up to the old ceiling and the second moves it
+        while True:
+            with transaction.atomic():
+                batch = ends.take_ends(reader, most=most)
+            found += [each.task_id for each in batch.ends]
+            if not batch.more:
+                break
+    return found
+
+
+def take_until(expected: int, act: Callable[[], list[UUID]] = take) -> list[UUID]:
+    """Take until that many ends were returned. A transaction of the server itself may delay the ceiling."""
+    found: list[UUID] = []
+
+    def taken() -> bool:
+        found.extend(act())
+        return len(found) >= expected
+
+    eventually(taken)
+    return found
+
+
+def test_reader_returns_each_end_once_in_order(waiting: Touches) -> None:
+    first, second, third = waiting(3)
+    deliver_when_due(second)
+    touches.cancel([first], reason="by:ann")
+    assert take_until(2) == [second, first]
+    deliver_when_due(third)
+    assert take_until(1) == [third]
+    assert take() == []
+
+
+def test_reader_continues_inside_one_instant(waiting: Touches) -> None:
+    ids = waiting(7)
+    with transaction.atomic():
+        touches.cancel(ids, reason="by:ann")
+        Touch.objects.update(settled_at=Touch.objects.aggregate(last=Max("settled_at"))["last"])
+    assert take_until(7, lambda: take(most=2)) == sorted(ids)
+
+
+def test_reader_reports_end(waiting: Touches) -> None:
+    (task_id,) = waiting(1)
+    touches.cancel([task_id], reason="by:ann")
+    row = Touch.objects.get()
+    found: list[ends.EndedTouch] = []
+
+    def read() -> bool:
+        with transaction.atomic():
+            found.extend(ends.take_ends("test").ends)
+        return bool(found)
+
+    eventually(read)
+    assert row.settled_at
+    assert found == [
+        (task_id, task_id, "cancelled", "by:ann", row.settled_at, row.node_id, row.event_id, row.customer_id, "")
+    ]
+
+
+def test_end_committed_late_is_not_skipped(waiting: Touches) -> None:
+    """Its time lies before one that is committed already."""
+    late, early = waiting(2)
+    with held_by_second_connection(lambda: touches.cancel([late], reason="by:ann"), commit=True):
+        deliver_when_due(early)
+        for _ in range(3):
+            assert take() == []
+    assert take_until(2) == [late, early]
+
+
+def test_end_of_latest_transaction_is_not_skipped(waiting: Touches) -> None:
+    """No later transaction has ended, so snapshots end before its id."""
+    (late,) = waiting(1)
+    with held_by_second_connection(lambda: touches.cancel([late], reason="by:ann"), commit=True):
+        for _ in range(3):
+            assert take() == []
+    assert take_until(1) == [late]
+
+
+def test_end_rolled_back_is_not_returned(waiting: Touches) -> None:
+    undone, kept = waiting(2)
+    with held_by_second_connection(lambda: touches.cancel([undone], reason="by:ann"), commit=False):
+        deliver_when_due(kept)
+    assert take_until(1) == [kept]
+
+
+def test_concurrent_readers_share_no_end(waiting: Touches, race: Race) -> None:
+    ids = waiting(40)
+    touches.cancel(ids, reason="by:ann")
+    found = take_until(40, lambda: [each for part in race(4, lambda _: take(most=3)) for each in part])
+    assert sorted(found) == sorted(ids)
+
+
+def test_readers_have_marks_of_their_own(waiting: Touches) -> None:
+    take(reader="other")
+    ids = waiting(2)
+    touches.cancel(ids, reason="by:ann")
+    assert sorted(take_until(2)) == sorted(ids)
+    assert sorted(take_until(2, lambda: take(reader="other"))) == sorted(ids)
+
+
+def test_new_reader_starts_now(waiting: Touches) -> None:
+    touches.cancel(waiting(2), reason="by:ann")
+    assert take(reader="new") == []
+    ends.drop_reader("new")
+    assert take(reader="new") == []
+
+
+def test_new_reader_may_start_earlier(waiting: Touches) -> None:
+    since = sql.now()
+    ids = waiting(2)
+    touches.cancel(ids, reason="by:ann")
+    with transaction.atomic():
+        ends.take_ends("new", since=since)
+    assert sorted(take_until(2, lambda: take(reader="new"))) == sorted(ids)
+
+
+def test_clock_that_goes_back_skips_no_end(waiting: Touches) -> None:
+    """After a failover the server's clock may be behind: marks lie in the future."""
+    EndMark.objects.update(settled_at=sql.now() + timedelta(hours=1), ceiling=sql.now() + timedelta(hours=1))
+    ids = waiting(2)
+    touches.cancel(ids, reason="by:ann")
+    assert set(take_until(2)) == set(ids)
+
+
+def test_restored_dump_continues_reading(waiting: Touches) -> None:
+    """Transaction numbers start low again in another cluster."""
+    EndMark.objects.update(ceiling_xid=2**60)
+    ids = waiting(2)
+    touches.cancel(ids, reason="by:ann")
+    assert sorted(take_until(2)) == sorted(ids)

@@ -1,0 +1,332 @@
+"""Ends of touches are events for the nodes that follow them, each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from pytest_django import Settings
+
+from config.local.processes import wait_until
+from scheduling import sql
+from scheduling.customers import erasure
+from scheduling.ids import new_id
+from scheduling.ledger import ends, locks
+from scheduling.ledger.touches import touches
+from scheduling.models import Customer, EndMark, Event, Node, Touch
+from scheduling.operations import commands
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning import follow_ups
+from scheduling.policy.journeys import LARGEST_ORIGIN
+from tests.scheduling.api.serving import eventually
+from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection, pass_time
+from tests.scheduling.core.programs import is_connected, program
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race, SecondConnection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FREE = {"guard_cap": "ignore", "guard_dedupe": "ignore"}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes read up to now."""
+    monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
+
+
+@pytest.fixture
+def journey(matrix: MatrixBuilder) -> MatrixBuilder:
+    """Node `guide`, and `reminder` two days after its delivery."""
+    matrix.node("guide", **FREE)
+    matrix.node("reminder", "touch.delivered", from_nodes=["guide"], delay=timedelta(days=2), **FREE)
+    follow_ups.record_ends()
+    return matrix
+
+
+def record_all() -> None:
+    """Run passes until they have read everything that ended before."""
+    newest = Touch.objects.order_by("settled_at").exclude(settled_at=None).values_list("settled_at", flat=True).last()
+
+    def done() -> bool:
+        follow_ups.record_ends()
+        mark = EndMark.objects.first()
+        return mark is None or newest is None or mark.settled_at >= newest
+
+    eventually(done)
+
+
+def find(node: str) -> list[Touch]:
+    return list(Touch.objects.filter(node__key=node).order_by("created_at"))
+
+
+def test_delivered_touch_plans_follow_up(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    receipt = record_event(chat_id="c1", data={"order_no": "A1"})
+    (guide,) = deliver_when_due(*receipt.task_ids)
+    record_all()
+
+    event = Event.objects.get(type="touch.delivered")
+    assert (event.source, event.event_id) == ("aftertouch", f"touch.delivered:{guide.pk}")
+    assert (event.user_id, event.chat_id, event.occurred_at) == ("ann", "c1", guide.settled_at)
+    assert event.trace == receipt.id
+    cause = Event.objects.get(pk=receipt.id)
+    assert event.data == {
+        "task_id": str(guide.pk), "delivery_key": str(guide.pk), "node": "guide", "stage": "presale", "channel": "log",
+        "reason": "", "depth": 1, "origin": {"order_no": "A1"}, "origin_type": "material.downloaded",
+        "origin_at": cause.occurred_at.isoformat(),
+    }  # fmt: skip
+    (reminder,) = find("reminder")
+    assert guide.settled_at
+    assert reminder.due_at == guide.settled_at + timedelta(days=2)
+    record_all()
+    assert len(find("reminder")) == 1
+
+
+def test_end_of_other_node_and_other_state_plan_nothing(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    journey.node("other", "order.paid", **FREE)
+    deliver_when_due(*record_event("order.paid").task_ids)
+    touches.cancel(record_event().task_ids, reason="by:ann")
+    record_all()
+    assert not Event.objects.filter(type__startswith="touch.").exists()
+
+
+def test_end_is_no_activity_of_the_customer(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    ids = record_event().task_ids
+    pass_time(days=2)
+    before = Customer.objects.get().last_active_at
+    deliver_when_due(*ids)
+    record_all()
+    assert Event.objects.filter(type="touch.delivered").exists()
+    assert Customer.objects.get().last_active_at == before
+
+
+def test_suppressed_touch_plans_follow_up(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    journey.node("call", "touch.suppressed", from_nodes=["guide"], **FREE)
+    ids = record_event().task_ids
+    Node.objects.filter(key="guide").update(enabled=False)
+    Node.objects.get(key="guide").save()
+    assert deliver_when_due(*ids)[0].state == "suppressed"
+    record_all()
+    assert len(find("call")) == 1
+
+
+@pytest.mark.parametrize("end", ["cancelled", "suppressed"])
+def test_end_that_was_taken_back_plans_nothing(journey: MatrixBuilder, record_event: RecordEvent, end: str) -> None:
+    """The touch is planned again, so its fallback would be a second message."""
+    journey.node("fallback", f"touch.{end}", from_nodes=["guide"], **FREE)
+    (task_id,) = record_event().task_ids
+    if end == "cancelled":
+        commands.cancel_one_touch(task_id, actor="ann")
+    else:
+        Node.objects.filter(key="guide").update(enabled=False)
+        Node.objects.get(key="guide").save()
+        assert deliver_when_due(task_id)[0].state == "suppressed"
+    with transaction.atomic():
+        commands.plan_touch_again(str(task_id), Actor("ann"))
+    record_all()
+    assert not find("fallback")
+    (again,) = Touch.objects.filter(retry_of=task_id)
+    if end == "cancelled":
+        commands.cancel_one_touch(again.pk, actor="ann")
+        record_all()
+        assert len(find("fallback")) == 1
+
+
+@pytest.mark.parametrize("when", ["before the pass", "after the pass"])
+def test_reply_cancels_follow_up(journey: MatrixBuilder, record_event: RecordEvent, when: str) -> None:
+    """No reply in two days: the next message. A reply: nothing."""
+    Node.objects.filter(key="reminder").update(cancel_on=["touch.replied"])
+    Node.objects.get(key="reminder").save()
+    deliver_when_due(*record_event().task_ids)
+    deliver_when_due(*record_event(user="bob").task_ids)
+    if when == "after the pass":
+        record_all()
+    record_event("touch.replied", data={"node": "guide"})
+    record_all()
+    ends_of = {each.customer.user_id: (each.state, each.reason) for each in find("reminder")}
+    assert ends_of == {"ann": ("cancelled", "event:touch.replied"), "bob": ("scheduled", "")}
+
+
+def test_texts_and_conditions_read_first_event(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    """Also in the third message of a journey."""
+    rows = {"all": [{"field": "event.data.origin.total", "op": "gte", "value": 500}]}
+    template = journey.template("third", body="{{ event.data.origin.order_no }} {{ event.data.depth }}")
+    journey.node("last", "touch.delivered", from_nodes=["reminder"], template=template, when=rows, **FREE)
+    deliver_when_due(*record_event(data={"order_no": "A1", "total": 800}).task_ids)
+    deliver_when_due(*record_event(user="bob", data={"order_no": "A2", "total": 300}).task_ids)
+    record_all()
+    deliver_when_due(*(each.pk for each in find("reminder")))
+    record_all()
+    (last,) = deliver_when_due(*(each.pk for each in find("last")))
+    assert last.attempts[0].body == "A1 2"
+
+
+def test_large_data_is_not_passed_on(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    deliver_when_due(*record_event(data={"text": "x" * LARGEST_ORIGIN}).task_ids)
+    deliver_when_due(*record_event(user="bob", data={"text": "x" * LARGEST_ORIGIN * 6}).task_ids)
+    record_all()
+    assert [each.data["origin"] for each in Event.objects.filter(type="touch.delivered")] == [{}, {}]
+
+
+def test_depth_limit_suppresses_touch_and_ends_journey(
+    journey: MatrixBuilder, record_event: RecordEvent, settings: Settings
+) -> None:
+    settings.AFTERTOUCH_JOURNEY_DEPTH = 1
+    journey.node("last", "touch.delivered", from_nodes=["reminder"], **FREE)
+    journey.node("never", "touch.suppressed", from_nodes=["last"], **FREE)
+    deliver_when_due(*record_event().task_ids)
+    record_all()
+    deliver_when_due(*(each.pk for each in find("reminder")))
+    record_all()
+    (last,) = deliver_when_due(*(each.pk for each in find("last")))
+    assert (last.state, last.reason) == ("suppressed", "depth")
+    assert (last.verdicts[-1].observed, last.verdicts[-1].limit) == ("2", "1")
+    record_all()
+    assert find("never") == []
+
+
+def test_message_published_again_is_recorded_once_per_state(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    journey.node("sorry", "touch.cancelled", from_nodes=["guide"], **FREE)
+    (first,) = record_event().task_ids
+    touches.cancel([first], reason="by:ann")
+    row = Touch.objects.get(pk=first)
+    again = new_id()
+    Touch.objects.create(
+        task_id=again, root_id=first, retry_of=first, due_at=row.due_at, planned_at=row.due_at, event_id=row.event_id,
+        node_id=row.node_id, node_version=1, customer_id=row.customer_id, expires_at=row.expires_at,
+    )  # fmt: skip
+    touches.cancel([again], reason="by:ann")
+    record_all()
+    assert Event.objects.get(type="touch.cancelled").event_id == f"touch.cancelled:{first}"
+    assert len(find("sorry")) == 1
+
+
+def test_end_cancels_touches_of_other_nodes(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """`cancel_on` names an end: all nodes' ends in this state count."""
+    matrix.node("guide", delay=timedelta(days=1), cancel_on=["touch.delivered"])
+    matrix.node("other", "order.paid", **FREE)
+    follow_ups.record_ends()
+    (waiting,) = record_event().task_ids
+    deliver_when_due(*record_event("order.paid").task_ids)
+    record_all()
+    assert Touch.objects.get(pk=waiting).reason == "event:touch.delivered"
+
+
+def test_node_that_starts_to_follow_sees_later_ends(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    matrix.node("guide", **FREE)
+    deliver_when_due(*record_event().task_ids)
+    record_all()
+    assert not EndMark.objects.exists()
+    pass_time(minutes=1)
+    node = matrix.node("reminder", "touch.delivered", from_nodes=["guide"], **FREE)
+    record_all()
+    deliver_when_due(*record_event(user="bob").task_ids)
+    record_all()
+    assert [each.customer.user_id for each in find("reminder")] == ["bob"]
+    node.enabled = False
+    node.save()
+    follow_ups.record_ends()
+    assert not EndMark.objects.exists()
+
+
+def test_first_pass_follows_ends_since_publication(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """The worker of the passes may be down when the node is published."""
+    matrix.node("guide", **FREE)
+    matrix.node("reminder", "touch.delivered", from_nodes=["guide"], **FREE)
+    deliver_when_due(*record_event().task_ids)
+    eventually(lambda: follow_ups.record_ends() or find("reminder"))
+    assert len(find("reminder")) == 1
+
+
+def test_erased_customer_does_not_come_back(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    deliver_when_due(*record_event(data={"phone": "138"}).task_ids)
+    erasure.request_erasure("ann", actor="ops")
+    record_all()
+    erasure.continue_erasures()
+    assert not Event.objects.filter(type="touch.delivered").exists()
+    assert not Customer.objects.filter(user_id="ann").exists()
+
+
+def test_erasure_reaches_recorded_ends(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    deliver_when_due(*record_event(data={"phone": "138"}).task_ids)
+    record_all()
+    erasure.request_erasure("ann", actor="ops")
+    erasure.continue_erasures()
+    event = Event.objects.get(type="touch.delivered")
+    assert (event.data, event.event_id) == ({}, f"erased:{event.pk}")
+    (reminder,) = find("reminder")
+    assert (reminder.state, reminder.reason) == ("cancelled", "by:erasure")
+
+
+def test_held_customer_delays_only_that_pass(
+    journey: MatrixBuilder, record_event: RecordEvent, settings: Settings
+) -> None:
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.05)
+    deliver_when_due(*record_event().task_ids)
+    with held_by_second_connection(lambda: locks.lock_users(["ann"]), commit=False):
+        for _ in range(3):
+            assert follow_ups.record_ends() == 0
+    record_all()
+    assert len(find("reminder")) == 1
+
+
+def test_concurrent_passes_record_each_end_once(
+    journey: MatrixBuilder, record_event: RecordEvent, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_ups, "BATCH", 3)
+    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
+    deliver_when_due(*ids)
+    eventually(lambda: race(4, lambda _: follow_ups.record_ends()) and len(find("reminder")) >= 20)
+    record_all()
+    assert sorted(each.customer.user_id for each in find("reminder")) == sorted(f"user-{n}" for n in range(20))
+    assert Event.objects.filter(type="touch.delivered").count() == 20
+
+
+DYING = """
+import django
+django.setup()
+from datetime import timedelta
+from django.db import connection
+from scheduling import sql
+from scheduling.ledger import ends
+from scheduling.operations import commands
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning import follow_ups
+connection.settings_dict["OPTIONS"]["application_name"] = "dying"
+ends.WRITE_LAG = timedelta(0)
+really = follow_ups.record_events
+def record_and_wait(*given, **named):
+    really(*given, **named)
+    sql.rows("SELECT pg_sleep(600)", {})
+follow_ups.record_events = record_and_wait
+while True:
+    follow_ups.record_ends()
+"""
+
+
+@pytest.mark.faults
+def test_pass_killed_after_ingestion_records_once(
+    journey: MatrixBuilder, record_event: RecordEvent, second_connection: SecondConnection
+) -> None:
+    deliver_when_due(*record_event().task_ids)
+    with program(DYING) as dying:
+        assert wait_until(lambda: is_connected("dying", "Timeout"), 120)
+        dying.kill()
+    sql.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dying'", {})
+    assert wait_until(lambda: not second_connection(lambda: is_connected("dying")), 120)
+    assert find("reminder") == []
+    record_all()
+    assert len(find("reminder")) == 1
+    assert Event.objects.filter(type="touch.delivered").count() == 1
+
+
+def test_ids_of_ends_are_those_of_delivery_keys(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+    """A mark that was lost, as with the clock, records nothing twice."""
+    deliver_when_due(*record_event().task_ids)
+    record_all()
+    EndMark.objects.update(settled_at=Touch.objects.earliest("created_at").created_at, task_id=UUID(int=0))
+    record_all()
+    assert Event.objects.filter(type="touch.delivered").count() == 1
+    assert len(find("reminder")) == 1

@@ -1,0 +1,83 @@
+"""A granted quota slot moves to the instant at which its message is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import cast
+
+import pytest
+
+from scheduling.channels.base import CalendarQuota, Quota
+from scheduling.channels.quota import QuotaGate
+from scheduling.delivery.held_slot import HeldSlot
+
+MINUTE = Quota(20, timedelta(minutes=1))
+ZERO, MOMENT = timedelta(0), timedelta(milliseconds=1)
+
+
+class ScriptedGate:
+    """A gate that answers `move` from a list; the last answer repeats."""
+
+    def __init__(self, *answers: tuple[int, timedelta]) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[Sequence[Quota | CalendarQuota], str, int]] = []
+
+    def move(self, quotas: Sequence[Quota | CalendarQuota], target_key: str, slot: int) -> tuple[int, timedelta]:
+        self.calls.append((quotas, target_key, slot))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def hold(gate: ScriptedGate, *, age: float, quotas: Sequence[Quota | CalendarQuota] = (MINUTE,)) -> HeldSlot:
+    return HeldSlot(cast(QuotaGate, gate), quotas, "robot:1", 100, time.monotonic() - age)
+
+
+def test_renew_of_fresh_slot_asks_no_gate() -> None:
+    gate = ScriptedGate((200, ZERO))
+    held = hold(gate, age=-60)  # so that it stays fresh on a slow machine
+    asyncio.run(held.renew())
+    assert (gate.calls, held.slot) == ([], 100)
+
+
+def test_renew_of_calendar_quota_asks_no_gate() -> None:
+    gate = ScriptedGate((200, ZERO))
+    held = hold(gate, age=60, quotas=(CalendarQuota(10, "day"),))
+    asyncio.run(held.renew())
+    assert (gate.calls, held.slot) == ([], 100)
+
+
+def test_renew_of_old_slot_counts_it_from_before_the_call() -> None:
+    gate = ScriptedGate((200, ZERO))
+    held, before = hold(gate, age=60), time.monotonic()
+    asyncio.run(held.renew())
+    assert gate.calls == [((MINUTE,), "robot:1", 100)]
+    assert held.slot == 200
+    assert before <= held.counted_at <= time.monotonic()
+
+
+def test_renew_waits_until_the_receiver_has_a_place() -> None:
+    gate = ScriptedGate((0, MOMENT), (0, MOMENT), (300, ZERO))
+    held = hold(gate, age=60)
+    asyncio.run(held.renew())
+    assert [slot for _, _, slot in gate.calls] == [100, 100, 100]
+    assert held.slot == 300
+
+
+def test_cancelled_renew_keeps_the_slot() -> None:
+    """The caller ends the wait at its time limit."""
+    gate = ScriptedGate((0, MOMENT))
+    held = hold(gate, age=60)
+    counted_at = held.counted_at
+
+    async def end_wait() -> None:
+        waiting = asyncio.create_task(held.renew())
+        while len(gate.calls) < 2:
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(end_wait())
+    assert (held.slot, held.counted_at) == (100, counted_at)

@@ -1,0 +1,45 @@
+"""Wake-up messages: which touches share one, and when it arrives."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from scheduling.dispatch import dispatcher
+from scheduling.dispatch.publisher import DUE_BUCKET, ETA_MARGIN, build_wakeup_messages
+from scheduling.ids import new_id
+from scheduling.ledger.transitions import WakeUp
+
+
+def wakeup(due_at: datetime) -> WakeUp:
+    return WakeUp(new_id(), due_at, 1, 1)
+
+
+def test_message_arrives_when_its_last_touch_falls_due() -> None:
+    """Neither earlier, which would claim nothing, nor at the end of the bucket."""
+    begin = datetime.fromtimestamp(round(datetime.now(UTC).timestamp()) + 20, UTC)
+    together = [wakeup(begin + timedelta(milliseconds=each)) for each in (2, 3, 6)]
+    later = wakeup(begin + timedelta(seconds=DUE_BUCKET * 5))
+    (_, first, ids), (_, second, others) = build_wakeup_messages([later, *together], {})
+    assert {UUID(each) for each in ids} == {each.task_id for each in together}
+    assert first == together[-1].due_at + ETA_MARGIN
+    assert (second, others) == (later.due_at + ETA_MARGIN, [str(later.task_id)])
+
+
+def test_message_for_due_touch_has_no_eta() -> None:
+    ((_, eta, _),) = build_wakeup_messages([wakeup(datetime.now(UTC) - timedelta(seconds=1))], {})
+    assert eta is None
+
+
+@pytest.mark.django_db
+def test_wakeup_of_a_node_that_the_snapshot_lacks_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error here left all touches of the pass without a message until the rescue."""
+    messages: list[Any] = []
+    monkeypatch.setattr(
+        dispatcher, "publish_touches", lambda wakeups, nodes: messages.extend(build_wakeup_messages(wakeups, nodes))
+    )
+    dispatcher.publish_wakeups([wakeup(datetime.now(UTC)), wakeup(datetime.now(UTC))])
+    assert [len(ids) for _, _, ids in messages] == [2]

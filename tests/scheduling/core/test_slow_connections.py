@@ -1,0 +1,116 @@
+"""A receiver that accepts connections late gets no more messages in a window than its quota."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+from pytest_django import Settings
+
+from config.local.processes import wait_until
+from scheduling.channels.base import Quota
+from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.webhook import Webhook
+from scheduling.delivery.held_slot import HeldSlot
+from scheduling.models import ChannelConfig
+from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
+from tests.scheduling.core.test_admission import all_delivered, deliver_due_until
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIMIT, WINDOW = 5, timedelta(seconds=2)
+
+
+class Robot(Webhook):
+    kind: ClassVar[str] = "robot"
+    quotas: ClassVar[tuple[Quota, ...]] = (Quota(LIMIT, WINDOW),)
+
+
+class LateReceiver(ThreadingHTTPServer):
+    """Its queue of connections is full until `accept`: the kernel drops what clients send, and they repeat it."""
+
+    request_queue_size = 0
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.arrivals.append(time.monotonic())
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+        self._fillers = [socket.socket() for _ in range(4)]
+        for filler in self._fillers:
+            filler.setblocking(False)
+            filler.connect_ex(self.server_address)
+
+    def connecting(self) -> int:
+        own = [each.getsockname()[1] for each in self._fillers]
+        found = psutil.Process().net_connections("tcp")
+        return sum(
+            each.status == psutil.CONN_SYN_SENT and each.raddr.port == self.server_port and each.laddr.port not in own
+            for each in found
+        )
+
+    def accept(self) -> None:
+        for filler in self._fillers:
+            filler.close()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def late_receiver(_sending: None, settings: Settings) -> Iterator[LateReceiver]:
+    settings.CHANNELS = settings.CHANNELS | {"robot": "tests.scheduling.core.test_slow_connections.Robot"}
+    channel_kinds.cache_clear()
+    with LateReceiver() as receiver:
+        yield receiver
+        receiver.shutdown()
+
+
+def test_slow_connections_do_not_bring_messages_of_two_windows_together(
+    matrix: MatrixBuilder, late_receiver: LateReceiver, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot = ChannelConfig.objects.create(key="robot", kind="robot", idempotent=False, config={"url": late_receiver.url})
+    matrix.node(channel=robot)
+    for number in range(3 * LIMIT):
+        record_event(user=f"user-{number}")
+    fall_due()
+
+    connected: list[float] = []  # before the first byte; when a slow machine notes the arrival says less
+    renew = HeldSlot.renew
+
+    async def note(self: HeldSlot) -> None:
+        connected.append(time.monotonic())
+        await renew(self)
+
+    monkeypatch.setattr(HeldSlot, "renew", note)
+
+    def accept_when_all_connect() -> None:
+        assert wait_until(lambda: late_receiver.connecting() == LIMIT, WAIT_LIMIT)
+        late_receiver.accept()
+
+    accepting = threading.Thread(target=accept_when_all_connect)
+    accepting.start()
+    deliver_due_until(all_delivered)
+    accepting.join()
+
+    arrivals = late_receiver.arrivals
+    spans = [later - earlier for earlier, later in zip(sorted(connected), sorted(arrivals)[LIMIT:], strict=False)]
+    assert len(arrivals) == len(connected) == 3 * LIMIT, "one was lost or sent twice"
+    assert min(spans) >= WINDOW.total_seconds(), "more arrived in a window than the quota allows"

@@ -1,0 +1,68 @@
+"""Vendors' ids of sent messages: stored with the delivery, kept for their own time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from pytest_django import Settings
+
+from scheduling.channels.base import Delivered
+from scheduling.ids import first_id_at
+from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
+from scheduling.operations import retention
+from scheduling.planning.vendor_ids import find_delivery_keys
+from scheduling.receipts.recording import Report, record_reports
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def sent(
+    matrix: MatrixBuilder, create_fake_channel: object, fake_channel: FakeChannelState, record_event: RecordEvent
+) -> Touch:
+    channel = create_fake_channel()  # type: ignore[operator]
+    matrix.node(channel=channel)
+    fake_channel.play = lambda message: Delivered("ok", 200, f"v-{message.user_id}")
+    return deliver_when_due(*record_event().task_ids)[0]
+
+
+def test_delivery_stores_the_vendors_id(sent: Touch) -> None:
+    row = VendorMessage.objects.get()
+    assert (row.vendor_id, row.delivery_key) == ("v-ann", sent.root_id)
+    assert find_delivery_keys([(row.channel_id, "v-ann"), (row.channel_id, "v-bob")]) == {
+        (row.channel_id, "v-ann"): sent.root_id
+    }
+
+
+def test_delivery_without_vendors_id_stores_nothing(
+    matrix: MatrixBuilder, create_fake_channel: object, record_event: RecordEvent
+) -> None:
+    matrix.node(channel=create_fake_channel())  # type: ignore[operator]
+    assert deliver_when_due(*record_event().task_ids)[0].state == "delivered"
+    assert not VendorMessage.objects.exists()
+
+
+def test_ids_and_receipts_are_deleted_after_their_own_times(sent: Touch, settings: Settings) -> None:
+    record_reports([Report("read", channel=ChannelConfig.objects.get(kind="fake").key, vendor_id="v-ann")])
+    settings.AFTERTOUCH_VENDOR_IDS_DAYS, settings.AFTERTOUCH_RETENTION_DAYS = 10, 40
+    _age_ids(VendorMessage, days=11)
+    _age_ids(DeliveryReceipt, days=11)
+    retention.delete_expired_rows()
+    assert (VendorMessage.objects.count(), DeliveryReceipt.objects.count()) == (0, 1)
+    _age_ids(DeliveryReceipt, days=100)
+    retention.delete_expired_rows()
+    assert not DeliveryReceipt.objects.exists()
+
+
+def _age_ids(model: type[VendorMessage] | type[DeliveryReceipt], *, days: int) -> None:
+    """Give the only row the id that it would have if it had been stored that long ago."""
+    from django.utils.timezone import now
+
+    old = first_id_at(now() - timedelta(days=days))
+    with connection.cursor() as cursor:
+        cursor.execute(f'UPDATE "{model._meta.db_table}" SET id = %s', [old])

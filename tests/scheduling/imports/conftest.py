@@ -1,0 +1,57 @@
+"""Upload files for imports and run their batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduling.customers import imports
+from scheduling.customers.import_batches import run_import_batch
+from scheduling.models import Customer, CustomerImport
+
+
+def upload(content: str | bytes, **options: Any) -> CustomerImport:
+    """An upload in small parts, as the page makes it."""
+    data = content.encode() if isinstance(content, str) else content
+    row = imports.create_import("people.csv", len(data), actor="ann", **options)
+    piece = max(len(data) // 5, 50)
+    for start in range(0, len(data), piece):
+        row = imports.store_part(row.pk, start, data[start : start + piece])
+    return row
+
+
+def finish(row: CustomerImport) -> CustomerImport:
+    """All batches of the phase."""
+    while run_import_batch(row.pk):
+        pass
+    row.refresh_from_db()
+    return row
+
+
+def check(content: str | bytes, **options: Any) -> CustomerImport:
+    return finish(upload(content, **options))
+
+
+def import_file(content: str | bytes, **options: Any) -> CustomerImport:
+    row = check(content, **options)
+    imports.start_import(row.pk, actor="ann")
+    return finish(row)
+
+
+def undo(row: CustomerImport) -> CustomerImport:
+    imports.undo_import(row.pk, actor="bob")
+    return finish(row)
+
+
+def read_refused(row: CustomerImport, phase: str = "running") -> list[tuple[Any, str, str]]:
+    return [tuple(entry) for each in row.refused.filter(phase=phase).order_by("pk") for entry in each.entries]
+
+
+def read_names() -> dict[str, str]:
+    return dict(Customer.objects.order_by("user_id").values_list("user_id", "name"))
+
+
+def make_lines(count: int, start: int = 0) -> str:
+    rows = (
+        f"user-{number},客户{number},{'vip' if number % 3 else 'normal'}\n" for number in range(start, start + count)
+    )
+    return "user_id,name,level\n" + "".join(rows)

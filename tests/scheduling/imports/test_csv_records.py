@@ -1,0 +1,140 @@
+"""Records of CSV files: from any offset, in bounded memory, and with broken lines that spoil no other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.customers.csv_records import (
+    BAD_QUOTES,
+    MAX_LINE,
+    CsvReader,
+    CsvRecord,
+    UnreadableFile,
+    detect_encoding,
+    find_delimiter,
+    split_lines,
+)
+
+
+def cut(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def read_from(
+    data: bytes, offset: int = 0, line: int = 1, *, size: int = 7, encoding: str = "utf-8"
+) -> list[CsvRecord]:
+    return list(CsvReader(split_lines(cut(data[offset:], size), offset, line), encoding, ","))
+
+
+def outline(records: list[CsvRecord]) -> list[tuple[int, list[str] | str]]:
+    return [(each.line, each.problem or list(each.cells)) for each in records]
+
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=8)
+
+
+@given(
+    st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=8), st.integers(1, 40), st.sampled_from(["\n", "\r\n"])
+)
+def test_records_of_any_csv_are_those_of_the_csv_module(rows: list[list[str]], size: int, ending: str) -> None:
+    page = io.StringIO()
+    csv.writer(page, lineterminator=ending).writerows(rows)
+    data = page.getvalue().encode()
+
+    found = read_from(data, size=size)
+
+    assert [list(each.cells) for each in found] == list(csv.reader(io.StringIO(page.getvalue(), newline="")))
+    for before, after in pairwise(found):  # any record is a place to continue
+        assert read_from(data, before.end, before.next_line, size=size)[0] == after
+
+
+@given(st.binary(max_size=400), st.integers(1, 50))
+def test_records_of_random_bytes_cover_the_file_once(data: bytes, size: int) -> None:
+    found = read_from(data, size=size)
+    assert [each.end for each in found] == sorted({each.end for each in found})
+    assert (found[-1].end if found else 0) == len(data)
+    assert [each.line for each in found[1:]] == [each.next_line for each in found[:-1]]
+
+
+@given(st.lists(st.text("客户张三é,;a1", min_size=1, max_size=6), min_size=1, max_size=5))
+def test_records_in_gb18030_are_split_at_their_own_commas(cells: list[str]) -> None:
+    page = io.StringIO()
+    csv.writer(page).writerow(cells)
+    assert read_from(page.getvalue().encode("gb18030"), encoding="gb18030")[0].cells == cells
+
+
+def test_unclosed_quote_spoils_one_line() -> None:
+    data = b'a,1\n"b,2\nc,3\n"d\nd2",4\ne,"x"y\nf,6\n'
+    assert outline(read_from(data)) == [
+        (1, ["a", "1"]), (2, BAD_QUOTES), (3, ["c", "3"]), (4, ["d\nd2", "4"]), (6, BAD_QUOTES), (7, ["f", "6"]),
+    ]  # fmt: skip
+
+
+def test_unclosed_quote_in_a_long_file_spoils_one_line() -> None:
+    data = b'"a,1\n' + b"b,2\n" * 50_000
+    found = read_from(data, size=10_000)
+    assert (len(found), found[0].problem) == (50_001, BAD_QUOTES)
+    assert not any(each.problem for each in found[1:])
+
+
+def test_line_of_ten_megabytes_is_refused_in_bounded_memory() -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"a,1\nb,"
+        yield from (b"x" * 10_000 for _ in range(1_000))
+        yield b"\nc,3\n"
+
+    tracemalloc.start()
+    found = list(CsvReader(split_lines(pieces(), 0, 1), "utf-8", ","))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert outline(found) == [(1, ["a", "1"]), (2, f"is longer than {MAX_LINE} bytes"), (3, ["c", "3"])]
+    assert peak < 1_000_000
+
+
+def test_line_in_another_encoding_spoils_one_line() -> None:
+    data = "a,张\n".encode() + "b,李\n".encode("gb18030") + "c,王\n".encode()
+    assert outline(read_from(data)) == [(1, ["a", "张"]), (2, "is no UTF-8 text"), (3, ["c", "王"])]
+
+
+@pytest.mark.parametrize(
+    ("sample", "encoding", "mark"),
+    [
+        ("user_id,姓名\n".encode(), "utf-8", 0),
+        ("\ufeffuser_id,姓名\n".encode(), "utf-8", 3),
+        ("user_id,姓名\n".encode("gb18030"), "gb18030", 0),
+        ("user_id,姓名".encode()[:-1], "utf-8", 0),
+        (b"user_id\n", "utf-8", 0),
+    ],
+)
+def test_encoding_is_detected(sample: bytes, encoding: str, mark: int) -> None:
+    assert detect_encoding(sample) == (encoding, mark)
+
+
+def test_chosen_encoding_is_used() -> None:
+    assert detect_encoding("user_id,姓名\n".encode("gb18030"), "utf-8") == ("utf-8", 0)
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem"),
+    [
+        (b"PK\x03\x04\x14\x00", "Excel workbook"),
+        ("user_id".encode("utf-16"), "UTF-16"),
+        (b"\x7fELF\x02\x01\x00\x00", "no text"),
+        (b"user_id\n\xff\xff\xff", "neither UTF-8 nor GB18030"),
+    ],
+)
+def test_file_that_is_no_csv_is_refused(sample: bytes, problem: str) -> None:
+    with pytest.raises(UnreadableFile, match=problem):
+        detect_encoding(sample)
+
+
+def test_delimiter_is_found_in_the_header() -> None:
+    assert [find_delimiter(each) for each in (b"a,b;c,d", b"a;b;c,d", b"a\tb", b"a")] == [",", ";", "\t", ","]

@@ -1,0 +1,521 @@
+"""Import of customers: each line once despite races and killed workers, and refused lines named."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from config.local.processes import wait_until
+from scheduling import sql, tasks
+from scheduling.customers import changes, import_batches, imports
+from scheduling.customers.changes import change_customer
+from scheduling.customers.erasure import continue_erasures, request_erasure
+from scheduling.customers.import_batches import list_due_imports, run_import_batch
+from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ids import first_id_at, new_id
+from scheduling.models import (
+    Customer,
+    CustomerChange,
+    CustomerErasure,
+    CustomerImport,
+    CustomerImportPart,
+    CustomerProfile,
+    RefusedLines,
+)
+from scheduling.operations import retention
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.scheduling.imports.conftest import (
+    check,
+    finish,
+    import_file,
+    make_lines,
+    read_names,
+    read_refused,
+    upload,
+)
+from tests.support.second_connection import Race, SecondConnection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def read_customer(user_id: str) -> dict[str, Any]:
+    row = Customer.objects.get(user_id=user_id)
+    profile = CustomerProfile.objects.filter(pk=row.pk).first()
+    found = {name: getattr(row, name) for name in ("name", "level", "locale", "timezone", "opted_out", "addresses")}
+    return found | {"attributes": profile.attributes if profile else {}, "tags": profile.tags if profile else []}
+
+
+@pytest.fixture
+def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_batches, "BATCH", 10)
+
+
+# --- what is imported -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_import_stores_every_field(encoding: str, delimiter: str) -> None:
+    header = ["user_id", "name", "level", "locale", "timezone", "opted_out", "addresses.email", "attributes.城市",
+              "attributes.paid:number", "attributes.since:instant", "tags", "note"]  # fmt: skip
+    line = ["ann", "张三", "vip", "zh-hans", "Asia/Tokyo", "yes", "ann@example.com", "上海", "520.5", "2026-03-03",
+            '"b|a"', "x"]  # fmt: skip
+    row = import_file("\r\n".join(delimiter.join(each) for each in (header, line)).encode(encoding))
+
+    assert (row.state, row.problems, read_refused(row)) == ("done", [], [])
+    assert read_customer("ann") == {
+        "name": "张三", "level": "vip", "locale": "zh-hans", "timezone": "Asia/Tokyo", "opted_out": True,
+        "addresses": {"email": "ann@example.com"}, "tags": ["a", "b"],
+        "attributes": {"城市": "上海", "paid": 520.5, "since": "2026-03-02T16:00:00Z"},
+    }  # fmt: skip
+    assert CustomerChange.objects.get().actor.startswith("ann (CSV …")
+
+
+def test_check_counts_and_changes_nothing() -> None:
+    change_customer("old", {"name": "Old"}, actor="x")
+    change_customer("same", {"name": "Same"}, actor="x")
+    before = CustomerChange.objects.count()
+
+    row = check("user_id,name,note\nold,New,n\nsame,Same,n\nfresh,Fresh,n\n\n,Nameless,n\n")
+
+    assert row.state == "ready"
+    assert row.counts["checking"] == {"lines": 4, "created": 1, "changed": 1, "unchanged": 1, "refused": 1}
+    assert read_refused(row, "checking") == [(6, "user_id", "is missing")]
+    assert read_names() == {"old": "Old", "same": "Same"}
+    assert CustomerChange.objects.count() == before
+
+
+def test_import_changes_given_cells_only() -> None:
+    stored = {"name": "Ann", "addresses": {"email": "a@example.com", "phone": "1"}, "attributes": {"a": 1, "b": 2}}
+    change_customer("ann", {**stored, "tags": ["t"]}, actor="x")
+
+    row = import_file("user_id,name,addresses.phone,attributes.b:number,tags\nann,,13800138000,3,\n")
+
+    assert row.counts["running"]["changed"] == 1
+    found = read_customer("ann")
+    assert (found["name"], found["tags"]) == ("Ann", ["t"])
+    assert found["addresses"] == {"email": "a@example.com", "phone": "13800138000"}
+    assert found["attributes"] == {"a": 1, "b": 3}
+
+
+def test_import_clears_empty_cells_on_request() -> None:
+    change_customer("ann", {"name": "Ann", "addresses": {"email": "a@example.com"}, "attributes": {"a": 1}}, actor="x")
+    import_file("user_id,name,addresses.email,attributes.a\nann,,,\n", empty_clears=True)
+    found = read_customer("ann")
+    assert (found["name"], found["addresses"], found["attributes"]) == ("", {}, {})
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_later_line_of_a_customer_wins_in_any_batch() -> None:
+    lines = "".join(f"user-{number % 3},{number}\n" for number in range(35))
+    import_file("user_id,name\n" + lines)
+    assert read_names() == {"user-0": "33", "user-1": "34", "user-2": "32"}
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_import_names_refused_lines_in_any_batch() -> None:
+    lines = [f"user-{number},Asia/Tokyo" for number in range(35)]
+    lines[3] = "user-3,Mars"
+    lines[11] = '"user-11,Asia/Tokyo'
+    lines[20] = "user-20"
+    lines[21] = "x" * 300 + ",Mars"
+    row = import_file("user_id,timezone\n" + "\n".join(lines))
+
+    assert row.counts["running"] == {"lines": 35, "created": 31, "changed": 0, "unchanged": 0, "refused": 4}
+    zone = "must be a name of the IANA time zone database, such as Asia/Shanghai"
+    assert read_refused(row) == read_refused(row, "checking") == [
+        (5, "timezone", zone), (13, "", "is no CSV: a quote is not closed or not doubled"),
+        (22, "", "has 1 cells; the header has 2"), (23, "timezone", zone),
+        (23, "user_id", "must not be longer than 200 characters"),
+    ]  # fmt: skip
+
+
+def test_import_refuses_customers_with_too_many_attributes() -> None:
+    change_customer("full", {"attributes": {f"a{number}": 1 for number in range(50)}}, actor="x")
+    change_customer("known", {"addresses": {f"k{number}": "x" for number in range(20)}}, actor="x")
+    row = import_file("user_id,attributes.b,addresses.phone\nfull,x,\nann,x,1\nknown,,1\nbob,x,1\n")
+    assert sorted(read_refused(row)) == [
+        (2, "attributes", "a customer has at most 50 attributes"),
+        (4, "addresses", "a customer has at most 20 addresses"),
+    ]
+    assert row.counts["running"] == {"lines": 4, "created": 2, "changed": 0, "unchanged": 0, "refused": 2}
+
+
+def test_repeated_import_changes_nothing() -> None:
+    import_file(make_lines(20))
+    row = import_file(make_lines(20))
+    assert row.counts["running"] == {"lines": 20, "created": 0, "changed": 0, "unchanged": 20, "refused": 0}
+    assert CustomerChange.objects.count() == 20
+
+
+# --- rubbish ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"PK\x03\x04" + b"\0" * 50, ["", "is an Excel workbook; save it as CSV UTF-8"]),
+        (bytes(range(256)) * 20, ["", "is no text file"]),
+        ("user_id\nann\n".encode("utf-16"), ["", "is UTF-16 text; save it as CSV UTF-8"]),
+        (b"\n\n", ["", "is empty"]),
+        (b'"user_id,name\nann,Ann\n', ["", "line 1: is no CSV: a quote is not closed or not doubled"]),
+        (b"x" * 100_000, ["", "line 1: is longer than 65536 bytes"]),
+        (b"name\nAnn\n", ["user_id", "is missing"]),
+        (b"user_id,attributes.x:colour\n", ["attributes.x:colour", "must be one of text, number, bool, instant"]),
+    ],
+)
+def test_file_that_cannot_be_imported_is_refused_at_once(content: bytes, problem: list[str]) -> None:
+    row = upload(content)
+    assert (row.state, row.problems) == ("failed", [problem])
+    assert not CustomerImportPart.objects.exists()
+    with pytest.raises(Conflict):
+        imports.start_import(row.pk, actor="ann")
+
+
+def test_long_line_and_binary_lines_are_refused_alone() -> None:
+    content = b"user_id,name\nann,Ann\nbob," + b"x" * 2_000_000 + b"\neve,\xff\xfe\nkim,a\0b\nlee,Lee\n"
+    row = import_file(content, encoding="utf-8")
+    assert read_names() == {"ann": "Ann", "lee": "Lee"}
+    assert read_refused(row) == [
+        (3, "", "is longer than 65536 bytes"), (4, "", "is no UTF-8 text"), (5, "name", "contains U+0000"),
+    ]  # fmt: skip
+
+
+def test_file_of_line_ends_has_no_lines() -> None:
+    row = import_file(b"user_id\n" + b"\n" * 3_000 + b" , ,\n")
+    assert (row.state, row.counts["running"]["lines"]) == ("done", 0)
+
+
+# --- upload -----------------------------------------------------------------------------------------------------------
+
+
+def test_repeated_part_is_stored_once_and_a_gap_is_refused() -> None:
+    row = imports.create_import("a.csv", 20, actor="ann")
+    imports.store_part(row.pk, 0, b"user_id\n")
+    imports.store_part(row.pk, 0, b"user_id\n")
+    with pytest.raises(Conflict, match="starts at byte 8"):
+        imports.store_part(row.pk, 10, b"ann\n")
+    with pytest.raises(InvalidInput):
+        imports.store_part(row.pk, 8, b"x" * 13)
+    with pytest.raises(NotFound):
+        imports.store_part(new_id(), 0, b"x")
+    imports.store_part(row.pk, 8, b"ann\nbob\neve\n")
+    assert finish(row).counts["checking"]["created"] == 3
+    with pytest.raises(Conflict):
+        imports.store_part(row.pk, 20, b"x")
+
+
+def test_racing_parts_are_stored_once(race: Race) -> None:
+    row = imports.create_import("a.csv", 12, actor="ann")
+    race(6, lambda number: imports.store_part(row.pk, 0, b"user_id\nann\n"))
+    assert CustomerImportPart.objects.count() == 1
+    assert finish(row).counts["checking"] == {
+        "lines": 1, "created": 1, "changed": 0, "unchanged": 0, "refused": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, -1, imports.MOST_BYTES + 1])
+def test_size_out_of_range_is_refused(size: int) -> None:
+    with pytest.raises(InvalidInput, match="size"):
+        imports.create_import("a.csv", size, actor="ann")
+
+
+def test_number_of_stored_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "MOST_OPEN", 1)
+    row = imports.create_import("a.csv", 10, actor="ann")
+    with pytest.raises(Conflict, match="too many imports"):
+        imports.create_import("a.csv", 10, actor="ann")
+    imports.stop_import(row.pk, actor="ann")
+    imports.create_import("a.csv", 10, actor="ann")
+
+
+# --- stop, end and retention ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_stopped_import_keeps_finished_batches() -> None:
+    row = check(make_lines(25))
+    imports.start_import(row.pk, actor="ann")
+    assert run_import_batch(row.pk)
+    imports.stop_import(row.pk, actor="bob")
+    assert not run_import_batch(row.pk)
+    row.refresh_from_db()
+    assert (row.state, row.ended_by, Customer.objects.count()) == ("stopped", "bob", 10)
+    assert not CustomerImportPart.objects.exists()
+
+
+def test_file_is_deleted_when_the_import_ends() -> None:
+    row = check(make_lines(3))
+    assert row.parts.exists()
+    imports.start_import(row.pk, actor="ann")
+    finish(row)
+    assert not CustomerImportPart.objects.exists()
+
+
+def test_import_without_decision_is_discarded_after_a_day() -> None:
+    waiting, incomplete, fresh = (
+        check(make_lines(3)),
+        imports.create_import("a.csv", 9, actor="a"),
+        check(make_lines(3)),
+    )
+    long_past = sql.now() - imports.KEPT_UNSTARTED - timedelta(seconds=1)
+    CustomerImport.objects.filter(pk__in=[waiting.pk, incomplete.pk]).update(created_at=long_past)
+
+    assert imports.discard_stale_imports() == 2
+
+    assert set(CustomerImportPart.objects.values_list("upload_id", flat=True)) == {fresh.pk}
+    with pytest.raises(Conflict):
+        imports.start_import(waiting.pk, actor="ann")
+
+
+def test_ended_import_is_deleted_after_the_retention_time() -> None:
+    row = import_file("user_id,timezone\nann,Mars\nbob,Asia/Tokyo\n")
+    past = sql.now() - timedelta(days=400)
+    old = first_id_at(past)
+    RefusedLines.objects.all().delete()
+    CustomerImport.objects.filter(pk=row.pk).update(id=old, ended_at=past)
+    RefusedLines.objects.create(upload_id=old, phase="running", entries=[[2, "timezone", "x"]])
+
+    assert retention.delete_expired_rows()[CustomerImport._meta.db_table] == 1
+
+    assert not RefusedLines.objects.exists()
+    assert CustomerChange.objects.count() == 1
+
+
+# --- erasure ----------------------------------------------------------------------------------------------------------
+
+
+def test_import_does_not_bring_an_erased_customer_back() -> None:
+    change_customer("ann", {"name": "Ann"}, actor="x")
+    row = check("user_id,name\nann,安妮\nbob,Bob\n")
+    request_erasure("ann", actor="x")
+    continue_erasures()
+    assert CustomerErasure.objects.get().state == "running"  # the file still has the name
+
+    imports.start_import(row.pk, actor="ann")
+    row = finish(row)
+
+    assert read_refused(row) == [(2, "", "the customer was erased")]
+    assert set(read_names()) == {"bob", f"erased:{CustomerErasure.objects.get().pk}"}
+    continue_erasures()
+    assert CustomerErasure.objects.get().state == "done"
+
+
+def test_erasure_does_not_wait_for_files_without_the_customer() -> None:
+    change_customer("ann", {"name": "Ann"}, actor="x")
+    check(make_lines(3))
+    request_erasure("ann", actor="x")
+    continue_erasures()
+    assert CustomerErasure.objects.get().state == "done"
+
+
+def test_erasure_finds_a_customer_on_the_border_of_parts() -> None:
+    change_customer("客户-ann", {"name": "Ann"}, actor="x")
+    content = "user_id\n客户-ann\n".encode("gb18030")
+    row = imports.create_import("a.csv", len(content), actor="ann")
+    imports.store_part(row.pk, 0, content[:11])
+    imports.store_part(row.pk, 11, content[11:])
+    request_erasure("客户-ann", actor="x")
+    continue_erasures()
+    assert CustomerErasure.objects.get().state == "running"
+
+
+def test_erasure_during_a_batch_wins(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) -> None:
+    """The erasure commits after the batch has read the erased customers, and before it locks its own."""
+    change_customer("ann", {"name": "Ann"}, actor="x")
+    row = check("user_id,name\nann,安妮\nbob,Bob\n")
+    imports.start_import(row.pk, actor="ann")
+    change = import_batches.change_customers
+
+    def erase_first(*args: Any, **named: Any) -> Any:
+        monkeypatch.setattr(import_batches, "change_customers", change)
+        second_connection(lambda: request_erasure("ann", actor="x"))
+        return change(*args, **named)
+
+    monkeypatch.setattr(import_batches, "change_customers", erase_first)
+    row = finish(row)
+
+    assert row.state == "done"
+    assert "ann" not in read_names()
+    assert read_refused(row) == [(2, "", "the customer was erased")]
+
+
+# --- races and deaths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_racing_workers_import_each_line_once(race: Race) -> None:
+    row = check(make_lines(95))
+    imports.start_import(row.pk, actor="ann")
+
+    def work(number: int) -> int:
+        batches = 0
+        while CustomerImport.objects.filter(pk=row.pk, state="running").exists():
+            batches += run_import_batch(row.pk)
+        return batches
+
+    assert sum(race(4, work)) == 9  # and one more, which ended it
+    row.refresh_from_db()
+    assert row.counts["running"] == {"lines": 95, "created": 95, "changed": 0, "unchanged": 0, "refused": 0}
+    assert CustomerChange.objects.count() == 95
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_racing_imports_of_the_same_customers_both_end(race: Race) -> None:
+    rows = [check(make_lines(60)), check(make_lines(60, start=30))]
+    for row in rows:
+        imports.start_import(row.pk, actor="ann")
+    race(2, lambda number: finish(rows[number]))
+    assert Customer.objects.count() == 90
+    assert [row.state for row in rows] == ["done", "done"]
+    counts = [row.counts["running"] for row in rows]
+    assert sum(each["created"] for each in counts) == 90
+    assert sum(each["unchanged"] for each in counts) == 30
+
+
+def test_worker_after_lost_reservation_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = check(make_lines(3))
+    imports.start_import(row.pk, actor="ann")
+    reserve = import_batches.reserve_import
+
+    def stop_there(import_id: Any) -> Any:
+        monkeypatch.setattr(import_batches, "reserve_import", reserve)
+        held_until = reserve(import_id)
+        lapse(row)
+        finish(row)
+        return held_until
+
+    monkeypatch.setattr(import_batches, "reserve_import", stop_there)
+    assert not run_import_batch(row.pk)
+    row.refresh_from_db()
+    assert row.counts["running"]["lines"] == 3
+
+
+def lapse(row: CustomerImport) -> None:
+    """Let the reservation of the batch end."""
+    CustomerImport.objects.filter(pk=row.pk).update(next_at=sql.now() - timedelta(seconds=1))
+
+
+def test_import_fails_after_max_tries_and_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = check(make_lines(3))
+    imports.start_import(row.pk, actor="ann")
+
+    def crash(*args: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(import_batches, "run_import_lines", crash)
+    for _ in range(import_batches.MAX_TRIES):
+        with pytest.raises(ZeroDivisionError):
+            run_import_batch(row.pk)
+        lapse(row)
+    assert not run_import_batch(row.pk)
+    row.refresh_from_db()
+    assert (row.state, row.problems) == ("failed", [["", "the batch at line 2 could not be finished 5 times"]])
+    assert not CustomerImportPart.objects.exists()
+    assert list_due_imports() == []
+
+
+def test_import_continues_after_a_broker_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any, **how: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(tasks.run_customer_import, "apply_async", away)
+    row = upload(make_lines(3))
+    tasks.request_bulk_batches()
+    tasks.run_customer_import(str(row.pk))
+    row.refresh_from_db()
+    assert row.state == "ready"
+
+
+def start_worker(row: CustomerImport) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A process that runs batches of ten lines, one after another, and reports each."""
+    return program(
+        """
+import sys
+import django
+django.setup()
+from django.db import connection
+connection.settings_dict["OPTIONS"]["application_name"] = "import"
+from scheduling.customers import import_batches
+import_batches.BATCH = 10
+while import_batches.run_import_batch(sys.argv[1]):
+    print("a batch", flush=True)
+""",
+        str(row.pk),
+        stdout=subprocess.PIPE,
+    )
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("short_batches")
+def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: SecondConnection) -> None:
+    """It has finished the first batch and waits for a lock in the second."""
+    change_customer("user-14", {"name": "x"}, actor="x")
+    row = check(make_lines(25))
+    imports.start_import(row.pk, actor="ann")
+
+    with transaction.atomic():
+        Customer.objects.select_for_update().get(user_id="user-14")
+        with start_worker(row) as worker:
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("import")), 120)
+            assert not second_connection(lambda: run_import_batch(row.pk))  # no other worker runs it in that time
+            worker.kill()
+    assert wait_until(lambda: not second_connection(lambda: is_connected("import")), 120)
+    row.refresh_from_db()
+    assert (row.counts["running"]["lines"], Customer.objects.count()) == (10, 11)
+
+    lapse(row)
+    assert list_due_imports() == [row.pk]
+    row = finish(row)
+    assert row.counts["running"] == {"lines": 25, "created": 24, "changed": 1, "unchanged": 0, "refused": 0}
+    assert read_names() == {f"user-{number}": f"客户{number}" for number in range(25)}
+    assert CustomerChange.objects.filter(import_id=row.pk).count() == 25
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("short_batches")
+def test_worker_killed_at_any_moment_imports_each_line_once() -> None:
+    row = check(make_lines(300))
+    imports.start_import(row.pk, actor="ann")
+    for batches in (1, 3, 5):
+        with start_worker(row) as worker:
+            assert worker.stdout is not None
+            for _ in range(batches):
+                assert worker.stdout.readline() == b"a batch\n"
+            worker.kill()
+        lapse(row)
+    assert wait_until(lambda: finish(row).state == "done", 60)
+    assert row.counts["running"] == {"lines": 300, "created": 300, "changed": 0, "unchanged": 0, "refused": 0}
+    assert CustomerChange.objects.count() == 300
+
+
+def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
+    change_customer("user-1", {"name": "x"}, actor="x")
+    row = upload(make_lines(3))
+    with transaction.atomic():
+        Customer.objects.select_for_update().get(user_id="user-1")
+        assert not second_connection(lambda: run_import_batch(row.pk))
+    row.refresh_from_db()
+    assert row.counts["checking"]["changed"] == 1
+
+
+def test_long_file_is_read_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch holds at most `BATCH` customers, and reads a record once."""
+    sizes: list[int] = []
+    predict = changes.predict_changes
+
+    def count(inputs: Any) -> Any:
+        sizes.append(len(inputs))
+        return predict(inputs)
+
+    monkeypatch.setattr(import_batches, "predict_changes", count)
+    lines = make_lines(2_300).splitlines()
+    broken = [f"{each},x" if number % 100 == 7 else each for number, each in enumerate(lines)]
+    row = check("\n".join(broken))
+    assert max(sizes) <= import_batches.BATCH
+    assert (sum(sizes), row.counts["checking"]["refused"]) == (2_277, 23)

@@ -1,0 +1,150 @@
+"""Subscriptions in the back office, the API and the configuration file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from scheduling import sql
+from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_plan
+from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.sections import sections
+from scheduling.models import WebhookEndpoint, WebhookSubscription
+from scheduling.monitoring.alerting.conditions import load_conditions, read_metrics
+from scheduling.monitoring.collectors import export_cluster_metrics
+from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.scheduling.webhooks.conftest import SECRET, note_changes, pass_time, send_all, write_waiting
+
+Subscribe = Callable[..., WebhookSubscription]
+ENTRY = {"key": "crm", "url": "https://example.com/in", "secret": SECRET, "events": ["job.ended"],
+         "filter": {"shop": ["pdd/s1"]}}  # fmt: skip
+
+
+def apply_section(*entries: dict[str, Any]) -> None:
+    document = {"version": 1, "webhooks": list(entries)}
+    store_plan(document, plan_changes(document), Stamp("test"))
+
+
+@pytest.mark.django_db
+def test_configuration_file_round_trip_changes_nothing_and_hides_secrets() -> None:
+    apply_section(ENTRY)
+    exported = sections()["webhooks"].export(with_secrets=False)
+    assert exported == [{**ENTRY, "url": "(kept)", "secret": "(kept)"}]
+    assert plan_changes({"version": 1, "webhooks": exported}).changes == []
+    apply_section({**exported[0], "enabled": False})
+    row = WebhookSubscription.objects.get()
+    assert row.config == {"url": "https://example.com/in", "secret": SECRET}
+    assert not row.enabled
+    apply_section()
+    assert WebhookSubscription.objects.get().retired_at is not None
+
+
+@pytest.mark.django_db
+def test_configuration_file_names_each_wrong_field() -> None:
+    wrong = {"key": "A b", "url": "http://10.0.0.1/", "secret": "short", "events": ["other"], "filter": {"user": ["x"]}}
+    with pytest.raises(InvalidConfiguration) as caught:
+        plan_changes({"version": 1, "webhooks": [wrong]})
+    paths = {problem.path for problem in caught.value.problems}
+    assert paths >= {f"webhooks[0].{name}" for name in ("key", "url", "secret", "events", "filter")}
+
+
+def test_back_office_pauses_enables_tests_and_sends_a_range_again(
+    subscribe: Subscribe, receiver: ScriptedReceiver, client: Client
+) -> None:
+    hook = subscribe()
+    client.force_login(User.objects.create_superuser("root"))
+
+    def post(page: str, **data: Any) -> None:
+        url = reverse(f"admin:scheduling_webhooksubscription_{page}", args=[hook.pk])
+        assert client.post(url, data).status_code == 302
+
+    note_changes(2)
+    post("pause_sending")
+    send_all()
+    assert receiver.calls == []
+    assert "暂停" in client.get(reverse("admin:scheduling_webhooksubscription_changelist")).content.decode()
+    post("enable_sending")
+    post("send_test_message")
+    send_all()
+    assert [call.json["type"] for call in receiver.calls].count("webhook.test") == 1
+    assert len(receiver.calls) == 3
+    tomorrow = (sql.now() + timedelta(days=2)).date().isoformat()
+    post("send_range_again", since_0="2026-01-01", since_1="00:00:00", until_0=tomorrow, until_1="00:00:00")
+    send_all()
+    assert sorted(receiver.keys[3:]) == sorted(receiver.keys[:3])
+
+
+def test_back_office_form_keeps_the_stored_secret(subscribe: Subscribe, client: Client) -> None:
+    hook = subscribe()
+    client.force_login(User.objects.create_superuser("root"))
+    url = reverse("admin:scheduling_webhooksubscription_change", args=[hook.pk])
+    page = client.get(url).content.decode()
+    assert SECRET not in page
+    assert re.search(r">\s*正常\s*<", page)
+    assert str(hook.config["url"]) not in page
+    answer = client.post(url, {"events": ["job.ended"], "enabled": "on", "filter_shop": "pdd/s1"})
+    assert answer.status_code == 302
+    after = WebhookSubscription.objects.get()
+    assert after.config == hook.config
+    assert (after.events, after.filter) == (["job.ended"], {"shop": ["pdd/s1"]})
+    answer = client.post(url, {"events": ["job.ended"], "secret_secret": "short", "secret_url": "ftp://x"})
+    assert answer.context["adminform"].form.errors.keys() == {"secret_secret", "secret_url"}
+
+
+def test_only_waiting_messages_show_a_next_attempt(subscribe: Subscribe, client: Client) -> None:
+    write_waiting(subscribe(), 1)
+    client.force_login(User.objects.create_superuser("root"))
+
+    def read_next_attempt() -> str:
+        page = client.get(reverse("admin:scheduling_webhookmessage_changelist"))
+        ((row,),) = [page.context["cl"].result_list]
+        return str(page.context["cl"].model_admin.next_attempt(row))
+
+    assert read_next_attempt() != "–"
+    send_all()
+    assert read_next_attempt() == "–"
+
+
+def test_metrics_show_waiting_messages_and_rests(subscribe: Subscribe) -> None:
+    hook = subscribe()
+    write_waiting(hook, 3)
+    WebhookEndpoint.objects.filter(pk=hook.pk).update(rest_until=sql.now() + timedelta(minutes=5))
+    text = export_cluster_metrics().decode()
+    assert 'aftertouch_webhook_messages_waiting{webhook="crm"} 3.0' in text
+    assert 'aftertouch_webhook_resting{webhook="crm"} 1.0' in text
+
+
+def test_failing_receiver_is_reported_also_while_it_is_probed(
+    subscribe: Subscribe, receiver: ScriptedReceiver, client: Client
+) -> None:
+    """Its rest ends before each probe. A report of that moment must not end the alert."""
+    hook = subscribe()
+    receiver.script = [500] * 1000
+    condition = load_conditions()["webhook"]
+
+    def is_reported() -> bool:
+        found = condition.find_violations(read_metrics(frozenset({condition.metric})), condition.limit)
+        page = client.get(reverse("admin:index")).content.decode()
+        assert ("无响应的 Webhook：" in page) == bool(found)
+        return found == {"crm": 1.0}
+
+    client.force_login(User.objects.create_superuser("root"))
+    assert not is_reported()
+    note_changes(10, objects=10)
+    send_all()
+    assert WebhookEndpoint.objects.get(pk=hook.pk).state == "resting"
+    assert is_reported()
+    pass_time(minutes=1)
+    assert WebhookEndpoint.objects.get(pk=hook.pk).state == "ok"
+    assert is_reported()
+    receiver.script = []
+    pass_time(minutes=10)
+    send_all()
+    assert not is_reported()

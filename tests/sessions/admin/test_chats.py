@@ -1,0 +1,137 @@
+"""The list of live chats, and one chat with its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from pytest_django import Settings
+
+from config.local.processes import select_port
+from scheduling.models import Touch
+from scheduling.planning.ingest import record_events
+from sessions.detection.silence_events import silence_event
+from sessions.policy import AGENT, CUSTOMER, Policy
+from sessions.store import sessions
+from sessions.store.inbox import Post, live_inbox
+from tests.sessions.admin.conftest import text, url
+from tests.sessions.conftest import Chats
+from tests.support.matrix import MatrixBuilder
+
+pytestmark = pytest.mark.django_db
+MINUTE = timedelta(minutes=1)
+
+
+def chat_url(session: str) -> str:
+    return f"{url('chat')}?session={session}"
+
+
+def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats) -> None:
+    chats.policies(vip=Policy(3 * MINUTE, tags=("vip", "new")), sla=Policy(MINUTE, after=CUSTOMER))
+    chats.user("armed-chat", tags=("new", "vip"))
+    chats.user("waiting-chat", tag="sla")
+    chats.user("paused-chat")
+    chats.agent("paused-chat", kind="transfer")
+    page = text(editor.get(url("chats")))
+    # The one that ends first comes first.
+    assert page.index("waiting-chat") < page.index("armed-chat") < page.index("paused-chat")
+    assert "the chat is being transferred" in page
+    assert "new, vip" in page
+    chats.store.close("armed-chat", "ann")
+    assert "armed-chat" not in text(editor.get(url("chats")))
+    found = text(editor.get(url("chats"), {"q": "armed-chat"}))
+    assert "the chat is closed" in found
+    assert "There is no such chat." in text(editor.get(url("chats"), {"q": "unknown"}))
+
+
+def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+    matrix.node("guide", "session.silent", delay=timedelta(0))
+    chats.policies(vip=Policy(MINUTE, tags=("vip",), after=AGENT, version=4))
+    chats.user("s 1", tag="vip")
+    live_inbox().put([Post("s 1", f"m-{each}", each, "a secret text") for each in ("user", "bot", "system")])
+    page = text(editor.get(chat_url("s 1")))
+    assert "the customer wrote last" in page
+    assert "because of vip" in page
+    chats.agent("s 1")
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    record_events([silence_event(claim, claim.deadline_ms)])
+    page = text(editor.get(chat_url("s 1")))
+    for said in ("Silence, message 1", "vip v4", "Message: customer", "Message: bot", "Guide message", "guide"):
+        assert said in page, said
+    assert "a secret text" not in page
+    assert Touch.objects.count() == 1
+    assert page.count("Guide message") == 1
+    # A session whose id starts the same is another one.
+    assert "Nothing is recorded." in text(editor.get(chat_url("s")))
+
+
+def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats: Chats) -> None:
+    chats.policies(default=Policy(MINUTE, after=AGENT), vip=Policy(MINUTE, tags=("vip",)))
+    chats.user("idle-chat", user_id="bob")
+    chats.user("vip-chat", tag="vip")
+    chats.user("paused-chat", tag="vip", user_id="cid")
+    chats.agent("paused-chat", kind="tool", user_id="cid")
+    for asked, shown in (
+        ({"tag": "vip"}, {"vip-chat", "paused-chat"}), ({"state": "paused"}, {"paused-chat"}),
+        ({"user": "bob"}, {"idle-chat"}), ({"user": "bob", "tag": "vip"}, set()),
+        ({"tag": "vip", "state": "armed"}, {"vip-chat"}),
+    ):  # fmt: skip
+        page = text(editor.get(url("chats"), asked))
+        assert {each for each in ("idle-chat", "vip-chat", "paused-chat") if each in page} == shown, asked
+    assert "the customer wrote last" in text(editor.get(url("chats"), {"user": "bob"}))
+
+
+def test_list_shows_chats_without_a_timer_among_many_armed(
+    editor: Client, chats: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessions.admin.chats.MOST_READ", 4)
+    chats.policies(default=Policy(MINUTE, after=AGENT), vip=Policy(MINUTE, tags=("vip",)))
+    for number in range(6):
+        chats.user(f"armed-{number}", tag="vip", user_id=f"u{number}")
+    chats.user("first-idle", user_id="bob")
+    chats.pass_time(1)
+    chats.user("second-idle", user_id="cid")
+    page = text(editor.get(url("chats")))
+    assert page.index("armed-5") < page.index("second-idle") < page.index("first-idle")
+    assert page.count("the customer wrote last; the timer runs after a message of an agent") == 2
+    page = text(editor.get(url("chats"), {"state": "idle"}))
+    assert "first-idle" in page
+    assert "armed-" not in page
+
+
+def test_silences_show_both_kinds_with_outcomes(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+    matrix.node("guide", "session.silent", delay=timedelta(0))
+    chats.policies(sla=Policy(MINUTE, after=CUSTOMER))
+    chats.user("s 1")
+    chats.user("s 2", tag="sla", user_id="bob")
+    chats.pass_time(61)
+    record_events([silence_event(each, each.deadline_ms) for each in chats.claim()])
+    Touch.objects.update(state="suppressed", reason="answered", lease_until=None)
+    page = text(editor.get(url("silences")))
+    for said in ("Silence, message 1", "No answer, step 1", "s 1", "s 2", "sla v1", "Suppressed", "guide"):
+        assert said in page, said
+    page = text(editor.get(url("silences"), {"tag": "sla"}))
+    assert "s 2" in page
+    assert "Silence, message 1" not in page
+    assert "Nothing is recorded." in text(editor.get(url("silences"), {"user": "cid"}))
+
+
+def test_chat_pages_need_rights_to_events_and_touches(as_member: Callable[[str], Client], chats: Chats) -> None:
+    assert as_member("viewer").get(url("chats")).status_code == 200
+    client = Client()
+    client.force_login(User.objects.create_user("bare", is_staff=True))
+    assert client.get(url("chats")).status_code == 403
+    assert client.get(chat_url("s1")).status_code == 403
+
+
+def test_chat_pages_without_redis_show_a_note(editor: Client, settings: Settings) -> None:
+    settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
+    try:
+        for page in (url("chats"), chat_url("s1")):
+            assert "The live sessions cannot be reached." in text(editor.get(page))
+    finally:
+        sessions._store_of_url.cache_clear()

@@ -1,0 +1,254 @@
+"""Whose message a timer runs after: the customer is silent, or no agent answers the customer."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from sessions.detection.presence import UNANSWERED, SessionPresence
+from sessions.detection.silence_events import silence_event
+from sessions.policy import AGENT, CUSTOMER, Override, Policy, PolicySet
+from sessions.store import stats
+from sessions.store.sessions import COUNTED
+from tests.sessions import stopped_clock
+from tests.sessions.conftest import Chats
+from tests.sessions.test_presence import silence_question
+
+MINUTE = timedelta(minutes=1)
+
+
+chats = stopped_clock.chats
+
+
+@pytest.fixture
+def after_agent(chats: Chats) -> Chats:
+    chats.policies(default=Policy(MINUTE, after=AGENT))
+    return chats
+
+
+@pytest.fixture
+def after_customer(chats: Chats) -> Chats:
+    """Three steps, a minute apart."""
+    chats.policies(default=Policy(MINUTE, max_nudges=3, growth=1, after=CUSTOMER))
+    return chats
+
+
+def look(chats: Chats) -> stats.SessionSnapshot:
+    return stats.session_snapshot(chats.store, "s1")
+
+
+def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> None:
+    chats = after_agent
+    assert chats.user() == (COUNTED, 0)
+    assert (look(chats).state, look(chats).why) == ("idle", "customer_wrote")
+    assert chats.user(kind="ping").deadline_ms == 0
+    assert chats.agent(kind="resume").deadline_ms == 0
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
+    assert (look(chats).state, look(chats).awaited) == ("armed", "customer")
+    assert chats.user().deadline_ms == 0
+    assert chats.store.shards()[0].armed == 0
+    chats.pass_time(61)
+    assert chats.claim() == []
+    chats.agent()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert silence_event(claim, claim.deadline_ms).data["awaited"] == "customer"
+
+
+def test_after_agent_needs_a_message_of_the_user(after_agent: Chats) -> None:
+    assert after_agent.agent() == (COUNTED, 0)
+    assert look(after_agent).why == "no_message"
+
+
+@pytest.mark.parametrize("after", [AGENT, CUSTOMER])
+def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
+    """After a loss a ping does not show who wrote last, so no one is accused of silence."""
+    chats.policies(default=Policy(MINUTE, after=after))
+    chats.store.server.client.flushall()
+    chats.user(kind="ping")
+    assert chats.user(kind="ping", spoken=True) == (COUNTED, 0)
+    assert look(chats).why == "unknown_writer"
+    assert (chats.agent() if after == AGENT else chats.user()).deadline_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("side", "kind"),
+    [("user", kind) for kind in ("message", "typing", "read", "ping")]
+    + [("agent", kind) for kind in ("typing", "tool", "transfer", "queue", "resume")],
+)
+def test_after_customer_only_answer_of_agent_ends_wait(after_customer: Chats, side: str, kind: str) -> None:
+    chats = after_customer
+    first = chats.user().deadline_ms
+    chats.pass_time(30)
+    assert (chats.user if side == "user" else chats.agent)(kind=kind) == (COUNTED, first)
+    assert (look(chats).state, look(chats).awaited) == ("armed", "agent")
+    chats.pass_time(31)
+    (claim,) = chats.claim()
+    (chats.user if side == "user" else chats.agent)(kind=kind)
+    assert chats.store.confirm([claim]) == 1
+    assert chats.is_current(claim, send_until=None)
+    assert chats.agent().deadline_ms == 0
+    assert not chats.is_current(claim, send_until=None)
+    chats.pass_time(600)
+    assert chats.claim() == []
+
+
+def test_after_customer_counts_steps_until_answer(after_customer: Chats) -> None:
+    chats = after_customer
+    chats.user()
+    steps = []
+    for _ in range(4):
+        chats.pass_time(61)
+        claims = chats.claim()
+        chats.user()
+        chats.store.confirm(claims)
+        steps += [silence_event(each, each.deadline_ms) for each in claims]
+    assert [(each.type, each.data["awaited"], each.data["step"]) for each in steps] == [
+        (UNANSWERED, "agent", 1), (UNANSWERED, "agent", 2), (UNANSWERED, "agent", 3),
+    ]  # fmt: skip
+    assert look(chats).state == "silent"
+    chats.agent()
+    chats.user()
+    chats.pass_time(61)
+    assert [claim.nudge for claim in chats.claim()] == [1]
+
+
+def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats) -> None:
+    chats = after_customer
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    live = SessionPresence(chats.store)
+    question = silence_question(claim, going_out=True)._replace(event_type=UNANSWERED)
+    chats.pass_time(7200)
+    assert live.presence_blocks([question]) == [""]
+    live.note_sending([question], [True])
+    assert look(chats).nudges == 0
+    chats.agent()
+    assert live.presence_blocks([question]) == ["answered"]
+
+
+def test_campaign_keeps_time_for_answers(chats: Chats) -> None:
+    sale = Override(chats.now - MINUTE, chats.now + MINUTE, 5 * MINUTE)
+    chats.policies(default=Policy(MINUTE, after=CUSTOMER), any=Policy(MINUTE), campaigns=[sale])
+    assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)
+    assert chats.seconds_left(chats.user("s2", tag="any")) == pytest.approx(60, abs=0.001)
+    assert chats.seconds_left(chats.agent("s2")) == pytest.approx(300, abs=0.001)
+
+
+def test_policy_switch_starts_the_other_timer(chats: Chats) -> None:
+    """Steps for the agent and guide messages to the customer are counted apart."""
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    chats.deliver(claim)
+    chats.policies(default=Policy(MINUTE, max_nudges=2, growth=1, after=CUSTOMER))
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
+    chats.pass_time(61)
+    (step,) = chats.claim()
+    assert (step.nudge, step.for_agent) == (1, True)
+    chats.policies(default=Policy(MINUTE, max_nudges=2))
+    chats.store.confirm([step])
+    assert chats.claim() == []
+    chats.user(kind="ping")
+    chats.pass_time(121)
+    (second,) = chats.claim()
+    assert (second.nudge, second.for_agent) == (2, False)
+
+
+@pytest.fixture(params=["any", AGENT])
+def both_sides(chats: Chats, request: pytest.FixtureRequest) -> Chats:
+    """Two policies fit: the customer has a minute, the agent half a minute."""
+    chats.policies(
+        default=Policy(MINUTE, after=request.param), help=Policy(MINUTE / 2, max_nudges=2, growth=1, after=CUSTOMER)
+    )
+    return chats
+
+
+def test_both_policies_run_by_turns(both_sides: Chats) -> None:
+    chats = both_sides
+    assert chats.seconds_left(chats.user(tag="help")) == pytest.approx(30, abs=0.001)
+    assert (look(chats).awaited, look(chats).policy.key) == ("agent", "help")
+    chats.pass_time(20)
+    chats.user()
+    assert chats.seconds_left(chats.user(kind="typing")) == pytest.approx(10, abs=0.001)
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
+    assert (look(chats).awaited, look(chats).policy.key) == ("customer", "default")
+    chats.pass_time(61)
+    (guide,) = chats.claim()
+    assert (guide.policy, guide.nudge, guide.for_agent) == ("default", 1, False)
+    chats.store.confirm([guide])
+    chats.deliver(guide)
+    assert chats.seconds_left(chats.user()) == pytest.approx(30, abs=0.001)
+    for step in (1, 2):
+        chats.pass_time(31)
+        (claim,) = chats.claim()
+        assert (claim.policy, claim.nudge, claim.for_agent) == ("help", step, True)
+        chats.store.confirm([claim])
+    chats.pass_time(600)
+    assert chats.claim() == []
+    assert {each.policy: each.armed for each in stats.read_overview(chats.store).policies} == {}
+
+
+def test_counts_and_pauses_follow_the_awaited_side(both_sides: Chats) -> None:
+    chats = both_sides
+    chats.user(tag="help")
+    chats.agent(kind="tool")
+    assert look(chats).state == "armed"
+    chats.agent()
+    chats.agent(kind="tool")
+    assert (look(chats).state, look(chats).why) == ("paused", "tool")
+    counts = {each.policy: (each.armed, each.paused) for each in stats.read_overview(chats.store).policies}
+    assert counts == {"default": (0, 1)}
+    chats.user()
+    counts = {each.policy: (each.armed, each.paused) for each in stats.read_overview(chats.store).policies}
+    assert (look(chats).state, counts) == ("armed", {"help": (1, 0)})
+
+
+def test_lost_session_with_both_policies_waits_for_next_message(both_sides: Chats) -> None:
+    assert both_sides.user(kind="ping", tag="help", spoken=True) == (COUNTED, 0)
+    assert look(both_sides).why == "unknown_writer"
+
+
+def test_campaign_reaches_only_the_guide_policy(both_sides: Chats) -> None:
+    chats = both_sides
+    chats.user("s1", tag="help")
+    chats.user("s2", tag="help")
+    chats.agent("s2")
+    sale = Override(chats.now - MINUTE, chats.now + MINUTE, 5 * MINUTE)
+    chats.store.push(PolicySet(chats.plan.policies, (sale,)))
+    while chats.store.rearm_for_campaign():
+        pass
+    found = stats.session_snapshots(chats.store, ["s1", "s2"])
+    left = [(each.deadline - chats.now).total_seconds() for each in found if each.deadline]
+    assert left == pytest.approx([30, 300], abs=0.01)
+
+
+def at(chats: Chats, hours: float) -> datetime:
+    return chats.now + timedelta(hours=hours)
+
+
+def test_closed_hours_do_not_count(chats: Chats) -> None:
+    spans = [(at(chats, -1), at(chats, 0.5)), (at(chats, 60), at(chats, 61)), (at(chats, 70), at(chats, 80))]
+    chats.policies(
+        default=Policy(timedelta(hours=1), max_nudges=2, growth=1, after=CUSTOMER, hours=spans), any=Policy(MINUTE)
+    )
+    assert chats.seconds_left(chats.user()) == pytest.approx(60.5 * 3600, abs=0.01)
+    chats.user(kind="ping")
+    ttl = chats.store.server.client.pttl(next(chats.store.server.client.scan_iter("*:s:s1")))
+    assert ttl > 61 * 3600_000
+    chats.pass_time(60.5 * 3600 + 1)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    # Half an hour of the next step passes today, the rest after the pause.
+    assert (look(chats).deadline - chats.now).total_seconds() == pytest.approx(10 * 3600, abs=5)
+
+
+def test_closed_time_after_the_known_hours_counts(chats: Chats) -> None:
+    chats.policies(default=Policy(MINUTE, hours=[(at(chats, -2), at(chats, -1))]))
+    assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)

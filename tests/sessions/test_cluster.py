@@ -1,0 +1,249 @@
+"""The store's client on a real cluster: where keys lie, which addresses are refused, and what a lost node costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import chain
+
+import pytest
+import redis
+from django.core.checks import run_checks
+from pydantic import ValidationError
+from pytest_django import Settings
+from redis.crc import key_slot
+
+from config.environment import ROOT, Environment
+from config.local.processes import wait_until
+from sessions.detection import expired_keys
+from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
+from sessions.frames import Frame
+from sessions.policy import Policy, PolicySet
+from sessions.store import client, stats
+from sessions.store.calls import presence_key
+from sessions.store.client import Server, StoreUnavailable
+from sessions.store.inbox import Inbox, Post, build_put_call
+from sessions.store.sessions import Store
+from sessions.websocket.frame_writer import FrameRequest, FrameWriter
+from tests.sessions.conftest import Chats
+from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
+
+NOWHERE = "127.0.0.1:1"
+WAIT_LIMIT = 180.0
+
+
+def slot_of(key: str) -> int:
+    return key_slot(key.encode())
+
+
+@pytest.mark.parametrize("prefixes", [client.SHARD, client.PRESENCE])
+def test_shards_lie_in_equal_parts_of_the_slots(prefixes: tuple[str, ...]) -> None:
+    assert [slot_of(each) * client.SHARDS // SLOTS for each in prefixes] == list(range(client.SHARDS))
+    assert sorted(Counter(slot_of(each) * 3 // SLOTS for each in prefixes).values()) == [5, 5, 6]
+
+
+def test_all_keys_of_a_shard_share_a_slot() -> None:
+    kinds = (
+        client.DUE,
+        client.INFLIGHT,
+        client.POLICIES,
+        client.ACTIVE,
+        client.PAUSED,
+        client.COUNTS,
+        client.SIGNS,
+        client.IDLE,
+    )
+    for shard in range(client.SHARDS):
+        session = next(name for name in map(str, range(1000)) if client.shard_of(name) == shard)
+        _, inbox_keys, _ = build_put_call(Post(session, "m1", "user", "hi"))
+        keys = [*(kind[shard] for kind in kinds), client.SESSION[shard] + session, *inbox_keys]
+        assert len({slot_of(key) for key in keys}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "reason"),
+    [
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "http://h1", "must be redis://"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1:port", "must be redis://"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1;redis://h2", "must be redis://"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1/2", "has no database"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1;cluster://", "each node"),
+        ("AFTERTOUCH_GATEWAY_REDIS_URL", "h1:6379", "must be redis://"),
+        ("REDIS_URL", "cluster://h1:6379", "AFTERTOUCH_SESSIONS_REDIS_URL"),
+        ("CELERY_BROKER_URL", "cluster://h1:6379", "AFTERTOUCH_SESSIONS_REDIS_URL"),
+    ],
+)
+def test_unfit_redis_address_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, url: str, reason: str
+) -> None:
+    monkeypatch.setenv(name, url)
+    with pytest.raises(ValidationError, match=reason) as caught:
+        Environment()
+    assert [error["loc"] for error in caught.value.errors()] == [(name.lower(),)]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "redis://:p%40@h1:6379/3", "sentinel://h1:1;sentinel://h2:2", "cluster://u:p@h1:6379/0;cluster://h2"]
+)
+def test_redis_addresses_of_all_kinds_are_accepted(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AFTERTOUCH_SESSIONS_REDIS_URL", url)
+    assert Environment().aftertouch_sessions_redis_url == url
+
+
+def test_check_refuses_address_of_the_other_mode(
+    settings: Settings, cluster: ClusterUnderTest, valkey: redis.Redis
+) -> None:
+    def problems(url: str) -> list[str]:
+        settings.AFTERTOUCH_SESSIONS_REDIS_URL = url
+        return [each.msg for each in run_checks() if each.id == "aftertouch.E006"]
+
+    single, port = settings.REDIS_URL, cluster.nodes[0].port
+    assert problems(f"redis://127.0.0.1:{port}/0") == [
+        "AFTERTOUCH_SESSIONS_REDIS_URL names a node of a Redis Cluster (cluster_enabled: 1) as a single server."
+    ]
+    assert problems(single.replace("redis://", "cluster://")) == [
+        "AFTERTOUCH_SESSIONS_REDIS_URL names a cluster, but its server runs without cluster mode (cluster_enabled: 0)."
+    ]
+    for fit in (single, f"cluster://{NOWHERE};{cluster.url}", f"cluster://{NOWHERE}", f"redis://{NOWHERE}/0", ""):
+        assert problems(fit) == []
+
+
+def test_cluster_is_found_by_any_node_of_the_address(cluster: ClusterUnderTest) -> None:
+    server = Server(f"cluster://{NOWHERE};cluster://127.0.0.1:{cluster.nodes[-1].port}")
+    answers = server.ask(lambda pipe: [pipe.time(), *(pipe.exists(key) for key in client.DUE)])
+    assert len(answers) == 1 + client.SHARDS
+    server.client.close()
+
+
+def test_commands_of_a_batch_keep_the_order_of_their_answers(cluster: ClusterUnderTest) -> None:
+    server = Server(cluster.url)
+    keys = [f"{prefix}order" for prefix in client.SHARD]
+    answers = server.ask(
+        lambda pipe: list(
+            chain.from_iterable((pipe.set(key, number), pipe.get(key)) for number, key in enumerate(keys))
+        )
+    )
+    assert answers[1::2] == [str(number).encode() for number in range(len(keys))]
+    server.client.close()
+
+
+@pytest.fixture
+def events_of_all_nodes(cluster: ClusterUnderTest) -> Iterator[None]:
+    for node in cluster.nodes:
+        cluster.ask(node, "CONFIG SET", "notify-keyspace-events", "Ex")
+    yield
+    for node in cluster.nodes:
+        cluster.ask(node, "CONFIG SET", "notify-keyspace-events", "")
+
+
+@pytest.fixture
+def login(cluster: ClusterUnderTest) -> Iterator[Callable[[str], str]]:
+    """Give a user of `deploy/redis/users.acl` its rights on every node. Returns the address with its login."""
+    lines = (ROOT / "deploy/redis/users.acl").read_text().splitlines()
+    rights = {line.split()[1]: line.split()[2:] for line in lines if line.startswith("user ")}
+
+    def log_in(name: str, *more: str) -> str:
+        for node in cluster.nodes:
+            words = [word.replace("PASSWORD", "s3cret") for word in rights[name]]
+            cluster.ask(node, "ACL", "SETUSER", name, "reset", *words, *more)
+        return cluster.url.replace("cluster://", f"cluster://{name}:s3cret@")
+
+    yield log_in
+    for node in cluster.nodes:
+        cluster.ask(node, "ACL", "DELUSER", *(name for name in rights if name not in ("default", "admin")))
+
+
+@pytest.mark.usefixtures("events_of_all_nodes")
+def test_listener_receives_expiries_of_every_primary(
+    cluster: ClusterUnderTest, chats: Chats, login: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expired_keys, "PROBE_WITHIN", WAIT_LIMIT)
+    gateway, stop = Server(login("listener")), threading.Event()
+    listener = ExpiredKeyListener(
+        gateway, chats.store, Pattern("session:*"), tag="", window=timedelta(seconds=30), stop=stop
+    )
+    listener.check()
+    listener.start()
+    assert listener.connected.wait(WAIT_LIMIT)
+    owner = Server(cluster.url)
+    users = [f"u{number}" for number in range(30)]
+    assert len({slot_of(f"session:{user}") * 3 // SLOTS for user in users}) == 3
+    owner.ask(lambda pipe: [pipe.set(f"session:{user}", "1", px=1) for user in users])
+    found: set[str] = set()
+
+    def all_are_found() -> bool:
+        owner.ask(lambda pipe: [pipe.exists(f"session:{user}") for user in users])  # a look makes a server notice
+        found.update(claim.user_id for claim in chats.claim())
+        return found == set(users)
+
+    assert wait_until(all_are_found, WAIT_LIMIT), sorted(set(users) - found)
+    stop.set()
+    listener.join()
+    gateway.client.close()
+    owner.client.close()
+
+
+@pytest.mark.usefixtures("events_of_all_nodes")
+def test_listener_refuses_cluster_with_one_silent_primary(cluster: ClusterUnderTest, chats: Chats) -> None:
+    gateway, silent = Server(cluster.url), cluster.owner_of(0)
+    listener = ExpiredKeyListener(
+        gateway, chats.store, Pattern("session:*"), tag="", window=timedelta(seconds=30), stop=threading.Event()
+    )
+    listener.check()
+    cluster.ask(silent, "CONFIG SET", "notify-keyspace-events", "")
+    with pytest.raises(KeyspaceEventsDisabled, match="must have E and x"):
+        listener.check()
+    gateway.client.close()
+
+
+@pytest.mark.usefixtures("empty_cluster")
+@pytest.mark.parametrize("name", ["web", "core", "watcher", "listener", "beat"])
+def test_users_of_the_acl_file_can_use_a_cluster(
+    cluster: ClusterUnderTest, login: Callable[[str], str], name: str
+) -> None:
+    policies = PolicySet({"default": Policy(timedelta(seconds=60))})
+    store = Store(Server(login(name)), lambda: policies)
+    store.note_activity([Frame(f"acl-{name}-{number}", "ann") for number in range(50)])
+    assert store.claim_silent(10, timedelta(seconds=30)).silences == []
+    assert stats.read_overview(store).armed >= 50
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        store.server.client.flushall()
+    store.server.client.close()
+
+
+def test_frames_of_a_lost_primary_fail_alone(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is skipped, as one that did not answer."""
+    policies = PolicySet({"default": Policy(timedelta(seconds=60))})
+    store = Store(Server(cluster.url), lambda: policies)
+    writer = FrameWriter(store, Inbox(store.server))
+    sessions = [f"lost-{number}" for number in range(40)]
+    slips = [
+        FrameRequest(Frame(each, f"user-{each}"), Post(each, f"m{number}", "user", "hi"), needs_cursor=True)
+        for number, each in enumerate(sessions)
+    ]
+    store.push(policies)
+    nodes = {slot * SLOTS // 3: cluster.owner_of(slot * SLOTS // 3).port for slot in range(3)}
+
+    def owner_of(key: str) -> int:
+        return nodes[slot_of(key) * 3 // SLOTS * SLOTS // 3]
+
+    owners = [owner_of(client.SHARD[client.shard_of(each)]) for each in sessions]
+    users = [owner_of(presence_key(f"user-{each}")) for each in sessions]
+    lost = owners[0]
+    monkeypatch.setitem(store.server.client._skipped, f"127.0.0.1:{lost}", time.monotonic() + 3600)
+    results = writer.write_batch(slips)
+    # A message counts only where it also stops touches of its user.
+    fails = [lost in pair for pair in zip(owners, users, strict=True)]
+    assert [isinstance(each, StoreUnavailable) for each in results] == fails
+    assert 0 < sum(fails) < len(fails)
+    assert len(set(owners)) == 3
+    with pytest.raises(StoreUnavailable):
+        writer.write_batch([slip for slip, owner in zip(slips, owners, strict=True) if owner == lost])
+    claimed = store.claim_silent(10, timedelta(seconds=30))
+    assert claimed.versions == {policies.version}
+    monkeypatch.undo()
+    assert not any(isinstance(each, Exception) for each in writer.write_batch(slips))
+    store.server.client.close()

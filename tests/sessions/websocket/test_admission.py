@@ -1,0 +1,141 @@
+"""Revoked tokens, origins, and frames above the rate of a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from pydantic import ValidationError
+
+from config.environment import Environment
+from sessions.frames import Frame
+from sessions.store import client, revocations
+from sessions.store.sessions import live_store
+from sessions.websocket import connection
+from tests.scheduling.api.serving import Client
+from tests.sessions.websocket.test_consumer import deadline
+from tests.sessions.websocket.test_limits import end_of, page, run, until
+from tests.sessions.websocket.web_processes import Page, web
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def issue(api: Client, session: str = "s1", role: str = "user") -> str:
+    return str(api("POST", f"/sessions/{session}/token", {"user_id": "ann", "role": role}).json()["token"])
+
+
+def test_revoked_token_closes_sockets_of_all_processes(
+    api: Client, address: str, open_page: Callable[..., Page]
+) -> None:
+    old = issue(api)
+    with web() as second:
+        pages = [open_page(token=old), Page(second, token=old)]
+        assert pages[1].receive()["type"] == "welcome"
+        agent, other = open_page(token=issue(api, role="agent"), role="agent"), open_page("s2", token=issue(api, "s2"))
+        assert api("DELETE", "/sessions/s1/token?role=user").status_code == 204
+        assert {page.close_code() for page in pages} == {(4401, "token: revoked")}
+        assert not Page.is_accepted(second, old)
+        assert Page.is_accepted(second, issue(api)), "a later token is valid"
+    assert agent.received_frames() == other.received_frames() == []
+    assert api("DELETE", "/sessions/s1/token").status_code == 204
+    assert agent.close_code() == (4401, "token: revoked")
+
+
+def test_revocation_without_notification_closes_socket(api: Client, open_page: Callable[..., Page]) -> None:
+    """The channel layer lost the notification; the process reads revocations itself."""
+    page = open_page(token=issue(api))
+    revocations.revoke_tokens(live_store().server, "s1", ["user"])
+    assert page.close_code() == (4401, "token: revoked")
+
+
+def test_connections_racing_a_revocation_all_end(api: Client, address: str) -> None:
+    """A socket either finds the revocation when it connects or is open when the notification arrives."""
+    tokens = [issue(api, f"s{number}") for number in range(8)]
+    go, ends = threading.Barrier(9), []
+
+    def connect(number: int) -> None:
+        go.wait()
+        with Page(address, f"s{number}", token=tokens[number]) as page:
+            ends.append(page.close_code())
+
+    threads = [threading.Thread(target=connect, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    go.wait()
+    for number in range(8):
+        assert api("DELETE", f"/sessions/s{number}/token").status_code == 204
+    for thread in threads:
+        thread.join()
+    assert ends == [(4401, "token: revoked")] * 8
+
+
+def test_revocation_is_later_than_clock_that_went_back(valkey: redis.Redis) -> None:
+    server = live_store().server
+    shard = client.shard_of("s1")
+    latest = int(valkey.time()[0] + 600) * 1_000_000
+    valkey.zadd(client.REVOKED[shard], {"other\nuser": latest})
+    at = revocations.revoke_tokens(server, "s1", ["user"])
+    issued_at = revocations.read_issue_time(server, "s1")
+    assert latest < at < issued_at
+    assert revocations.is_revoked(server, "s1", "user", at - 1)
+    assert not revocations.is_revoked(server, "s1", "user", issued_at)
+    found = revocations.list_revocations(server, [at - 1] * client.SHARDS)
+    assert [each.session_id for each in found[shard]] == ["s1"]
+
+
+def test_revocation_of_a_process_before_the_upgrade_counts(valkey: redis.Redis) -> None:
+    """It lies in one key for all shards. A token that it revoked was valid after the upgrade."""
+    server = live_store().server
+    at = revocations.read_issue_time(server, "s1")
+    valkey.zadd("{at:revoked}", {"s1\nuser": at})
+    assert revocations.is_revoked(server, "s1", "user", at - 1)
+    assert not revocations.is_revoked(server, "s1", "user", at)
+    assert not revocations.is_revoked(server, "s1", "agent", at - 1)
+
+
+@pytest.mark.parametrize(
+    ("origin", "accepted"),
+    [("https://shop.example.com", True), ("https://evil.example.com", False), ("null", False), (None, True)],
+)
+def test_origin_list_limits_pages(initial_rows: None, origin_web: str, origin: str | None, accepted: bool) -> None:
+    with Page(origin_web, origin=origin) as page:
+        if accepted:
+            assert page.receive()["type"] == "welcome"
+        else:
+            assert page.close_code()[0] == 4406
+
+
+@pytest.fixture(scope="module")
+def origin_web(address: str, django_db_blocker: Any) -> Any:
+    with django_db_blocker.unblock(), web(AFTERTOUCH_SOCKET_ORIGINS="https://Shop.example.com") as address:
+        yield address
+
+
+def test_customer_frame_above_rate_renews_session(
+    initial_rows: None, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BURST", 0.0)
+    monkeypatch.setattr(connection, "RATE", 0.0)
+    live_store().note_activity([Frame("s1", "ann", "c1")])
+    early = deadline() - 20_000
+    valkey.zadd(client.DUE[client.shard_of("s1")], {"s1": early})
+
+    async def scene() -> None:
+        async with page() as (wire, _):
+            wire.said.put_nowait({"type": "websocket.receive", "text": '{"type": "message", "text": "hi"}'})
+            assert (await end_of(wire))["code"] == 4429
+            await until(lambda: deadline() > early + 10_000)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("origin", ["shop.example.com", "https://shop.example.com/chat", "ftp://shop.example.com", "*"])
+def test_setting_of_origins_accepts_only_origins(origin: str) -> None:
+    assert Environment(aftertouch_socket_origins="https://Shop.example.com").aftertouch_socket_origins == [  # type: ignore[arg-type]
+        "https://shop.example.com"
+    ]
+    with pytest.raises(ValidationError, match="must be an origin"):
+        Environment(aftertouch_socket_origins=origin)  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+"""A Chromium that a test drives by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+START_LIMIT = 180_000  #: ms; an overloaded machine takes longer than Playwright's half minute
+
+
+class OpenPage(Protocol):
+    """Open a page as a member of `group`, or as a user with all rights."""
+
+    def __call__(
+        self, language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = ""
+    ) -> Page: ...
+
+
+@contextmanager
+def launch_chromium() -> Iterator[Browser]:
+    """Start a browser. Skip the test on a machine without one."""
+    from playwright.sync_api import sync_playwright  # takes long, and only these tests need it
+
+    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not path:
+        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
+    # Playwright keeps an event loop in this thread, which Django would take for an async context.
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    try:
+        with sync_playwright() as playwright:
+            root = os.geteuid() == 0
+            args = ["--no-sandbox"] if root else []
+            browser = playwright.chromium.launch(executable_path=path, args=args, timeout=START_LIMIT)
+            yield browser
+            browser.close()
+    finally:
+        if before is None:
+            del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+def open_sections(page: Page) -> None:
+    """Unfold the sections of a form, as an editor does who looks for a setting."""
+    page.wait_for_load_state()  # all of them are there
+    for summary in page.locator("fieldset > details:not([open]) > summary").all()[::-1]:
+        summary.click()

@@ -1,0 +1,138 @@
+"""Run a whole stack with its own servers, and ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import wait_until
+
+_kept: dict[str, psycopg.Connection[Any]] = {}  #: connections of the main thread, by address
+
+
+@contextmanager
+def connect_to_ask(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Connect to PostgreSQL. The main thread keeps its connection: a new one costs 15 ms of processor time, and tests
+    ask many times a second.
+    """
+    options: dict[str, Any] = {"autocommit": True, "connect_timeout": 10, "prepare_threshold": None}
+    if threading.current_thread() is not threading.main_thread():
+        with psycopg.connect(url, **options) as connection:
+            yield connection
+        return
+    kept = _kept.pop(url, None)
+    if kept is None or not is_usable(kept):
+        kept = psycopg.connect(url, **options)
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
+    _kept[url] = kept
+
+
+def is_usable(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether its server still has it. If not, close it."""
+    try:
+        connection.execute("")
+    except psycopg.OperationalError:
+        connection.close()
+        return False
+    return True
+
+
+@dataclass
+class StackUnderTest:
+    stack: RunningStack
+
+    wait_limit: ClassVar[float] = 120.0  #: seconds
+    row_factory: ClassVar[Any] = staticmethod(tuple_row)
+
+    def sql(
+        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), outage_limit: float = 120.0
+    ) -> Any:
+        """Return rows, or the number of changed rows. Repeat for `outage_limit` seconds while PostgreSQL is down."""
+        ends_at = time.monotonic() + outage_limit
+        url = self.stack.endpoints.database_url
+        while True:
+            try:
+                with connect_to_ask(url) as connection:
+                    cursor = connection.cursor(row_factory=self.row_factory).execute(statement, parameters)
+                    return cursor.fetchall() if cursor.description else cursor.rowcount
+            except psycopg.OperationalError:
+                if time.monotonic() > ends_at:
+                    raise
+                time.sleep(0.1)
+
+    def apply_config(self, configuration: Mapping[str, Any]) -> None:
+        file = self.stack.state_dir / "configuration.json"
+        file.write_text(json.dumps(configuration))
+        self.stack.manage("apply_config", str(file))
+
+    def wait(self, happened: Callable[[], bool], what: str, timeout: float = 0.0, pause: float = 0.2) -> None:
+        """Wait at most `timeout` seconds, by default `wait_limit`.
+
+        Raises: AssertionError with the logs of all programs.
+        """
+        timeout = timeout or self.wait_limit
+        if not wait_until(happened, timeout, pause=pause):
+            raise AssertionError(f"not within {timeout:g} s: {what}\n{self.describe_touches()}\n{self.logs()}")
+
+    def log_files(self) -> list[Path]:
+        return sorted((self.stack.state_dir / "logs").glob("*.log"))
+
+    def describe_touches(self) -> str:
+        """Return the number of touches that have not ended, by state and reason, with the seconds until due."""
+        try:
+            rows = self.sql(
+                "SELECT concat_ws(' ', count(*), state, reason, paused_by, 'due in',"
+                " round(extract(epoch FROM min(due_at) - now())), 'to', round(extract(epoch FROM max(due_at) - now())),"
+                " 'wake-ups', max(wakeups)) AS line"
+                " FROM scheduling_touch_live GROUP BY state, reason, paused_by ORDER BY count(*) DESC LIMIT 12"
+            )
+        except psycopg.Error as error:  # the failure that is reported matters more
+            return f"touches are unknown: {error}"
+        return "\n".join(str(row["line"] if isinstance(row, dict) else row[0]) for row in rows)
+
+    def logs(self, lines: int = 10) -> str:
+        """Return the last lines of each log without those of level info."""
+        ends = []
+        for path in self.log_files():
+            found = [line for line in path.read_text(errors="replace").splitlines() if '"info"' not in line]
+            ends.append(f"--- {path}\n" + "\n".join(line[:300] for line in found[-lines:]))
+        return "\n".join(ends)
+
+
+@contextmanager
+def run_stack(
+    folder: Path, programs: Sequence[str], env: Mapping[str, str] | None = None, *, concurrency: int = 2
+) -> Iterator[RunningStack]:
+    """Run these programs with the settings of tests until the block ends."""
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "config.settings.test",
+        "AFTERTOUCH_WORKER_CONCURRENCY": str(concurrency),
+        **(env or {}),
+    }
+    with running_stack(environment, programs=programs, state_dir=folder) as stack:
+        try:
+            yield stack
+        finally:
+            while _kept:
+                _kept.popitem()[1].close()
+
+
+def read_seed() -> int:
+    """Return the seed that `FAULTS_SEED` names, or a random one."""
+    return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
