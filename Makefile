@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test faults bench check audit release stop clean requirements
+.PHONY: help setup run demo test processes faults test-all campaigns bench check audit release stop clean requirements
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(READY): requirements/test.txt
 	fi
 	@# Create the folder again if it was moved or is incomplete.
 	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --retries 10 --require-hashes -r requirements/test.txt
 	@touch $(READY)
 
 run: setup ## start servers, web, worker, watcher, beat and Flower until Ctrl-C
@@ -33,10 +33,19 @@ demo: setup ## run real events, an RPA job and a silent chat, and print the resu
 	@.ci/packages chromium libatomic1
 	@exec $(PY) -m examples.demo
 
-test: setup ## set up and run all tests, each fault once (ARGS="-k name" picks)
-	@exec $(PY) -m pytest -n auto -m "not campaign" $(ARGS)
+test: setup ## test all promises without stacks of their own (ARGS="-k name" picks)
+	@exec $(PY) -m pytest -n auto --second-look -m "not (processes or faults or campaign)" $(ARGS)
 
-faults: setup ## run the long fault campaigns
+processes: setup ## test real stacks, supervisors, browsers and journeys
+	@exec $(PY) -m pytest -n auto --second-look -m processes $(ARGS)
+
+faults: setup ## test each fault once (FAULTS_SEED=1 chooses other moments)
+	@exec $(PY) -m pytest --second-look -m faults $(ARGS)
+
+test-all: setup ## run the three above with one report
+	@exec $(PY) -m pytest -n auto --second-look -m "not campaign" $(ARGS)
+
+campaigns: setup ## run the long fault campaigns with random moments and examples
 	@exec $(PY) -m pytest -m campaign $(ARGS)
 
 bench: setup ## run the benchmarks beside peers

@@ -21,20 +21,26 @@ from tests.support.longer_limits import raise_time_limits
 pytest_plugins = [
     f"tests.support.{name}"
     for name in (
-        "time_limits", "staff_users", "log_capture", "fault_runs", "parallel_processes", "fixed_hour", "table_cleanup",
-        "static_files", "matrix", "second_connection",
+        "tiers", "second_look", "time_limits", "staff_users", "log_capture", "fault_runs", "parallel_processes",
+        "fixed_hour", "table_cleanup", "static_files", "matrix", "second_connection",
     )
 ]  # fmt: skip
 
 _reaper = pytest.StashKey[Reaper]()
 
-# The duration of an example depends on the machine, not on the code.
-hypothesis.settings.register_profile("no_deadline", deadline=None)
-hypothesis.settings.load_profile("no_deadline")
+# The same examples and moments of faults in each run; campaigns look for others. Time limits would judge the machine.
+_any_pace = {"deadline": None, "database": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("fixed", derandomize=True, **_any_pace)
+hypothesis.settings.register_profile("campaign", derandomize=False, print_blob=True, **_any_pace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Run before the first connection. Never use the servers of a stack that runs in this checkout."""
+    if config.option.markexpr == "campaign":
+        hypothesis.settings.load_profile("campaign")
+    else:
+        hypothesis.settings.load_profile("fixed")
+        os.environ.setdefault("FAULTS_SEED", "1")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.option.numprocesses and not worker:
         config.stash[_reaper] = Reaper.start()
@@ -60,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
             "ALTER ROLE aftertouch CREATEDB",  # for the test databases
             "ALTER ROLE aftertouch SET synchronous_commit = off",  # they need not survive a crash
             "GRANT SET ON PARAMETER session_replication_role TO aftertouch",  # see tests/support/table_cleanup.py
+            "ALTER SYSTEM SET autovacuum = off",  # its moment would decide what a test reads
+            "SELECT pg_reload_conf()",
         )
     _point_settings_at(env)
     raise_time_limits()
@@ -107,10 +115,10 @@ def _point_settings_at(env: Environment) -> None:
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """The threads of the sender keep their connections; the test database could not be dropped under them."""
-    from tests.support.table_cleanup import note_kept_rows
+    from tests.support.table_cleanup import note_rows
 
     with django_db_blocker.unblock():
-        note_kept_rows()
+        note_rows()
     yield
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         cursor.execute(

@@ -193,7 +193,6 @@ RATE = 4.0  #: events a second on each machine
 
 
 @pytest.mark.campaign
-@pytest.mark.faults
 def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
     state_folder: Callable[[str], Path], report_line: Callable[[str], None]
 ) -> None:

@@ -18,8 +18,6 @@ from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.test_celery_guards import envelope, push
 from tests.faults.workers import worker
 
-pytestmark = pytest.mark.faults
-
 BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUCH_WORKER_SHRINK_AFTER": "PT1S"}
 #: The rows that a batch locks before it judges. New customers do not wait for it, so events are accepted.
 HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"

@@ -23,8 +23,6 @@ from scheduling.models import Touch
 from tests.faults.brokers import WAIT_LIMIT, RabbitNode, missing_for_rabbitmq, rabbitmq
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.faults
-
 
 def test_oldest_message_at_returns_publication_time(valkey: redis.Redis) -> None:
     """It prolongs the wake-ups behind it, so that a backlog is never amplified.

@@ -18,7 +18,6 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack, Run, run_fault_stack
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.rabbitmq,
     pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
 ]

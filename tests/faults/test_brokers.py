@@ -14,8 +14,6 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker
 
-pytestmark = pytest.mark.faults
-
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 CORE = "ticks,touch.high,touch.normal,touch.low"
 DELIVERED = "Task scheduling.deliver["

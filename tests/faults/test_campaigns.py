@@ -11,7 +11,7 @@ import pytest
 from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import FaultStack, Run
 
-pytestmark = [pytest.mark.faults, pytest.mark.campaign]
+pytestmark = pytest.mark.campaign
 
 POINTS = int(os.environ.get("FAULTS_POINTS", "20"))
 

@@ -22,8 +22,6 @@ from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, 
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker
 
-pytestmark = pytest.mark.faults
-
 CORE = ",".join(CORE_QUEUES)
 RPA = ",".join(RPA_QUEUES)
 PREFIX = "mq:"  #: of every key that kombu uses

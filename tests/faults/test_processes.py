@@ -17,8 +17,6 @@ from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import SETTLED_WITHIN, WAIT_LIMIT, FaultStack, Run
 from tests.faults.workers import worker
 
-pytestmark = pytest.mark.faults
-
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 HERD = 600  #: touches; six windows
 CORE = "ticks,touch.high,touch.normal,touch.low"

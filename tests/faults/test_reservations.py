@@ -6,13 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import psycopg
-import pytest
 from redis import Redis
 
 from tests.faults.fault_injection import living_children
 from tests.faults.fault_stack import DAILY_LIMIT, SETTLED_WITHIN, FaultStack, Run
-
-pytestmark = pytest.mark.faults
 
 HERD = 25
 QUARTER = 900_000_000  #: µs

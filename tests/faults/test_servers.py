@@ -12,8 +12,6 @@ from config.settings.timeouts import Timeouts
 from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import FaultStack, Run
 
-pytestmark = pytest.mark.faults
-
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 

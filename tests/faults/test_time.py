@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-import pytest
-
 from config.celery.beat_scheduler import LEADER_LOCK
 from config.local import servers
 from tests.faults.fault_stack import FaultStack
 from tests.faults.load import ApiConnection
 from tests.faults.workers import Program, celery
-
-pytestmark = pytest.mark.faults
 
 
 @contextmanager

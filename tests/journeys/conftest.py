@@ -30,14 +30,6 @@ def static_root() -> None:
     Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
 
 
-@pytest.fixture
-def configuration_row(transactional_db: None) -> None:
-    """Create the row by which edits are noticed. A test that empties the tables deletes it."""
-    from scheduling.models import Configuration
-
-    Configuration.objects.get_or_create(pk=1)
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """One browser for the journeys of a file. It does not outlive them: asyncio cannot run beside Playwright."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configuration_row"),
 ]
 MENU = "#nav-sidebar-apps >> text="
 UNDO = "button:has-text('Undo now')"

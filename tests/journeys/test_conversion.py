@@ -18,11 +18,9 @@ def test_conversion_page_shows_control_group_and_fits(
     ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     from scheduling.delivery.pipeline import deliver_touches
-    from scheduling.models import Configuration
     from scheduling.planning.ingest import NewEvent, record_events
     from tests.scheduling.core.conftest import pass_time
 
-    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     matrix.node("insale-paid", holdout_percent=30, goal_event="order.paid", goal_within=timedelta(days=1))
     downloads = [NewEvent("shop", f"d{number}", "material.downloaded", f"user{number}") for number in range(60)]
     deliver_touches([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])

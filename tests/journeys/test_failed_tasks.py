@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configuration_row"),
 ]
 MANY, FEW, READERS = 58, 5, 40
 

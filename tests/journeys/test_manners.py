@@ -14,7 +14,6 @@ from tests.support.screenshots import save_screenshot
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configuration_row"),
 ]
 
 

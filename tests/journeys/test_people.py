@@ -52,7 +52,7 @@ def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
 @pytest.mark.parametrize(("language", "scheme"), [("zh-hans", "light"), ("en", "dark")])
 def test_people_invited_colleague_signs_in_with_a_code(
     ops: OpenPage, new_page: Callable[..., Page], site_url: str, language: str, scheme: str,
-    configuration_row: None, monkeypatch: pytest.MonkeyPatch,
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     from scheduling.models import TotpDevice
 

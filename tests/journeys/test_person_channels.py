@@ -17,7 +17,6 @@ from tests.support.screenshots import save_screenshot
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configuration_row"),
 ]
 
 SETTINGS = """address: phone

@@ -15,14 +15,6 @@ from tests.support.screenshots import save_screenshot
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-@pytest.fixture(autouse=True)
-def _configuration_row(transactional_db: None) -> None:
-    """A test that flushes the tables also takes the row by which edits are noticed."""
-    from scheduling.models import Configuration
-
-    Configuration.objects.get_or_create(pk=1)
-
-
 @pytest.fixture
 def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """A week of downloads and orders."""

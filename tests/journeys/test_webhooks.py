@@ -19,7 +19,6 @@ from tests.support.screenshots import save_screenshot
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configuration_row"),
 ]
 
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="

@@ -133,7 +133,7 @@ def test_restart_keeps_data_and_addresses(state_dir: Path) -> None:
     assert notes(first) == (["kept"], ["kept"])
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_accepted_writes_survive_sigkill_of_both_servers(state_dir: Path) -> None:
     endpoints = servers.start_servers(state_dir)
     for times in range(1, 4):
@@ -144,7 +144,7 @@ def test_accepted_writes_survive_sigkill_of_both_servers(state_dir: Path) -> Non
         assert notes(endpoints) == (expected, expected)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("moment", ["postgres/data*", "postgres/data", "postgres/data/postmaster.pid", "valkey"])
 def test_killed_start_leaves_state_that_starts_again(state_dir: Path, moment: str) -> None:
     starter = start_in_a_process(state_dir)
@@ -154,7 +154,7 @@ def test_killed_start_leaves_state_that_starts_again(state_dir: Path, moment: st
     write(servers.start_servers(state_dir), "after all")
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_stale_postmaster_pid_does_not_prevent_start(state_dir: Path) -> None:
     write(servers.start_servers(state_dir), "kept")
     kill_servers(state_dir)
@@ -163,7 +163,7 @@ def test_stale_postmaster_pid_does_not_prevent_start(state_dir: Path) -> None:
     assert notes(servers.start_servers(state_dir)) == (["kept"], ["kept"])
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_removed_folder_gets_new_servers(state_dir: Path) -> None:
     before = servers.start_servers(state_dir)
     shutil.rmtree(state_dir)

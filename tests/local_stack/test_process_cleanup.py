@@ -18,8 +18,6 @@ from config.environment import ROOT
 from config.local import servers
 from config.local.processes import is_alive, wait_until
 
-pytestmark = pytest.mark.faults
-
 WAIT_LIMIT = 240.0
 SAMPLE = """
 import subprocess
@@ -124,12 +122,9 @@ def check_all_ended(run: subprocess.Popen[bytes], folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "more"),
-    [
-        (signal.SIGTERM, ()), (signal.SIGKILL, ()),
-        (signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2")),
-    ],
-    ids=["SIGTERM", "SIGKILL", "SIGINT-xdist", "SIGKILL-xdist"],
-)  # fmt: skip
+    [(signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2"))],
+    ids=["SIGINT-xdist", "SIGKILL-xdist"],
+)
 def test_run_ended_by_signal_leaves_no_process(
     folder: Path, start_run: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, more: tuple[str, ...]
 ) -> None:
@@ -167,8 +162,8 @@ BENCH = (["benchmarks", "burst", "--quick"], "*/logs/01-celery.log")
 
 @pytest.mark.parametrize(
     ("words", "moment", "number"),
-    [(*DEMO, signal.SIGINT), (*DEMO, signal.SIGKILL), (*BENCH, signal.SIGTERM), (*BENCH, signal.SIGKILL)],
-    ids=["demo-SIGINT", "demo-SIGKILL", "bench-SIGTERM", "bench-SIGKILL"],
+    [(*DEMO, signal.SIGINT), (*BENCH, signal.SIGKILL)],
+    ids=["demo-SIGINT", "bench-SIGKILL"],
 )
 def test_demo_or_benchmark_ended_by_signal_leaves_no_process(
     folder: Path,

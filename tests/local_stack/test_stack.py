@@ -76,7 +76,7 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
     assert rows == [("127.0.0.1", 3)]
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("program", ["web", "beat"])
 def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
     killed = stack.kill(program)
@@ -85,7 +85,7 @@ def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
     stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, WAIT_LIMIT)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("server", ["PostgreSQL", "Valkey"])
 def test_killed_server_returns_at_its_address(stack: RunningStack, server: str) -> None:
     before, killed = stack.endpoints, stack.kill(server)
@@ -176,7 +176,7 @@ def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.
         stack.stop()
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_stack_with_killed_owner_leaves_no_process(state_dir: Path) -> None:
     with running_stack(programs=["beat"], state_dir=state_dir) as stack:
         programs = [psutil.Process(pid) for pid in stack.pids.values()]

@@ -20,7 +20,7 @@ from scheduling.operations import queries
 from scheduling.operations.filters import filter_effective_state
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
 LONG_AGO, HOUR = datetime(2026, 3, 1, tzinfo=UTC), timedelta(hours=1)
 

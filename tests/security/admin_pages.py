@@ -54,7 +54,6 @@ from scheduling.models import (
     Community,
     Complaint,
     ConfigDraft,
-    Configuration,
     Customer,
     CustomerImport,
     DelayRule,
@@ -166,7 +165,6 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """Make a row of everything."""
     from scheduling.delivery.pipeline import deliver_touches
 
-    Configuration.objects.get_or_create(pk=1)
     node = matrix.node("guide", canary_template=matrix.template("guide-v2"), delay=timedelta(0))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))

@@ -1,4 +1,4 @@
-"""Every address of the back office × every role × GET and a valid POST, against the table of `admin_pages`.
+"""Every address of the back office × the roles at its boundary × GET and a valid POST, against `admin_pages`.
 
 A POST is valid: it is what the form held when an administrator opened it, with one change. The same POST by an
 administrator takes effect, so a refusal has no other reason than the role.
@@ -42,6 +42,7 @@ pytestmark = pytest.mark.django_db
 
 #: Every `view_` right of every app, and no other: what an auditor is given.
 AUDITOR = "auditor"
+ROLES = (ANONYMOUS, STAFF, VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR, ADMIN)
 ROUTES = {
     "changelist": "", "add": "add/", "history": "history/", "delete": "delete/", "change": "change/",
     "simple_history": "history/version/", "bare": "/",
@@ -76,7 +77,7 @@ def staff(matrix: MatrixBuilder, record_event: RecordEvent, static_root: None) -
     """One login for each role, and a row of everything."""
     Command().grant_permissions()
     users, clients = {}, {ANONYMOUS: Client()}
-    for role in (STAFF, admin_pages.VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR):
+    for role in ROLES[1:-1]:
         user = User.objects.create_user(role.name.lower(), password="x", is_staff=True)
         if role != STAFF:
             user.groups.add(Group.objects.get(name=role.name.lower()))
@@ -299,10 +300,27 @@ def cases_of(model: str) -> Iterator[Case]:
 
 def list_violations(case: Case, staff: Staff) -> Iterator[str]:
     """Each way in which a role can do more or less than the table allows."""
-    for role in (ANONYMOUS, STAFF, VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR, ADMIN):
+    for role in at_boundary(case.page.see):
         yield from _get_violations(case, staff, role)
+    for role in at_boundary(case.page.do):
         yield from _post_violations(case, staff, role.name, staff.clients[role], staff.users[role], role)
     yield from _post_violations(case, staff, AUDITOR, *staff.auditor, VIEWER)
+
+
+def at_boundary(least: Role) -> list[Role]:
+    """The lowest role that may, the highest that may not, and a stranger. Rights only grow from role to role."""
+    allowed = [role for role in ROLES if role >= least]
+    refused = [role for role in ROLES if role < least]
+    return sorted({ANONYMOUS, *allowed[:1], *refused[-1:]})
+
+
+def test_each_role_has_the_rights_of_the_one_below() -> None:
+    Command().grant_permissions()
+    below: set[str] = set()
+    for name in ("viewer", "operator", "editor"):
+        rights = set(Group.objects.get(name=name).permissions.values_list("codename", flat=True))
+        assert below < rights, name
+        below = rights
 
 
 def _address(case: Case, user: User) -> str:
@@ -406,7 +424,7 @@ def offered(user: User, model: str) -> list[str]:
 
 
 def _action_violations(model: str, name: str, action: Action, staff: Staff) -> Iterator[str]:
-    every = [(role.name, client, role) for role, client in staff.clients.items()]
+    every = [(role.name, staff.clients[role], role) for role in at_boundary(action.do)]
     for who, client, role in [*every, (AUDITOR, staff.auditor[0], VIEWER)]:
         with rolled_back():
             chosen = [str(pk) for pk in action.rows(staff.users[role])]

@@ -20,7 +20,6 @@ from scheduling.customers import imports
 from scheduling.models import (
     INCLUDED,
     BulkAction,
-    Configuration,
     CustomerImport,
     FailedTask,
     Scope,
@@ -220,7 +219,6 @@ def web(server: str, matrix: MatrixBuilder, record_event: Callable[..., Any]) ->
 
     from scheduling.delivery.pipeline import deliver_touches
 
-    Configuration.objects.get_or_create(pk=1)  # the row that migrations made went with the tables
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     for user in ("ann", "bob", "cid", "dan"):

@@ -20,7 +20,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 from pytest_django import Settings
 
 from scheduling.management.commands.bootstrap import Command
-from scheduling.models import ApiKey, Configuration, Customer
+from scheduling.models import ApiKey, Customer
 from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.security.test_admin_rights import count_writes
@@ -47,7 +47,6 @@ def root() -> User:
 
 @pytest.fixture
 def web(server: str, transactional_db: None) -> str:
-    Configuration.objects.get_or_create(pk=1)  # the row that migrations made went with the tables
     return server
 
 

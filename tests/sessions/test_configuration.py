@@ -11,7 +11,6 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from scheduling.models import Configuration
 from sessions.models import Campaign, SilencePolicy
 
 pytestmark = pytest.mark.django_db
@@ -39,7 +38,6 @@ campaigns:
 
 @pytest.fixture(autouse=True)
 def default() -> None:
-    Configuration.objects.get_or_create(pk=1)
     SilencePolicy.objects.all().delete()
     SilencePolicy.objects.create(key="default", threshold=60 * SECOND, jitter=5 * SECOND)
 

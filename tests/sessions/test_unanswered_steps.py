@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.core.management import call_command
 
-from scheduling.models import Configuration, Node, Touch
+from scheduling.models import Node, Touch
 from sessions.detection.policies import read_policies
 from sessions.detection.watcher import Watcher
 from sessions.models import SilencePolicy
@@ -21,8 +21,6 @@ __all__ = ["_sending"]
 
 
 def test_each_shipped_step_is_delivered_until_an_agent_answers(chats: Chats) -> None:
-    Configuration.objects.get_or_create(pk=1)  # emptying the tables removed it
-    SilencePolicy.objects.get_or_create(key="default")
     call_command("bootstrap", verbosity=0)
     steps = ["sla-remind", "sla-supervisor", "sla-queue"]
     for node in Node.objects.filter(key__in=steps):

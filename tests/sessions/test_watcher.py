@@ -15,7 +15,7 @@ from django.db import OperationalError, connection, transaction
 from pytest_django import Settings
 
 from scheduling import sql
-from scheduling.models import Configuration, Customer, Event, Touch
+from scheduling.models import Customer, Event, Touch
 from sessions.detection import policies, silence_events, watcher
 from sessions.detection.presence import SessionPresence
 from sessions.detection.watcher import Watcher
@@ -300,7 +300,6 @@ def test_frozen_copy_is_ended_by_another_watcher(
     """No time limit of PostgreSQL ends it."""
     monkeypatch.setattr(brief_transaction, "IDLE_MS", 300)
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
-    Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="user-0")
     make_silences(chats)
     frozen, done = threading.Event(), threading.Event()
@@ -340,7 +339,6 @@ def test_run_once_with_locked_customer_records_others(
 ) -> None:
     """The locked one is claimed again after the next housekeeping."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
-    Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="user-1")
     make_silences(chats, 3)
     with psycopg.connect(database_url()) as holder:
@@ -358,7 +356,6 @@ def test_run_once_with_uncommitted_customer_records_others(
 ) -> None:
     """The wait ends by its limit, and no customer is found locked."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
-    Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="like")
     make_silences(chats, 5)
     with psycopg.connect(database_url()) as holder:

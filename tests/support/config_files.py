@@ -11,15 +11,12 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from scheduling.models import Configuration
-
 Apply = Callable[..., str]
 
 
 @pytest.fixture
 def apply(tmp_path: Path, db: None) -> Apply:
     """Apply a text as a file; returns what was printed."""
-    Configuration.objects.get_or_create(pk=1)
 
     def apply(text: str, *flags: str) -> str:
         file = tmp_path / "configuration.yaml"

@@ -1,4 +1,8 @@
-"""Tests in several processes: most of them wait most of the time. Each process has servers of its own."""
+"""Tests in several processes, each with servers of its own. The order of each process is the same in every run.
+
+What a process runs, and in which order, depends on the collected files and on the number of processes only. A failure
+that depends on the tests before it can then be repeated.
+"""
 
 from __future__ import annotations
 
@@ -7,56 +11,86 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from config.environment import environment
 
-# More than this wait for the longest folder of faults and gain nothing.
 MOST = 4
-#: Files of faults whose tests start servers of their own, and share none with the rest of their folder.
-OWN_SERVERS = {
-    "tests/faults/test_backlog.py", "tests/faults/test_blocked_broker.py", "tests/faults/test_brokers.py",
-    "tests/sessions/faults/test_cluster.py", "tests/sessions/faults/test_sentinel.py",
+SECONDS_A_TEST = 0.1  #: of a file that is not below
+#: Seconds of wall time of the files that take longest, as `--durations=0` shows them. They balance the processes only.
+SECONDS: dict[str, float] = {
+    "tests/language/test_pages.py": 18, "tests/rpa_tasks/admin/test_pages.py": 13,
+    "tests/rpa_tasks/core/test_publish_many.py": 12, "tests/rpa_tasks/core/test_runner.py": 19,
+    "tests/scheduling/admin/test_pages.py": 27, "tests/scheduling/api/test_auth.py": 16,
+    "tests/scheduling/api/test_fuzz.py": 21, "tests/scheduling/api/test_redirects.py": 13,
+    "tests/scheduling/core/test_admission.py": 25, "tests/scheduling/core/test_caps.py": 16,
+    "tests/scheduling/core/test_consent.py": 16, "tests/scheduling/core/test_query_plans.py": 12,
+    "tests/scheduling/core/test_random_lifecycles.py": 24, "tests/scheduling/replay/test_replay.py": 13,
+    "tests/scheduling/webhooks/test_outbox.py": 11, "tests/scheduling/webhooks/test_sending.py": 29,
+    "tests/security/test_admin_rights.py": 80, "tests/security/test_lookups.py": 34,
+    "tests/sessions/test_state_machine.py": 21, "tests/sessions/websocket/test_gateway.py": 15,
+    "tests/smoke/test_running_stack.py": 60,
 }  # fmt: skip
-SWEEP = "tests/security/test_admin_rights.py"  #: its tests are long and share nothing
-#: Other files that take a minute or more: the sweep of rights, nested runs, stacks and browsers.
-LONG = (SWEEP, "tests/local_stack/", "tests/deploy/", "tests/journeys/", "tests/docs/")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: one process for tests picked by hand, and where all would share one Redis."""
+    """What `-n auto` means: as many as cores; none for tests picked by hand, or where all would share one Redis."""
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if picked or environment().redis_url:
         return 0
-    return min((os.cpu_count() or 1) + 1, MOST)
+    return min(len(os.sched_getaffinity(0)), MOST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     config.option.loadscopereorder = False
-    return ByFolderOrFile(config, log)
+    return FixedSplit(config, log)
 
 
-class ByFolderOrFile(LoadScopeScheduling):
-    """A file stays in one process, and so does a folder of faults: they share a stack that starts slowly."""
+class FixedSplit(LoadScopeScheduling):
+    """Give each process its share of the files before the run. A replaced process's share goes to its successor."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self.shares: dict[str, int] = {}  #: the number of the process that runs a file
+        self.numbers: dict[WorkerController, int] = {}
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::", 1)[0]
-        if path == SWEEP:
-            return nodeid
-        folder = path.rpartition("/")[0]
-        return folder if is_fault_test(path) and path not in OWN_SERVERS else path
+        return nodeid.split("::", 1)[0]
+
+    def add_node(self, node: WorkerController) -> None:
+        super().add_node(node)
+        self.numbers[node] = min(set(range(self.numnodes)) - set(self.numbers.values()))
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        del self.numbers[node]
+        crashed = super().remove_node(node)
+        if crashed is not None:
+            self.workqueue[self._split_scope(crashed)][crashed] = True  # reported as failed; xdist would run it again
+        return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node.shutting_down or self._pending_of(self.assigned_work[node]) > 2:
+            return
+        if any(self.shares[path] == self.numbers[node] for path in self.workqueue):
+            self._assign_work_unit(node)
+        else:
+            node.shutdown()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if not self.shares:
+            self.shares = split_files({path: len(tests) for path, tests in self.workqueue.items()}, self.numnodes)
+        own = next((path for path in self.workqueue if self.shares[path] == self.numbers[node]), None)
+        if own is not None:
+            self.workqueue.move_to_end(own, last=False)
+            super()._assign_work_unit(node)
 
 
-def is_fault_test(path: str) -> bool:
-    return "faults" in path.split("/")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, or the last process would be alone with them."""
-    items.sort(key=lambda item: rank_path(item.nodeid.split("::", 1)[0]))
-
-
-def rank_path(path: str) -> int:
-    """Return the place in the order of the run: shared stacks of faults, long files, all others."""
-    if is_fault_test(path):
-        return 1 if path in OWN_SERVERS else 0
-    return 2 if path.startswith(LONG) else 3
+def split_files(tests: dict[str, int], processes: int) -> dict[str, int]:
+    """Return the process of each file, from the number of its tests: the longest first, to the least loaded process."""
+    loads = [0.0] * processes
+    shares = {}
+    seconds = {path: SECONDS.get(path, count * SECONDS_A_TEST) for path, count in tests.items()}
+    for path in sorted(seconds, key=lambda path: (-seconds[path], path)):
+        shares[path] = loads.index(min(loads))
+        loads[shares[path]] += seconds[path]
+    return shares

@@ -134,5 +134,5 @@ def run_stack(
 
 
 def read_seed() -> int:
-    """Return the seed that `FAULTS_SEED` names, or a random one."""
+    """Return the seed that `FAULTS_SEED` names, else a random one. Only campaigns have none."""
     return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))

@@ -15,7 +15,11 @@ from typing import TextIO
 
 import pytest
 
-LIMITS = (("campaign", 7200), ("faults", 900))  #: seconds by marker; the default is `timeout` in pyproject.toml
+LIMITS = (
+    ("campaign", 7200),
+    ("faults", 900),
+    ("processes", 900),
+)  #: seconds by marker; the default is `timeout` in pyproject.toml
 CLEAN_UP = float(os.environ.get("AFTERTOUCH_TEST_CLEAN_UP", "120"))  #: seconds for the fixtures' end after a failure
 
 _stderr = pytest.StashKey[TextIO]()

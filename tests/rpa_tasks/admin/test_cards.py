@@ -127,6 +127,7 @@ def test_card_charts_ended_runs_by_hour_and_outcome(
     assert 'href=""' not in text
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_count_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows

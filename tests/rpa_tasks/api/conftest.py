@@ -10,7 +10,7 @@ import requests
 from pytest_django import DjangoDbBlocker
 
 from rpa_tasks.models import Flow, Platform, Shop
-from scheduling.models import Configuration, Scope
+from scheduling.models import Scope
 from scheduling.operations import commands
 from tests.scheduling.api.serving import Client, serving
 from tests.support.config_files import Apply as Apply
@@ -58,13 +58,7 @@ def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterato
 
 
 @pytest.fixture
-def initial_rows(transactional_db: None) -> None:
-    """Emptying the tables also removed the row that migrations made."""
-    Configuration.objects.get_or_create(pk=1)
-
-
-@pytest.fixture
-def key(initial_rows: None) -> str:
+def key(transactional_db: None) -> str:
     return commands.create_api_key("shop", [Scope.RPA, Scope.RPA_CONFIGURE])
 
 

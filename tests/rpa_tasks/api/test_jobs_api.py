@@ -221,7 +221,7 @@ def test_publish_job_above_backlog_returns_429_with_retry_after(api: Client, mar
     publish(api, "s2", delay_seconds=LATER)
 
 
-def test_rpa_api_without_scope_returns_403(server: str, initial_rows: None, market: Market) -> None:
+def test_rpa_api_without_scope_returns_403(server: str, transactional_db: None, market: Market) -> None:
     other = Client(server, commands.create_api_key("other", ["events", "touches"]))
     assert other("POST", "/rpa/jobs", job_request()).status_code == 403
     for path in ("/rpa/jobs", "/rpa/shops", f"/rpa/jobs/{new_id()}", f"/rpa/jobs/{new_id()}/evidence/1"):

@@ -31,7 +31,7 @@ from rpa_tasks.models import Job, ScheduledPublication, Shop
 from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_publications
 from scheduling import sql
 from scheduling.errors import InvalidInput
-from scheduling.models import Configuration, FailedTask
+from scheduling.models import FailedTask
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
@@ -613,7 +613,6 @@ def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> N
 
 
 def save_in_admin(**changes: Any) -> Any:
-    Configuration.objects.get_or_create(pk=1)
     browser = Browser()
     browser.force_login(get_user_model().objects.create_superuser("ann"))
     interval, _ = IntervalSchedule.objects.get_or_create(every=10, period="minutes")

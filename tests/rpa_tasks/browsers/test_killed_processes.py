@@ -33,7 +33,7 @@ from tests.rpa_tasks.browsers.browser_processes import (
 )
 from tests.support.thread_servers import serving_in_thread
 
-pytestmark = [pytest.mark.browser, pytest.mark.faults]
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
 Acquire = Callable[..., AcquiredBrowser]
 Begin = Callable[..., AcquiringProcess]
 

@@ -278,7 +278,7 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
     assert len(waiting) == len(set(waiting))  # one waiting job a key
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_bulk_run_again_worker_killed_in_batch_stores_nothing(
     shops: Market, second_connection: SecondConnection
 ) -> None:

@@ -80,6 +80,7 @@ def test_only_the_check_starts_and_its_success_lets_the_waiting_run_go_on(
     assert market.pick().claim.task_id == waiting.pk
 
 
+@pytest.mark.usefixtures("fresh_tables")
 @pytest.mark.parametrize("login", ["ok", "checked"])
 def test_pick_reads_at_most_one_job_of_each_tier(market: Market, shop: Shop, login: str) -> None:
     """Each pick of any node read the whole backlog of a logged-out shop, in search of the check."""

@@ -151,6 +151,7 @@ def test_waiting_jobs_metric_is_capped(market: Market, client: Client, monkeypat
     assert 'aftertouch_rpa_jobs_waiting{due="no",tier="normal"} 3.0' in lines
 
 
+@pytest.mark.usefixtures("fresh_tables")
 @pytest.mark.django_db
 def test_waiting_jobs_query_uses_indexes() -> None:
     with connection.cursor() as cursor:

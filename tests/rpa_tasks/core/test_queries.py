@@ -19,7 +19,7 @@ from scheduling import sql
 from scheduling.models.ledger import RARE
 from tests.rpa_tasks.core.conftest import Market
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
 
 @pytest.mark.parametrize("state", RARE)

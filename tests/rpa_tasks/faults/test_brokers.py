@@ -16,8 +16,6 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, TIERS, Market, RpaCluster, run_rpa_cluster
 
-pytestmark = pytest.mark.faults
-
 SHOPS, EACH = 6, 4
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-import pytest
-
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, RpaCluster
-
-pytestmark = pytest.mark.faults
 
 
 def test_killed_draining_node_starts_nothing_after_its_restart(

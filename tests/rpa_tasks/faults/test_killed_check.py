@@ -5,11 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-import pytest
-
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, RpaCluster
-
-pytestmark = pytest.mark.faults
 
 #: Waits for the file that its variable GO names.
 CHECK = ["sh", "-c", 'until [ -e "$GO" ]; do sleep 0.1; done', "_", "{param}"]

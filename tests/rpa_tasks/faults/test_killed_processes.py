@@ -16,8 +16,6 @@ from rpa_tasks.worker.runner import LEASE
 from tests.rpa_tasks.faults.in_flight import QUICK, check_recovery, start_jobs
 from tests.rpa_tasks.faults.rpa_cluster import Node, RpaCluster
 
-pytestmark = pytest.mark.faults
-
 
 @pytest.fixture(scope="module")
 def north(shared_rpa_cluster: RpaCluster) -> Iterator[Node]:

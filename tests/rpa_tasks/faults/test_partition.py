@@ -22,8 +22,6 @@ from tests.rpa_tasks.faults.effect_log import Effect
 from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
 from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
 
-pytestmark = pytest.mark.faults
-
 RENEWED, GUARDED = 12.0, 45.0  #: seconds between renewals at most, and until a guard has ended a command
 SYNC = ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "demo_sync_order"]
 SYNC += ["--param", "{param}", "--timeout", "{timeout}"]

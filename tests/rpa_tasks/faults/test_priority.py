@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster
-
-pytestmark = pytest.mark.faults
 
 LOW, SHOPS, SLOTS = 1_000, 50, 2
 HIGH, AGEING = 40, 1.5

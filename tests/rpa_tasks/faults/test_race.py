@@ -14,8 +14,6 @@ from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurr
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster, run_publisher
 from tests.support.stack import read_seed
 
-pytestmark = pytest.mark.faults
-
 DESKS, SHOPS, SLOTS, EACH = 8, 50, 4, 30
 WITHIN = 360.0
 

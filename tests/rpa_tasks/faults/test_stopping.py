@@ -5,13 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import pytest
-
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.in_flight import start_jobs
 from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
-
-pytestmark = pytest.mark.faults
 
 WAIT_LIMIT = 2.0
 

@@ -11,8 +11,6 @@ from config.local.processes import is_alive
 from tests.rpa_tasks.faults.in_flight import check_recovery, start_jobs
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, RpaCluster
 
-pytestmark = pytest.mark.faults
-
 
 @pytest.mark.parametrize("guards_too", [False, True], ids=["worker", "worker and guards"])
 def test_killed_worker_repeats_only_idempotent_job(

@@ -60,7 +60,7 @@ def test_concurrent_batch_replies_answer_each_message_once(start_reply: Callable
     assert sum(result["answered"] for result in results) == 5
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("message", ["s1-m1", "s1-m3"])
 def test_killed_batch_reply_is_continued_without_repeats(
     start_reply: Callable[..., Any], site: Site, message: str
@@ -76,7 +76,7 @@ def test_killed_batch_reply_is_continued_without_repeats(
     assert site.effects()["replies"] == ONCE
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], site: Site) -> None:
     site.hold("POST", "/messages/reply", message="s1-m2")
     early = start_reply()

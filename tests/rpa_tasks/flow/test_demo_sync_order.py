@@ -68,7 +68,7 @@ def test_sync_order_with_old_lease_is_refused(start_sync: Callable[..., Any], re
     assert end_run(start_sync(5))["written"] == 0  # the same run once more is no stranger
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_sync_order_resumed_after_newer_run_is_refused(
     start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:
@@ -100,7 +100,7 @@ def test_concurrent_sync_orders_store_each_order_once(
     assert sum(run.result["written"] for run in runs if run.result) == 45
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_killed_sync_order_stores_nothing(
     start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
 ) -> None:

@@ -180,7 +180,7 @@ def test_command_resisting_lost_lease_is_killed_after_grace(task: TaskCommands) 
     assert (ending.ended, ending.signal) == (ExitCause.LEASE_LOST, signal.SIGKILL)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_command_frozen_past_lease_and_grace_is_killed_at_once(task: TaskCommands) -> None:
     """The shop may run on another node: only the rest of the grace since the lease ended counts."""
     with SupervisedCommand(task.shell(STUBBORN, grace=WAIT_LIMIT / 2)) as supervised:
@@ -210,7 +210,7 @@ def test_result_before_stop_is_kept(task: TaskCommands) -> None:
 # --- who else may die ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("script", ["sleep 1000 & sleep 1000", STUBBORN])
 def test_killed_runner_ends_its_command(task: TaskCommands, script: str) -> None:
     with start_runner(task, script) as (runner, command):
@@ -221,7 +221,7 @@ def test_killed_runner_ends_its_command(task: TaskCommands, script: str) -> None
     assert task.pids() == []
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_suspended_runner_loses_lease_and_reports_it(task: TaskCommands) -> None:
     with start_runner(task, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
@@ -259,7 +259,7 @@ time.sleep(1000)
         supervised.stop("cancelled")
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
     with start_runner(task, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
@@ -267,7 +267,7 @@ def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
         eventually(lambda: not is_alive(command))
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("manner", ["", "stubborn"])
 def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands, manner: str) -> None:
     place = task.folder / "daemon"
@@ -285,7 +285,7 @@ def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands, manner: 
     assert task.pids() == []
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_hanging_supervisor_is_given_up(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpa_tasks.supervisor.client.OVERDUE_AFTER", 0.5)
     with SupervisedCommand(task.shell("sleep 1000", grace=0.1)) as supervised:
@@ -297,7 +297,7 @@ def test_hanging_supervisor_is_given_up(task: TaskCommands, monkeypatch: pytest.
     assert task.pids() == []
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell("sleep 1000")) as supervised:
         os.kill(supervisor_of(wait_for_start(supervised)), signal.SIGTERM)
@@ -305,7 +305,7 @@ def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
     assert (ending.ended, ending.signal) == (ExitCause.NODE_STOPPING, signal.SIGTERM)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_externally_killed_command_is_reported_as_exited(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell("sleep 1000")) as supervised:
         os.kill(wait_for_start(supervised), signal.SIGKILL)

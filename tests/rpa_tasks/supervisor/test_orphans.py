@@ -48,7 +48,7 @@ def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
     return [look for pid in task.pids() if pid != command and (look := processes.read_process(pid))]
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize("script", [BRANCHES, STUBBORN_BRANCHES])
 def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) -> None:
     with start_runner(task, script) as (runner, command):

@@ -60,6 +60,7 @@ def test_cause_groups_cover_the_latest_rows(
     assert "There are more: these are the causes of the latest 3." in page.content.decode()
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_latest_retried_of_a_cause_use_an_index() -> None:
     """The page that shows how they fare looks again every few seconds, and a cause may be half of the table."""
     with connection.cursor() as cursor:

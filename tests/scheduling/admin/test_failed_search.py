@@ -108,6 +108,7 @@ def test_bulk_search_ignores_later_failures(failed: Failed, monkeypatch: pytest.
     assert {row.pk for row in found} == {first.pk, second.pk}
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_word_search_does_not_scan_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many, all that is read is what an id names and the end of the table."""
     monkeypatch.setattr(queries, "SEARCHED_ROWS", 100)

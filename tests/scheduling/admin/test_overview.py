@@ -462,6 +462,7 @@ def test_reason_text_is_escaped(touch: Callable[..., Touch], viewer: Client) -> 
 # --- many rows --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("fresh_tables")
 @pytest.mark.parametrize(
     ("read", "index", "rival"),
     [

@@ -12,7 +12,7 @@ from django.test import Client
 
 from scheduling.admin.matrix.node import NodeAdmin, NodeForm
 from scheduling.experiments import rollout_runs
-from scheduling.models import AutomaticRollout, Configuration, Node, RolloutMove
+from scheduling.models import AutomaticRollout, Node, RolloutMove
 from scheduling.operations.failed_tasks import Actor
 from tests.support.matrix import MatrixBuilder
 
@@ -163,7 +163,6 @@ def test_node_form_locks_canary_during_rollout(
 @pytest.fixture
 def pause_in_parallel(node: Node) -> Callable[[], None]:
     """Over another connection, what a pass does that finds the canary harmful."""
-    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     begun = rollout_runs.start_rollout(node.pk, {}, Actor("ops"))
 
     def pause() -> None:

@@ -44,7 +44,7 @@ def gate() -> Iterator[Gate]:
     made.shut()
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
 def test_beat_reports_killed_worker_and_lost_database(
     robot: Robot, create_alert_receiver: Callable[..., AlertReceiver], worker_environment: dict[str, str], gate: Gate

@@ -48,6 +48,7 @@ def test_queue_unattended_lists_core_and_nonempty(valkey: redis.Redis) -> None:
     assert read("queue_unattended") == dict.fromkeys(["low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0)
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_alert_figures_scan_no_whole_table() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")

@@ -7,15 +7,9 @@ import pytest
 from django.db import connection
 from pytest_django import DjangoDbBlocker
 
-from scheduling.models import Configuration, Scope
+from scheduling.models import Scope
 from scheduling.operations import commands
 from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, serving
-
-
-@pytest.fixture
-def configuration_row(transactional_db: None) -> None:
-    """Emptying the tables also removed the row that migrations made."""
-    Configuration.objects.get_or_create(pk=1)
 
 
 @pytest.fixture(scope="session")
@@ -39,14 +33,14 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def server_behind_gate(configuration_row: None, gate: Gate) -> Iterator[str]:
+def server_behind_gate(transactional_db: None, gate: Gate) -> Iterator[str]:
     """A server whose way to PostgreSQL leads through `gate`."""
     with serving(DATABASE_URL=database_url(gate.port)) as address:
         yield address
 
 
 @pytest.fixture
-def key(configuration_row: None) -> str:
+def key(transactional_db: None) -> str:
     """A key that may do everything."""
     return commands.create_api_key("shop", Scope.values)
 
@@ -57,7 +51,7 @@ def api(server: str, key: str) -> Client:
 
 
 @pytest.fixture
-def key_for(server: str, configuration_row: None) -> Callable[..., Client]:
+def key_for(server: str, transactional_db: None) -> Callable[..., Client]:
     """A client whose key has only these scopes."""
 
     def key_for(*scopes: str, **changes: Any) -> Client:

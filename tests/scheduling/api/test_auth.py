@@ -60,7 +60,7 @@ def test_key_without_scope_is_refused_with_the_scope(key_for: Callable[..., Clie
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"])
-def test_request_without_key_is_unauthorized(server: str, configuration_row: None, header: str | None) -> None:
+def test_request_without_key_is_unauthorized(server: str, transactional_db: None, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     for method, path, _ in SCOPED:
         answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=WAIT_LIMIT)
@@ -236,7 +236,7 @@ def quiet_minute(valkey: redis.Redis) -> Any:
 
 
 def test_create_api_key_prints_a_working_key(
-    server: str, configuration_row: None, capsys: pytest.CaptureFixture[str]
+    server: str, transactional_db: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call_command("create_api_key", "shop", "--scope", "events", "--scope", "touches")
     key = capsys.readouterr().out.strip()

@@ -464,6 +464,7 @@ def test_export_leaves_out_session_that_another_user_has_now(ann: Client) -> Non
     assert (export["live_chats"], export["complete"]) == ([], True)
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_export_finds_messages_of_webhooks_by_their_indexes(ann: Client) -> None:
     hook = WebhookSubscription.objects.get()
     write_messages(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def fail(configuration_row: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
+def fail(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
     matrix.node(delay=timedelta(hours=1))
 
     def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
@@ -161,7 +161,7 @@ def test_bulk_action_errors_name_the_field(
     assert not BulkAction.objects.exists()
 
 
-def test_bulk_action_missing_or_of_touches_is_not_found(configuration_row: None, api: Client) -> None:
+def test_bulk_action_missing_or_of_touches_is_not_found(transactional_db: None, api: Client) -> None:
     row = BulkAction.objects.create(action="cancel", actor_name="ann", per_second=1)
     for key in (new_id(), row.pk):
         assert api.get(f"/bulk-actions/{key}").status_code == 404

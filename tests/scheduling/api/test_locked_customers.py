@@ -16,13 +16,13 @@ from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, Gr
 from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, database_url, eventually
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 
 
 @pytest.fixture
-def ann_is_held(configuration_row: None, settings: Settings) -> Iterator[psycopg.Connection]:
+def ann_is_held(transactional_db: None, settings: Settings) -> Iterator[psycopg.Connection]:
     """Another transaction holds Ann's row until the test ends or rolls it back."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="ann")
@@ -90,7 +90,7 @@ def test_recently_locked_customer_waits_apart(
     assert all(len(users) == 1 for users, _ in waits)
 
 
-def test_uncommitted_customer_blocks_only_itself(api: Client, configuration_row: None) -> None:
+def test_uncommitted_customer_blocks_only_itself(api: Client, transactional_db: None) -> None:
     """Its row cannot be seen, so the batch is halved."""
     with psycopg.connect(database_url()) as holder:
         holder.execute(

@@ -20,7 +20,7 @@ from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, Gate, cloud_event, eventually, run_concurrently
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
 WRITERS = """
 SELECT pid FROM pg_stat_activity
@@ -113,7 +113,7 @@ def test_slow_list_is_cancelled_with_503(api: Client) -> None:
     assert [api.get(path).status_code for path in paths] == [200] * len(paths)
 
 
-def test_intake_does_not_wait_for_readers(configuration_row: None, key: str, valkey: redis.Redis) -> None:
+def test_intake_does_not_wait_for_readers(transactional_db: None, key: str, valkey: redis.Redis) -> None:
     """Events need a thread for the key and for the rate, nothing else."""
     let_go = threading.Event()
 
@@ -137,7 +137,7 @@ def test_key_check_during_outage_is_answered_with_503(server_behind_gate: str, g
     assert Client(server_behind_gate, key).event(cloud_event()).status_code == 503
 
 
-def test_redis_outage_is_reported_as_degraded(server_without_redis: str, configuration_row: None) -> None:
+def test_redis_outage_is_reported_as_degraded(server_without_redis: str, transactional_db: None) -> None:
     answer = requests.get(f"{server_without_redis}/health/ready", timeout=WAIT_LIMIT)
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert [answer.json()[part]["status"] for part in ("database", "redis", "broker")] == ["ok", "down", "down"]

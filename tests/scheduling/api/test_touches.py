@@ -26,7 +26,7 @@ SHAPE = {
 
 
 @pytest.fixture
-def touch(configuration_row: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Touch:
+def touch(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Touch:
     matrix.node(delay=timedelta(hours=1))
     return Touch.objects.get(pk=record_event(event_id="e1", chat_id="c1").task_ids[0])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.models import Configuration
 from tests.support.config_files import Apply as Apply
 from tests.support.config_files import apply as apply
 from tests.support.config_files import export as export
@@ -18,19 +17,6 @@ stages: [{key: presale, name: 售前}]
 nodes:
   - {key: presale-download, stage: presale, trigger: material.downloaded, delay: 15m, template: guide, channel: log}
 """
-
-
-@pytest.fixture(autouse=True)
-def _counted(request: pytest.FixtureRequest) -> None:
-    """A test that flushes the tables also takes the row by which edits are noticed."""
-    if request.node.get_closest_marker("django_db") or "db" in request.fixturenames:
-        request.getfixturevalue("transactional_db" if _commits(request) else "db")
-        Configuration.objects.get_or_create(pk=1)
-
-
-def _commits(request: pytest.FixtureRequest) -> bool:
-    marker = request.node.get_closest_marker("django_db")
-    return bool(marker and marker.kwargs.get("transaction"))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 WITHIN = 120  #: seconds; a lost wake-up is trusted for 10 s
 CORE = "ticks,touch.high,touch.normal,touch.low"
 

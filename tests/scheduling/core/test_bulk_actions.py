@@ -467,7 +467,7 @@ def test_bulk_returning_worker_does_not_start_next_batch(
     assert (row.state, row.done, len(again())) == ("running", 2, 2)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_bulk_worker_killed_in_batch_stores_nothing(
     fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,7 +491,7 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
     assert (finish(row).done, len(again())) == (6, 6)
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_bulk_worker_killed_between_batches_keeps_rows(
     fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection
 ) -> None:

@@ -44,6 +44,7 @@ def test_disabled_target_keeps_loaded_configuration(matrix: MatrixBuilder, hook:
     assert snapshot.current() is before
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_find_disabled_reads_only_the_batch(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     with connection.cursor() as cursor:
         cursor.execute(

@@ -306,7 +306,7 @@ while True:
 """
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_pass_killed_after_ingestion_records_once(
     journey: MatrixBuilder, record_event: RecordEvent, second_connection: SecondConnection
 ) -> None:

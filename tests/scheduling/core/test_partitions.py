@@ -284,7 +284,7 @@ else:
 
 
 @committed
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("step", "held"),
     [

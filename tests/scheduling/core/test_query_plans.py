@@ -36,7 +36,7 @@ from scheduling.policy.guards import GuardVerdict
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 ENDED, WAITING, RUNNING, CUSTOMERS = 100_000, 20_000, 500, 20_000
 LEASE = timedelta(seconds=45)
 EMPTY = "it was analyzed while nothing was committed"
@@ -119,14 +119,6 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     }
 
 
-@pytest.fixture
-def vacuumed_touches(db: None) -> None:
-    """Free the pages of touches that earlier tests deleted: 60 rows in 40 pages look like a sparse table."""
-    with second_connection() as other:
-        other.execute("VACUUM scheduling_touch")
-
-
-@pytest.mark.usefixtures("vacuumed_touches")
 @pytest.mark.parametrize("analyzed", [0, 60])
 def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int) -> None:
     """Also after an ANALYZE of a few rows of one customer, whose statistics outlive those rows."""
@@ -154,7 +146,6 @@ def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event:
                 break  # no second connection can analyze a table that this transaction analyzed
 
 
-@pytest.mark.usefixtures("vacuumed_touches")
 @pytest.mark.parametrize("analyzed", [0, 60])
 def test_cap_slots_of_a_partition_planned_while_empty_are_probed(
     matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int

@@ -266,7 +266,7 @@ def test_retention_deletes_complaint_with_its_event(record_old_event: Callable[.
     assert not Complaint.objects.exists()
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 def test_retention_killed_in_a_batch_deletes_nothing(
     matrix: MatrixBuilder,
     record_old_event: Callable[..., Any],
@@ -335,6 +335,7 @@ def test_retention_passes_rows_that_are_kept(
     assert not Event.objects.exists()
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_retention_batch_uses_indexes(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
     """Among 30,000 rows, all old, of which most stay: each step through an index, none of them through the table."""
     node = matrix.node()

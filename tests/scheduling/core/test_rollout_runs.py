@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments import rollout_runs
 from scheduling.experiments.rollout_stats import RolloutCollector, count_version_results
-from scheduling.models import AutomaticRollout, Configuration, Node, RolloutMove, Touch
+from scheduling.models import AutomaticRollout, Node, RolloutMove, Touch
 from scheduling.operations.commands import update_customer
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.rollout import VersionCounts
@@ -70,7 +70,6 @@ class RolloutCase:
 
 @pytest.fixture
 def rollout_case(matrix: MatrixBuilder, record_event: RecordEvent) -> RolloutCase:
-    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     canary = matrix.template("guide-v2", content_type="guide")
     return RolloutCase(matrix.node(canary_template=canary, canary_communities=["vip-group"]), record_event)
 

@@ -12,7 +12,7 @@ from django.db import connection
 from scheduling import sql
 from scheduling.experiments import rollout_runs, rollout_stats
 from scheduling.experiments.rollout_stats import count_next_part, count_version_results
-from scheduling.models import AutomaticRollout, Configuration, Node
+from scheduling.models import AutomaticRollout, Node
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.rollout import VersionCounts
 from tests.scheduling.core.conftest import pass_time
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def rollout(matrix: MatrixBuilder) -> AutomaticRollout:
     """Started three hours ago, at its second step for an hour, with `TOUCHES` that ended over five hours."""
-    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     node = matrix.node(canary_template=matrix.template("guide-v2", content_type="guide"))
     other = matrix.node("other", template=matrix.template("guide"))
     _fill(node, other)
@@ -124,6 +123,7 @@ def test_later_complaints_and_opt_outs_are_counted(rollout: AutomaticRollout) ->
         assert new.opted_out > old.opted_out
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_rollout_counts_scan_no_whole_table(rollout: AutomaticRollout, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows

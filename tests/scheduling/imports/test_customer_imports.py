@@ -451,7 +451,7 @@ while import_batches.run_import_batch(sys.argv[1]):
     )
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.usefixtures("short_batches")
 def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: SecondConnection) -> None:
     """It has finished the first batch and waits for a lock in the second."""
@@ -477,7 +477,7 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
     assert CustomerChange.objects.filter(import_id=row.pk).count() == 25
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.usefixtures("short_batches")
 def test_worker_killed_at_any_moment_imports_each_line_once() -> None:
     row = check(make_lines(300))

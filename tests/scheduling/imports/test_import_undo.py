@@ -218,7 +218,7 @@ def test_undo_racing_edits_keeps_each_edit(race: Race) -> None:
     assert set(Customer.objects.values_list("level", flat=True)) == {""}
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.usefixtures("short_batches")
 def test_worker_killed_in_an_undo_loses_and_repeats_nothing(second_connection: SecondConnection) -> None:
     for number in range(25):

@@ -91,6 +91,7 @@ def test_touches_are_counted_by_state_and_due(planned: None) -> None:
     assert found['aftertouch_failed_tasks_open{origin="message"}'] == 0
 
 
+@pytest.mark.usefixtures("fresh_tables")
 @pytest.mark.django_db
 def test_cluster_metrics_scan_no_whole_table() -> None:
     """With sequential scans made dear, none is left: every statement has an index that serves it."""

@@ -195,6 +195,7 @@ def test_measured_backlog_beside_idle_workers_adds_none(due_touches: Callable[..
     assert wanted_numbers.measure_workers(Deadline(60.0))[1].code == "backlog"
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_measure_of_workers_scans_no_whole_table() -> None:
     parameters = {"most": 10, "span": 10.0}
     with connection.cursor() as cursor:

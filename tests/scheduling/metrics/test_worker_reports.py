@@ -37,7 +37,7 @@ def start_waiting(client: redis.Redis, gate: Path, count: int) -> None:
         client.lpush("mq:touch.normal", envelope("bad.wait", str(gate), str(number)))
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
 def test_worker_reports_its_load_until_it_stops(
     valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path
@@ -61,7 +61,7 @@ def test_worker_reports_its_load_until_it_stops(
     assert list_worker_reports() == []
 
 
-@pytest.mark.faults
+@pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
 def test_worker_of_ticks_alone_counts_for_no_need(valkey: redis.Redis, worker_environment: dict[str, str]) -> None:
     with (

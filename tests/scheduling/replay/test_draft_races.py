@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import open_drafts, runs
-from scheduling.models import AuditEntry, ConfigDraft, Configuration, HarassmentRule, Node, Replay
+from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node, Replay
 from scheduling.operations.failed_tasks import Actor
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import Race, SecondConnection, act_behind_locks
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def node(transactional_db: None, matrix: MatrixBuilder) -> Node:
-    Configuration.objects.get_or_create(pk=1)
     return matrix.node(delay=timedelta(minutes=15))
 
 

@@ -375,6 +375,7 @@ def test_late_answer_of_former_address_shows_nothing_about_the_new_one(subscribe
     assert count_states() == {"waiting" if outcome == "failed" else outcome: FAILURES_TO_REST}
 
 
+@pytest.mark.usefixtures("fresh_tables")
 def test_claim_reads_no_more_than_it_takes(subscribe: Subscribe) -> None:
     hook = subscribe()
     write_waiting(hook, 5_000, objects=5_000)

@@ -19,8 +19,6 @@ from tests.sessions.faults.chat_stack import ChatStack, run_chat_stack
 from tests.sessions.faults.conftest import LoadChats
 from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
 
-pytestmark = pytest.mark.faults
-
 SHARD = 3  #: the one whose slot moves, or whose primary dies
 LEASE = timedelta(seconds=30)
 

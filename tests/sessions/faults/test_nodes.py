@@ -13,8 +13,6 @@ from tests.sessions.faults.chat_users import ChatUser
 from tests.sessions.faults.conftest import RunUnderLoad
 from tests.sessions.faults.shifted_clock import set_clock
 
-pytestmark = pytest.mark.faults
-
 RESTARTS = 1012
 
 

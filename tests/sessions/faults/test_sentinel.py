@@ -13,8 +13,6 @@ from tests.faults.brokers import RedisServer, Sentinels, sentinels
 from tests.sessions.faults.chat_stack import ChatStack, Program, is_replica, run_chat_stack
 from tests.sessions.faults.conftest import Run, RunUnderLoad
 
-pytestmark = pytest.mark.faults
-
 
 @contextmanager
 def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Program]]:

@@ -22,8 +22,6 @@ from tests.sessions.faults.chat_load import ChatTraffic, list_timer_starts
 from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program
 from tests.sessions.faults.conftest import LoadChats
 
-pytestmark = pytest.mark.faults
-
 ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
 
 

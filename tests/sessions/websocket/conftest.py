@@ -1,25 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+import requests
 from pytest_django import DjangoDbBlocker
 
 from scheduling.management.commands.bootstrap import EVENT_TYPES
-from scheduling.models import Configuration, EventType, Scope
+from scheduling.models import EventType, Scope
 from scheduling.operations import commands
 from sessions.models import SilencePolicy
-from tests.scheduling.api.serving import Client
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, eventually
 from tests.sessions.websocket.web_processes import Page, web
 
 
 @pytest.fixture
 def initial_rows(transactional_db: None, valkey: redis.Redis) -> None:
-    """Emptying the tables also removed the rows that migrations made. Event types are the initial ones."""
-    Configuration.objects.get_or_create(pk=1)
-    SilencePolicy.objects.get_or_create(key="default")
+    """The initial event types. Without jitter each frame moves the deadline on."""
+    SilencePolicy.objects.update(jitter=timedelta(0))
     EventType.objects.bulk_create(EventType(key=key, name=name, is_activity=own) for key, name, own in EVENT_TYPES)
 
 
@@ -43,10 +44,16 @@ def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]
     yield open_page
     for each in opened:
         each.socket.close()
-    if opened:  # frames that still wait would be counted after the next test has emptied the server
+    if opened:  # what a connection or a frame still writes would come after the next test has emptied the server
+        assert eventually(lambda: count_connections(address) == 0)
         with Page(address, "last-session") as last:
             last.send_frame("message", text="x", id="last")
             last.receive_until("ack")
+
+
+def count_connections(address: str) -> float:
+    lines = requests.get(f"http://{address}/metrics", timeout=WAIT_LIMIT).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("aftertouch_websocket_connections{"))
 
 
 @pytest.fixture

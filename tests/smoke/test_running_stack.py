@@ -1,0 +1,148 @@
+"""A real stack keeps its promises once each. The faults in all their kinds are those of `make faults`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import psutil
+import pytest
+import redis
+
+from config.environment import ROOT
+from config.local.processes import wait_until
+from examples.demo.order_sync import demo_shop
+from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.chromium import find_chromium
+from tests.faults.receiver import SECRET, EffectReceiver
+from tests.support.stack import StackUnderTest, run_stack
+
+PROGRAMS = ("web", "core", "ticks", "execution", "beat")
+
+
+class SmokeStack(StackUnderTest):
+    wait_limit = 240.0
+    receiver: EffectReceiver
+    key: str
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Call the API, again while the web process cannot answer."""
+        request = urllib.request.Request(
+            self.stack.base_url + path,
+            json.dumps(body).encode() if body is not None else None,
+            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+            method=method,
+        )
+        ends_at = time.monotonic() + self.wait_limit
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except (URLError, TimeoutError) as error:
+                refused = isinstance(error, HTTPError) and error.code not in (429, 503)
+                if refused or time.monotonic() > ends_at:
+                    raise
+                time.sleep(0.5)
+
+    def send_event(self, name: str) -> None:
+        event = {"specversion": "1.0", "id": name, "source": "smoke", "type": "smoke.step", "subject": f"ann-{name}"}
+        assert self.call("POST", "/api/v1/events", event)["touches"]
+
+    def await_delivered(self, name: str) -> None:
+        """Wait until the touch of this event is delivered, and check that the receiver saw one message."""
+        self.wait(lambda: self.state_of(name) == ["delivered"], f"{name} is delivered")
+        assert len(self.receiver.calls_of(name)) == 1
+
+    def state_of(self, name: str) -> list[str]:
+        rows = self.sql(
+            "SELECT t.state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
+            " WHERE e.event_id = %s",
+            [name],
+        )
+        return [state for (state,) in rows]
+
+
+@pytest.fixture(scope="module")
+def smoke(state_folder: Callable[[str], Path]) -> Iterator[SmokeStack]:
+    with EffectReceiver((0, 0)) as receiver:
+        env = {"AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address, "AFTERTOUCH_RPA_SLOTS": "1"}
+        with run_stack(state_folder("smoke"), PROGRAMS, env) as stack:
+            made = SmokeStack(stack)
+            made.receiver = receiver
+            made.key = stack.manage("create_api_key", "smoke", "--scope", "events", "--scope", "rpa").split()[-1]
+            free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
+            made.apply_config(
+                {
+                    "version": 1,
+                    "channels": [
+                        {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET,
+                         "idempotent": True, "timeout": "20s", "retry": ["1s"] * 5}
+                    ],
+                    "templates": [{"key": "words", "content_type": "words", "body": "hi {{ user.id }}"}],
+                    "stages": [{"key": "smoke", "name": "Smoke"}],
+                    "nodes": [
+                        {"key": "step", "stage": "smoke", "trigger": "smoke.step", "delay": "1s", "template": "words",
+                         "channel": "hook", "guards": free}
+                    ],
+                    "harassment_rules": [],
+                }
+            )  # fmt: skip
+            yield made
+
+
+def test_event_is_delivered_once(smoke: SmokeStack) -> None:
+    smoke.send_event("first")
+    smoke.await_delivered("first")
+    assert smoke.receiver.forged == 0
+
+
+def test_killed_worker_delivers_after_its_restart(smoke: SmokeStack) -> None:
+    """All processes of the worker die in the middle of a call. Its lease of 45 s is the one wait that is shortened."""
+    smoke.receiver.close()
+    smoke.send_event("killed")
+    smoke.wait(lambda: smoke.receiver.held == 1, "the call has arrived")
+    main = psutil.Process(smoke.stack.pids["core"])
+    for process in [main, *main.children(recursive=True)]:
+        os.kill(process.pid, signal.SIGKILL)
+    smoke.receiver.open()
+    smoke.wait(lambda: smoke.stack.pids.get("core", main.pid) != main.pid, "the worker runs again")
+    smoke.sql("UPDATE scheduling_touch SET lease_until = clock_timestamp() WHERE state IN ('queued', 'running')")
+    smoke.await_delivered("killed")
+
+
+def test_flushed_redis_loses_no_touch(smoke: SmokeStack) -> None:
+    smoke.send_event("flushed")
+    with redis.Redis.from_url(smoke.stack.endpoints.redis_url) as client:
+        client.flushall()
+    # A lost wake-up is sent again when the lease of its dispatch is over.
+    smoke.sql("UPDATE scheduling_touch SET lease_until = clock_timestamp() WHERE state = 'queued'")
+    smoke.await_delivered("flushed")
+
+
+def test_job_runs_in_a_real_browser(smoke: SmokeStack) -> None:
+    try:
+        find_chromium()
+    except NoBrowser as error:
+        pytest.skip(f"missing service: {error}")
+    smoke.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
+    with demo_shop() as site:
+        job = {
+            "platform": "demo", "shop_id": "s1", "task_type": "sync_order", "priority": "high",
+            "payload": {"site": site, "login": True},
+        }  # fmt: skip
+        task = smoke.call("POST", "/api/v1/rpa/jobs", job)["task_id"]
+        ended: dict[str, Any] = {}
+
+        def has_ended() -> bool:
+            ended.update(smoke.call("GET", f"/api/v1/rpa/jobs/{task}"))
+            return ended["state"] in ("succeeded", "failed", "unknown", "cancelled")
+
+        assert wait_until(has_ended, smoke.wait_limit), smoke.logs()
+    assert (ended["state"], ended["result"]["read"] > 0) == ("succeeded", True), ended
