@@ -15,5 +15,7 @@ class SchedulingConfig(AppConfig):
         from scheduling.audit import feeds  # noqa: F401  (connects the signals)
         from scheduling.delivery import admission
         from scheduling.ledger.touches import quota_slots_freed
+        from scheduling.operations.periodic_rows import allow_unknown_time_zones
 
+        allow_unknown_time_zones()
         quota_slots_freed.connect(admission.return_quota_slots)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import structlog
-from celery.beat import SchedulingError
-from celery.schedules import crontab
-from celery.schedules import schedule as interval
-from celery.utils.time import maybe_make_aware
+from celery.beat import ScheduleEntry, SchedulingError
+from celery.schedules import maybe_schedule
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, InternalError, OperationalError, close_old_connections
 from django.db import connection as database
 from django.utils.module_loading import import_string
-from django_celery_beat.clockedschedule import clocked
+from django_celery_beat.models import PeriodicTask
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics
 from scheduling.monitoring.alerting.notifier import AlertThread
+from scheduling.operations.periodic_rows import RowEntry, UnusableRow
 
 log = structlog.get_logger(__name__)
 
@@ -95,29 +94,10 @@ class DueRound:
     kwargs: Any
 
 
-def due_instant(entry: Any) -> datetime:
-    """Return when `entry` fell due: the same time on every beat that has read the same row.
-
-    A fixed time keeps its due time when an operator enables it again. Beat disables the row after its bulk publish,
-    which sets the row's date. A row changed after its time is therefore due at that change.
-    """
-    schedule, last = entry.schedule, maybe_make_aware(entry.last_run_at)
-    at: datetime
-    if isinstance(schedule, clocked):
-        at = max(maybe_make_aware(schedule.clocked_time), entry.model.date_changed)
-    elif isinstance(schedule, crontab):
-        begins_at, delta, _ = schedule.remaining_delta(last)
-        at = begins_at + delta
-    elif isinstance(schedule, interval):
-        at = last + schedule.run_every
-    else:  # sunrise and similar schedules are computed from now, with a jitter of microseconds
-        at = datetime.now(UTC) + schedule.remaining_estimate(last) + timedelta(seconds=30)
-        at = at.replace(second=0, microsecond=0)
-    return at
-
-
 class LeaderScheduler(DatabaseScheduler):
     """django-celery-beat without duplicate ticks: only the holder of a PostgreSQL advisory lock publishes.
+
+    Passes come from `SCHEDULE`, operators' schedules from rows. A row that cannot be used is skipped and reported once.
 
     The lock has its own connection, because Django's is closed at each tick. It ends with its process. A standby
     takes over within seconds after a kill, and within half a minute after the loss of a machine.
@@ -134,7 +114,38 @@ class LeaderScheduler(DatabaseScheduler):
         self._alert_thread = AlertThread()
         self._backlog = TickBacklog()
         self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
+        self._reported: dict[str, str] = {}  #: reasons of rows that are skipped, by name
+        self._passes: dict[str, ScheduleEntry] = {}
         super().__init__(*args, **kwargs)
+
+    def setup_schedule(self) -> None:
+        for name, each in SCHEDULE.items():
+            options = {**each["options"], "headers": {TICK_HEADER: name}}
+            self._passes[name] = ScheduleEntry(
+                name, each["task"], schedule=maybe_schedule(each["schedule"]), options=options, app=self.app
+            )
+
+    def all_as_schedule(self) -> dict[str, ScheduleEntry]:
+        found: dict[str, ScheduleEntry] = dict(self._passes)
+        for row in PeriodicTask.objects.enabled().prefetch_related(None).exclude(name__in=SCHEDULE):
+            try:
+                found[row.name] = RowEntry(row, self.app)
+            except UnusableRow as error:
+                self._report(row.name, str(error))
+            else:
+                self._reported.pop(row.name, None)
+        return found
+
+    def _report(self, name: str, problem: str) -> None:
+        if self._reported.get(name) != problem:
+            self._reported[name] = problem
+            log.error("schedule_skipped", schedule=name, problem=problem)
+
+    def reserve(self, entry: Any) -> Any:
+        if entry.name not in self._passes:
+            return super().reserve(entry)
+        self._passes[entry.name] = following = next(entry)
+        return following
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         held = self._holds_lock()
@@ -163,13 +174,8 @@ class LeaderScheduler(DatabaseScheduler):
         return bool(super().schedule_changed())
 
     def should_sync(self) -> bool:
-        """Save operators' schedules at once: a restarted beat would publish them again.
-
-        A repeated tick is harmless. Saving each one was half the cost of an idle beat.
-        """
-        if not super().should_sync():
-            return False
-        return bool(self._dirty - SCHEDULE.keys()) or time.monotonic() - (self._last_sync or 0) > self.sync_every
+        """Save operators' schedules at once: a restarted beat would publish them again. Passes are not saved."""
+        return bool(self._dirty) and bool(super().should_sync())
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Publish an entry. Ticks are skipped during a backlog; operators' schedules never, because no later pass
@@ -188,7 +194,7 @@ class LeaderScheduler(DatabaseScheduler):
         If beat dies in between, `last_run_at` is not saved. The next leader finds the same due time, and the unique
         index rejects a second row.
         """
-        due = DueRound(entry.task, entry.model.pk, entry.name, due_instant(entry), entry.args, entry.kwargs)
+        due = DueRound(entry.task, entry.model.pk, entry.name, entry.due_instant(), entry.args, entry.kwargs)
         if self._store(due):
             self._wake(due, producer)
             self._tasks_since_sync += 1

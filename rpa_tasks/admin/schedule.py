@@ -35,6 +35,7 @@ from scheduling.admin.touches.timeline import format_instant
 from scheduling.errors import InvalidInput
 from scheduling.models import Priority
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.operations.periodic_rows import find_problem
 
 TASK = "rpa_tasks.publish_for_shops"
 MINUTES = {"minutes": 1, "hours": 60, "days": 1440}
@@ -161,7 +162,7 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
         "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
         "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
-        "problem": _schedule_problem(order),
+        "problem": _schedule_problem(order) or find_problem(row),
     }
 
 

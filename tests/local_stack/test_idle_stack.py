@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import redis
+from celery.beat import ScheduleEntry
+from celery.schedules import maybe_schedule
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from redis.exceptions import ResponseError
 
@@ -38,11 +40,7 @@ def scheduler(transactional_db: None, valkey: redis.Redis) -> Iterator[LeaderSch
 
 def test_beat_sleeps_until_next_entry_is_due(scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery's own wakes 10 ms early and turns without a pause."""
-    for each in PeriodicTask.objects.all():
-        each.enabled = False
-        each.save()
-    often, _ = IntervalSchedule.objects.get_or_create(every=40_000, period=IntervalSchedule.MICROSECONDS)
-    PeriodicTask.objects.create(name="often", task=dispatch_due.name, interval=often, queue="ticks")
+    scheduler._passes = {"often": ScheduleEntry("often", dispatch_due.name, schedule=maybe_schedule(0.04), app=app)}
     sent: list[str] = []
     monkeypatch.setattr(scheduler, "apply_async", lambda entry, **_: sent.append(entry.task) or SimpleNamespace(id="1"))
     ticks = 0
@@ -53,13 +51,21 @@ def test_beat_sleeps_until_next_entry_is_due(scheduler: LeaderScheduler, monkeyp
     assert ticks < 5 * len(sent)
 
 
-def test_beat_schedules_exactly_the_passes(scheduler: LeaderScheduler) -> None:
-    """At each hour of the day: django-celery-beat leaves out a crontab entry that is not due soon."""
-    assert set(PeriodicTask.objects.values_list("task", flat=True)) == PASSES
+def test_passes_come_from_code_and_never_from_rows(scheduler: LeaderScheduler) -> None:
+    interval = IntervalSchedule.objects.create(every=1, period=IntervalSchedule.DAYS)
+    PeriodicTask.objects.create(name="dispatch due touches", task=publish_for_shops.name, interval=interval)
+    scheduler.tick()
+    assert {entry.task for entry in scheduler.schedule.values()} == PASSES
+    assert PeriodicTask.objects.count() == 1
 
 
 def tasks_in(valkey: redis.Redis) -> list[str]:
     return [json.loads(raw)["headers"]["task"] for raw in valkey.lrange("mq:ticks", 0, -1) if raw != b"waits"]
+
+
+def make_passes_due(scheduler: LeaderScheduler) -> None:
+    for each in scheduler._passes.values():
+        each.last_run_at = LONG_AGO
 
 
 def tick_until_nothing_is_due(scheduler: LeaderScheduler) -> None:
@@ -70,7 +76,7 @@ def test_beat_with_full_backlog_publishes_no_passes(
     scheduler: LeaderScheduler, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps what has expired until a worker looks at it. What ops have scheduled goes out all the same."""
-    PeriodicTask.objects.update(last_run_at=LONG_AGO)
+    make_passes_due(scheduler)
     interval, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.HOURS)
     PeriodicTask.objects.create(name="ours", task=publish_for_shops.name, interval=interval, start_time=LONG_AGO)
     valkey.rpush("mq:ticks", *["waits"] * (TickBacklog.MOST + 1))
@@ -88,7 +94,7 @@ def test_beat_with_drained_backlog_publishes_passes_again(
     valkey.rpush("mq:ticks", *["waits"] * (TickBacklog.MOST + 1))
     assert scheduler._backlog.is_full(scheduler.producer)
     valkey.delete("mq:ticks")
-    PeriodicTask.objects.update(last_run_at=LONG_AGO)
+    make_passes_due(scheduler)
     tick_until_nothing_is_due(scheduler)
     assert set(tasks_in(valkey)) == PASSES
 

@@ -21,7 +21,6 @@ from django_celery_beat.models import (
     CrontabSchedule,
     IntervalSchedule,
     PeriodicTask,
-    SolarSchedule,
 )
 
 from rpa_tasks.models import (
@@ -216,7 +215,6 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
         name="p2", task="rpa_tasks.publish_for_shops", interval=interval, kwargs=json.dumps(order)
     )
     ClockedSchedule.objects.create(clocked_time=now() + timedelta(days=1))
-    SolarSchedule.objects.create(event="sunrise", latitude=10, longitude=10)
     Group.objects.create(name="spare")
     spare = User.objects.create_user("spare", password="x")
     invitations.create_invitation("bob", "bob@example.com", "viewer", spare)
@@ -577,10 +575,6 @@ MODELS: dict[str, Rights] = {
         ADMIN, ADMIN, ADMIN, ADMIN, first(ClockedSchedule), first(ClockedSchedule),
         {"clocked_time_0": "2028-01-01", "clocked_time_1": "00:00:00"},
         {"clocked_time_0": "2029-01-01", "clocked_time_1": "00:00:00"},
-    ),
-    "django_celery_beat_solarschedule": Rights(
-        ADMIN, ADMIN, ADMIN, ADMIN, first(SolarSchedule), first(SolarSchedule),
-        {"latitude": "11"}, {"event": "sunset", "latitude": "12", "longitude": "12"},
     ),
 }  # fmt: skip
 

@@ -40,6 +40,7 @@ from scheduling import sql
 from scheduling.admin.base import DeclaredLookups
 from scheduling.admin.labels import translate_error
 from scheduling.errors import InvalidInput
+from scheduling.operations.periodic_rows import find_problem
 from scheduling.strict_text import InvalidText, read_json
 
 log = structlog.get_logger(__name__)
@@ -79,59 +80,7 @@ def _translate_day_names(text: str) -> str:
 
 
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
-    admin.site.unregister(model)
-
-#: The entries of `CELERY_BEAT_SCHEDULE` by their name there. Beat stores them at each start.
-SYSTEM_NAMES = {
-    "dispatch due touches": _("Dispatch due touches"),
-    "rescue lost touches": _("Recover touches of lost workers"),
-    "dispatch due jobs": _("Dispatch due RPA jobs"),
-    "rescue lost runs and wake idle nodes": _("Recover lost RPA runs"),
-    "record ends of followed touches": _("Record ends of followed touches"),
-    "delete expired data": _("Delete expired data"),
-    "count effects of guide messages": _("Count effects of guide messages"),
-    "find inactive customers": _("Detect inactive customers"),
-    "erase customers": _("Erase customers"),
-    "send webhooks": _("Send outgoing webhooks"),
-    "advance roll-outs": _("Advance canary roll-outs"),
-    "run replays": _("Run replays"),
-    "continue bulk actions": _("Continue bulk actions"),
-}
-
-
-def is_system_schedule(row: PeriodicTask | None) -> bool:
-    return row is not None and row.name in settings.CELERY_BEAT_SCHEDULE
-
-
-class SystemFilter(admin.SimpleListFilter):
-    """Hide the schedules of the system unless the user selects them."""
-
-    title = _("schedules")
-    parameter_name = "system"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("yes", _("Of the system"))]
-
-    def choices(self, changelist: Any) -> Any:
-        default, *others = super().choices(changelist)
-        return [{**default, "display": _("Own")}, *others]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> QuerySet[PeriodicTask]:
-        system = {"name__in": settings.CELERY_BEAT_SCHEDULE}
-        return queryset.filter(**system) if self.value() == "yes" else queryset.exclude(**system)
-
-
-class KeepsSystemSchedules:
-    """Make the timing of a system schedule read-only. Its change or deletion would stop a pass."""
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_change_permission(request, obj) and not self._is_used_by_system(obj)  # type: ignore[misc]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_delete_permission(request, obj) and not self._is_used_by_system(obj)  # type: ignore[misc]
-
-    def _is_used_by_system(self, row: Any) -> bool:
-        return row is not None and row.periodictask_set.filter(name__in=settings.CELERY_BEAT_SCHEDULE).exists()
+    admin.site.unregister(model)  # solar schedules stay out: beat does not support them
 
 
 class TaskSelect(UnfoldAdminSelectWidget, beat.TaskSelectWidget):  # type: ignore[misc]
@@ -166,6 +115,12 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
                     self.add_error("args" if each.field == "args" else "kwargs", f"{each.field}: {each.message}")
         return data
 
+    def _post_clean(self) -> None:
+        """Refuse a row that beat would skip."""
+        super()._post_clean()
+        if not self.errors and (problem := find_problem(self.instance)):
+            self.add_error(None, problem)
+
 
 class TaskFilter(admin.AllValuesFieldListFilter):
     """Translate the title, which beat has in English only."""
@@ -180,26 +135,21 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
     form = PeriodicTaskForm
     #: Beat's template contains an inline script, which the CSP blocks. `crontab_translation` shows the same text.
     change_form_template = None
-    list_filter = (SystemFilter, "enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
-    list_display = ("title", "enabled", "plan", "start_time", "last_run_at", "one_off")
+    list_filter = ("enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
+    list_display = ("name", "enabled", "plan", "start_time", "last_run_at", "one_off", "problem")
+    fieldsets = [
+        (title, {**options, "fields": [name for name in options["fields"] if name != "solar"]})
+        for title, options in beat.PeriodicTaskAdmin.fieldsets
+    ]
 
     def get_actions(self, request: HttpRequest) -> Any:
-        """Offer no actions without the right to change: beat's own actions check no right.
+        """Offer no actions without the right to change: beat's own actions check no right."""
+        return super().get_actions(request) if self.has_change_permission(request) else {}
 
-        `SystemFilter` keeps schedules of the system out of all actions.
-        """
-        is_allowed = self.has_change_permission(request) and SystemFilter.parameter_name not in request.GET
-        return super().get_actions(request) if is_allowed else {}
-
-    def has_change_permission(self, request: HttpRequest, obj: PeriodicTask | None = None) -> bool:
-        return bool(super().has_change_permission(request, obj)) and not is_system_schedule(obj)
-
-    def has_delete_permission(self, request: HttpRequest, obj: PeriodicTask | None = None) -> bool:
-        return bool(super().has_delete_permission(request, obj)) and not is_system_schedule(obj)
-
-    @display(description=_("name"), ordering="name")  # type: ignore[untyped-decorator]
-    def title(self, row: PeriodicTask) -> str:
-        return str(SYSTEM_NAMES.get(row.name, row.name))
+    @display(description=_("problem"))  # type: ignore[untyped-decorator]
+    def problem(self, row: PeriodicTask) -> str:
+        """Return why beat skips it."""
+        return find_problem(row)
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
@@ -227,7 +177,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
 
     @display(description=_("Schedule"))  # type: ignore[untyped-decorator]
     def plan(self, row: PeriodicTask) -> str:
-        return describe_crontab(row.crontab) if row.crontab else str(row.scheduler)
+        return describe_crontab(row.crontab) if row.crontab else str(row.scheduler or "–")
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def crontab_translation(self, row: PeriodicTask) -> str:
@@ -244,12 +194,12 @@ class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
 
 
 @admin.register(IntervalSchedule)
-class IntervalScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class IntervalScheduleAdmin(DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
 
 
 @admin.register(CrontabSchedule)
-class CrontabScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
     list_display = ("__str__", "in_words")
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
@@ -261,10 +211,5 @@ class CrontabScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.CrontabSc
 
 
 @admin.register(ClockedSchedule)
-class ClockedScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
-    inlines = (TasksInline,)
-
-
-@admin.register(SolarSchedule)
-class SolarScheduleAdmin(KeepsSystemSchedules, DeclaredLookups, beat.SolarScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class ClockedScheduleAdmin(DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)

@@ -12,16 +12,23 @@ from unittest.mock import Mock
 
 import pytest
 import redis
+import time_machine
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 from django.test import Client as Browser
 from django.utils.timezone import now
-from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, PeriodicTasks
-from django_celery_beat.schedulers import ModelEntry
+from django_celery_beat.models import (
+    ClockedSchedule,
+    CrontabSchedule,
+    IntervalSchedule,
+    PeriodicTask,
+    PeriodicTasks,
+    SolarSchedule,
+)
 from structlog.testing import capture_logs
 
 from config.celery.application import app
-from config.celery.beat_scheduler import LeaderScheduler, due_instant
+from config.celery.beat_scheduler import LeaderScheduler
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
 from rpa_tasks.jobs import bulk_publish, scheduled_publications, schedules
@@ -32,6 +39,7 @@ from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_publications
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
+from scheduling.operations.periodic_rows import RowEntry
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
@@ -379,8 +387,73 @@ def test_due_instant_of_crontab_is_stable(market: Market) -> None:
     crontab = CrontabSchedule.objects.create(minute="30", hour="*", timezone="Asia/Shanghai")
     last = datetime(2026, 3, 1, 10, 31, 7, 123, tzinfo=UTC)
     row = PeriodicTask.objects.create(name="hourly", task=TASK, crontab=crontab, last_run_at=last)
-    due = {due_instant(ModelEntry(row, app=app)) for _ in range(3)}
-    assert due == {datetime(2026, 3, 1, 11, 30, tzinfo=UTC)}
+    PeriodicTask.objects.update(date_changed=last)
+    with time_machine.travel(datetime(2026, 3, 1, 13, 15, tzinfo=UTC)):
+        due = {RowEntry(PeriodicTask.objects.get(pk=row.pk), app).due_instant() for _ in range(3)}
+    assert due == {datetime(2026, 3, 1, 12, 30, tzinfo=UTC)}
+
+
+def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
+) -> None:
+    """The latest of them, however long beat was down."""
+    row = PeriodicTask.objects.create(
+        name="daily", task=TASK, kwargs=json.dumps(ORDER), total_run_count=3,
+        crontab=CrontabSchedule.objects.create(minute="0", hour="0", timezone="UTC"),
+    )  # fmt: skip
+    PeriodicTask.objects.update(last_run_at=now() - timedelta(days=3, hours=1), date_changed=now() - timedelta(days=9))
+    tick_until_idle()
+    tick_until_idle()
+    (stored,) = ScheduledPublication.objects.all()
+    assert stored.due_at == now().replace(hour=0, minute=0, second=0, microsecond=0)
+    row.refresh_from_db()
+    assert row.total_run_count == 4
+
+
+def test_edited_schedule_publishes_no_round_from_before_the_edit(market: Market, valkey: redis.Redis) -> None:
+    PeriodicTask.objects.create(
+        name="daily", task=TASK, kwargs=json.dumps(ORDER), total_run_count=3, last_run_at=now() - timedelta(days=3),
+        crontab=CrontabSchedule.objects.create(minute="0", hour="0", timezone="UTC"),
+    )  # fmt: skip
+    tick_until_idle()
+    assert not ScheduledPublication.objects.exists()
+
+
+def test_unusable_rows_stop_neither_passes_nor_other_schedules(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beat ended at each start, and no touch was dispatched any more."""
+    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
+    every_ten_minutes(**ORDER)
+    hourly = {"interval": IntervalSchedule.objects.create(every=1, period="hours")}
+    rows = [
+        {"solar": SolarSchedule.objects.create(event="solar_noon", latitude=31.2, longitude=121.5)},
+        {"crontab": CrontabSchedule.objects.create(day_of_month="31", month_of_year="2")},
+        {"crontab": CrontabSchedule.objects.create(hour="9")},
+        {"interval": IntervalSchedule.objects.create(every=0, period="seconds")},
+        {"clocked": ClockedSchedule.objects.create(clocked_time=now() - timedelta(days=9999))},
+        {**hourly, "task": "shop.unknown"},
+        {**hourly, "args": "no JSON"},
+    ]
+    PeriodicTask.objects.bulk_create(
+        PeriodicTask(**{"name": f"bad {number}", "task": TASK, **row}) for number, row in enumerate(rows)
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_celery_beat_crontabschedule SET timezone = 'Mars/Olympus' WHERE hour = '9'")
+    with capture_logs() as logs, leading_beat() as beat:
+        for entry in beat._passes.values():
+            entry.last_run_at -= timedelta(hours=1)
+        for _ in range(60):
+            beat.tick()
+        PeriodicTasks.update_changed()
+        for _ in range(5):
+            beat.tick()
+    sent = {json.loads(raw)["headers"]["task"] for raw in valkey.lrange("mq:ticks", 0, -1)}
+    assert sent >= PASSES
+    assert ScheduledPublication.objects.count() == 1
+    skipped = [each["schedule"] for each in logs if each["event"] == "schedule_skipped"]
+    assert sorted(skipped) == [f"bad {number}" for number in range(len(rows))]
+    assert PeriodicTask.objects.filter(name__startswith="bad", enabled=True).count() == len(rows)
 
 
 @pytest.mark.parametrize("action", ["enable_tasks", "edit"])

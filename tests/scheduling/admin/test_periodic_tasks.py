@@ -1,0 +1,90 @@
+"""Pages of periodic tasks stay usable beside rows that beat cannot use, and name what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
+
+LIST = "admin:django_celery_beat_periodictask_changelist"
+FORM = "admin:django_celery_beat_periodictask_change"
+TASK = "rpa_tasks.publish_for_shops"
+
+
+@pytest.fixture
+def administrator(as_member: Callable[[str], Client]) -> Client:
+    return as_member("admin")
+
+
+@pytest.fixture
+def stored() -> dict[str, PeriodicTask]:
+    """A usable row, one of the sun, and one in a time zone that this machine does not know."""
+    hourly = IntervalSchedule.objects.create(every=1, period="hours")
+    solar = SolarSchedule.objects.create(event="solar_noon", latitude=31.2, longitude=121.5)
+    crontab = CrontabSchedule.objects.create(minute="0", hour="9", timezone="Asia/Shanghai")
+    schedules: dict[str, dict[str, Any]] = {
+        "hourly": {"interval": hourly}, "sun": {"solar": solar}, "mars": {"crontab": crontab},
+    }  # fmt: skip
+    rows = {name: PeriodicTask.objects.create(name=name, task=TASK, **each) for name, each in schedules.items()}
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_celery_beat_crontabschedule SET timezone = 'Mars/Olympus'")
+    return rows
+
+
+def test_list_names_the_problem_of_each_row(administrator: Client, stored: dict[str, PeriodicTask]) -> None:
+    page = administrator.get(reverse(LIST)).content.decode()
+    assert all(name in page for name in stored)
+    assert "Solar schedules are not supported" in page
+    assert "Mars/Olympus" in page
+
+
+def test_periodic_task_is_edited_beside_an_unknown_time_zone(
+    administrator: Client, stored: dict[str, PeriodicTask]
+) -> None:
+    for name in ("hourly", "mars"):
+        page = administrator.get(reverse(FORM, args=[stored[name].pk]))
+        assert page.status_code == 200
+        assert "Mars/Olympus" in page.content.decode()
+        assert 'name="solar"' not in page.content.decode()
+
+
+def test_unknown_time_zone_is_replaced_in_the_form(administrator: Client, stored: dict[str, PeriodicTask]) -> None:
+    pk = stored["mars"].crontab_id
+    crontabs = administrator.get(reverse("admin:django_celery_beat_crontabschedule_changelist"))
+    assert "Mars/Olympus" in crontabs.content.decode()
+    address = reverse("admin:django_celery_beat_crontabschedule_change", args=[pk])
+    assert administrator.get(address).status_code == 200
+    form = {"minute": "0", "hour": "9", "day_of_month": "*", "month_of_year": "*", "day_of_week": "*"}
+    inline = {"periodictask_set-TOTAL_FORMS": "0", "periodictask_set-INITIAL_FORMS": "0"}
+    answer = administrator.post(address, {**form, **inline, "timezone": settings.TIME_ZONE})
+    assert answer.status_code == 302
+    assert str(CrontabSchedule.objects.get(pk=pk).timezone) == settings.TIME_ZONE
+
+
+def test_form_refuses_what_beat_would_skip(administrator: Client, stored: dict[str, PeriodicTask]) -> None:
+    row = stored["hourly"]
+    IntervalSchedule.objects.update(every=0)
+    form = {
+        "name": row.name, "regtask": "", "task": "shop.unknown", "enabled": "on", "interval": row.interval_id,
+        "args": "[]", "kwargs": "{}", "headers": "{}", "priority": "",
+    }  # fmt: skip
+    address = reverse(FORM, args=[row.pk])
+    assert "There is no task shop.unknown." in administrator.post(address, form).content.decode()
+    form |= {"task": "scheduling.dispatch_due"}
+    assert "shorter than a second" in administrator.post(address, form).content.decode()
+    assert (
+        administrator.post(address, {key: value for key, value in form.items() if key != "enabled"}).status_code == 302
+    )
+
+
+def test_own_schedule_is_disabled_by_action(administrator: Client, stored: dict[str, PeriodicTask]) -> None:
+    row = stored["hourly"]
+    administrator.post(reverse(LIST), {"action": "disable_tasks", "_selected_action": [str(row.pk)]})
+    row.refresh_from_db()
+    assert not row.enabled

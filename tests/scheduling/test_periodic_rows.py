@@ -1,0 +1,132 @@
+"""Rounds of crontabs over changes of clocks and outages, and rows that beat cannot use."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import current_app
+from django.db import connection
+from django.utils.timezone import now
+from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
+from django_celery_beat.tzcrontab import TzAwareCrontab
+
+from scheduling.operations.periodic_rows import RoundCrontab, UnusableRow, check_row, find_problem
+
+NEW_YORK, SHANGHAI = ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
+
+
+def crontab(line: str, zone: ZoneInfo = NEW_YORK) -> RoundCrontab:
+    minute, hour, day, month, weekday = line.split()
+    return RoundCrontab(TzAwareCrontab(minute, hour, weekday, day, month, tz=zone))
+
+
+def rounds(rule: RoundCrontab, after: datetime, until: datetime) -> list[str]:
+    found, at = [], after
+    while (at := rule.next_due(at)) <= until:
+        found.append(at.astimezone(rule.tz).strftime("%d %H:%M%z"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("30 1 * * *", ["31 01:30-0400", "01 01:30-0400", "02 01:30-0500"]),  # 01:30 occurs twice on 1 November
+        ("0 2 * * *", ["31 02:00-0400", "01 02:00-0500", "02 02:00-0500"]),
+        ("0 12 * * sun", ["01 12:00-0500"]),
+    ],
+)
+def test_round_in_a_repeated_hour_falls_due_once(line: str, expected: list[str]) -> None:
+    begins_at = datetime(2026, 10, 31, tzinfo=NEW_YORK)
+    assert rounds(crontab(line), begins_at, begins_at + timedelta(days=3)) == expected
+
+
+def test_hourly_rounds_follow_real_time_when_clocks_change() -> None:
+    for day in (datetime(2026, 11, 1, tzinfo=NEW_YORK), datetime(2026, 3, 8, tzinfo=NEW_YORK)):
+        rule, at, found = crontab("15 * * * *"), day.astimezone(UTC), []
+        for _ in range(6):
+            at = rule.next_due(at)
+            found.append(at)
+        assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=1)}
+
+
+def test_round_in_a_skipped_hour_falls_due_later() -> None:
+    begins_at = datetime(2026, 3, 7, 12, tzinfo=NEW_YORK)  # at 02:00 on 8 March the clock goes to 03:00
+    assert rounds(crontab("30 2 * * *"), begins_at, begins_at + timedelta(days=2)) == ["08 03:30-0400", "09 02:30-0400"]
+    assert rounds(crontab("30 2,3 * * *"), begins_at, begins_at + timedelta(days=1)) == ["08 03:30-0400"]
+
+
+@pytest.mark.parametrize(
+    ("line", "down_for", "latest"),
+    [
+        ("0 9 * * *", timedelta(days=3), "2026-06-10 09:00"),
+        ("*/5 * * * *", timedelta(days=3), "2026-06-10 12:00"),
+        ("0 9 1 * *", timedelta(days=60), "2026-06-01 09:00"),
+        ("0 9 1 1 *", timedelta(days=500), "2026-01-01 09:00"),
+        ("0 9 * * *", timedelta(hours=1), None),
+        ("0 12 * * *", timedelta(hours=1), "2026-06-10 12:00"),
+    ],
+)
+def test_latest_of_the_missed_rounds_is_due(line: str, down_for: timedelta, latest: str | None) -> None:
+    at = datetime(2026, 6, 10, 12, tzinfo=SHANGHAI)
+    found = crontab(line, SHANGHAI).latest_due(at - down_for, at)
+    assert (found and found.astimezone(SHANGHAI).strftime("%Y-%m-%d %H:%M")) == latest
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def build_row(**changes: Any) -> PeriodicTask:
+    given = {"name": "sync", "task": "scheduling.dispatch_due", "interval": IntervalSchedule(every=1, period="hours")}
+    return PeriodicTask(**given | changes)
+
+
+UNUSABLE = [
+    ({"interval": None, "solar_id": 1}, "Solar"),
+    ({"interval": None}, "no schedule"),
+    ({"interval": IntervalSchedule(every=0, period="hours")}, "shorter than a second"),
+    ({"interval": IntervalSchedule(every=5, period="microseconds")}, "shorter than a second"),
+    ({"interval": IntervalSchedule(every=-1, period="hours")}, "shorter than a second"),
+    ({"interval": IntervalSchedule(every=1, period="fortnights")}, "invalid"),
+    ({"interval": IntervalSchedule(every=10**12, period="days")}, "invalid"),
+    ({"interval": None, "crontab": CrontabSchedule(day_of_month="31", month_of_year="2")}, "invalid"),
+    ({"interval": None, "crontab": CrontabSchedule(minute="61")}, "invalid"),
+    ({"interval": None, "crontab": CrontabSchedule(hour="every")}, "invalid"),
+    ({"interval": None, "clocked": ClockedSchedule(clocked_time=datetime(1, 1, 1, tzinfo=UTC))}, "one-off"),
+    ({"args": "{"}, "args"),
+    ({"args": "{}"}, "args"),
+    ({"kwargs": "[1]"}, "kwargs"),
+    ({"kwargs": "NaN"}, "kwargs"),
+    ({"headers": "x"}, "headers"),
+    ({"task": "shop.unknown"}, "no task shop.unknown"),
+]
+
+
+def test_rows_that_beat_cannot_use_are_refused_with_the_reason() -> None:
+    find_problem(build_row())  # imports the tasks
+    for changes, reason in UNUSABLE:
+        with pytest.raises(UnusableRow, match=reason):
+            check_row(build_row(**changes), current_app)
+
+
+def test_row_with_a_long_past_time_is_usable() -> None:
+    clocked = ClockedSchedule(clocked_time=datetime(1990, 1, 1, tzinfo=UTC))
+    assert find_problem(build_row(interval=None, clocked=clocked, one_off=True, enabled=True)) == ""
+
+
+@pytest.mark.django_db
+def test_row_with_an_unknown_time_zone_is_refused() -> None:
+    stored = CrontabSchedule.objects.create(hour="9", timezone="Asia/Shanghai")
+    row = PeriodicTask.objects.create(name="sync", task="scheduling.dispatch_due", crontab=stored, date_changed=now())
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_celery_beat_crontabschedule SET timezone = 'Mars/Olympus'")
+    assert "Mars/Olympus" in find_problem(PeriodicTask.objects.get(pk=row.pk))
+
+
+@pytest.mark.django_db
+def test_only_enabled_rows_have_a_problem() -> None:
+    solar = SolarSchedule.objects.create(event="solar_noon", latitude=31.2, longitude=121.5)
+    assert find_problem(build_row(interval=None, solar=solar, enabled=False)) == ""
