@@ -14,6 +14,9 @@ from socket import gethostname
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -24,8 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("viewer", "operator", "editor", "command editor", "administrator")
 PLACEHOLDER_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
 PLACEHOLDER_REDIS = "redis://127.0.0.1:1/0"
-#: Options of a PostgreSQL address after `?`, as libpq names them.
-TLS_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "channel_binding")
 
 
 class Environment(BaseSettings):
@@ -162,13 +163,20 @@ class Environment(BaseSettings):
     @field_validator("database_url", "database_replica_url")
     @classmethod
     def require_postgres_address(cls, url: str, others: ValidationInfo) -> str:
-        """Accept an address with a database, and TLS options only. The error has no part of it: it has a password."""
-        address = urlsplit(url)
-        if url and not (address.scheme in ("postgresql", "postgres") and address.path.strip("/") and _has_port(url)):
+        """Accept an address with a database and parameters of libpq. The error has no part of it: it has a password."""
+        if not url:
+            return url
+        known = {each.keyword.decode() for each in Conninfo.get_defaults()} | {"ssl"}  # as libpq, for JDBC's addresses
+        if unknown := [name for name, _ in parse_qsl(url.partition("?")[2], True) if name not in known]:
+            raise ValueError(f"“{unknown[0]}” is not a parameter of libpq")
+        try:
+            given = conninfo_to_dict(url) if url.startswith(("postgresql://", "postgres://")) else {}
+        except ProgrammingError:
+            given = {}
+        ports = str(given.get("port") or 5432).split(",")
+        if not given.get("dbname") or not all(port.isdecimal() and 0 < int(port) < 65_536 for port in ports):
             raise ValueError("must be postgresql://user:password@host:5432/name")
-        if unknown := [name for name, _ in parse_qsl(address.query) if name not in TLS_OPTIONS]:
-            raise ValueError(f"{unknown[0]} is not one of {', '.join(TLS_OPTIONS)}")
-        if others.field_name == "database_replica_url" and url and not address.hostname:
+        if others.field_name == "database_replica_url" and not given.get("host"):
             raise ValueError("must name a host")
         if others.field_name == "database_replica_url" and url and url == others.data.get("database_url"):
             raise ValueError("must not be the address of DATABASE_URL")

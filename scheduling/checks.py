@@ -92,7 +92,7 @@ def check_database_encryption(**_: Any) -> list[CheckMessage]:
         )
         for alias, name in names.items()
         if (database := settings.DATABASES.get(alias))
-        and not LOCAL_HOST.fullmatch(database["HOST"])
+        and not all(LOCAL_HOST.fullmatch(host) for host in database["HOST"].split(","))
         and "sslmode" not in database["OPTIONS"]
     ]
 

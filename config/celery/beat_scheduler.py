@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from django_celery_beat.models import PeriodicTask
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
+from psycopg.pq import Conninfo
 
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics
@@ -282,7 +283,7 @@ def _open_lock_connection() -> psycopg.Connection[Any]:
         ImproperlyConfigured: the connection leads to a pooler. It could keep the lock of an ended beat, and no beat
         would lead.
     """
-    made = psycopg.connect(**_lock_connection_options(), autocommit=True, connect_timeout=3)
+    made = psycopg.connect(**{**_lock_connection_options(), "connect_timeout": 3}, autocommit=True)
     ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
     may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None
     if may_be_shared and pid != made.info.backend_pid:
@@ -293,6 +294,6 @@ def _open_lock_connection() -> psycopg.Connection[Any]:
 
 
 def _lock_connection_options() -> dict[str, Any]:
-    parameters = database.get_connection_params()
-    wanted = {"host", "port", "dbname", "user", "password", "tcp_user_timeout"}
-    return {key: value for key, value in parameters.items() if key in wanted or key.startswith(("ssl", "keepalives"))}
+    """Return the parameters of Django's connection that libpq knows."""
+    known = {each.keyword.decode() for each in Conninfo.get_defaults()}
+    return {key: value for key, value in database.get_connection_params().items() if key in known}

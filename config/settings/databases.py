@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+
+from psycopg.conninfo import conninfo_to_dict
 
 
 def build_database(url: str, *, prepare_statements: bool, connect_timeout: int = 5) -> dict[str, Any]:
-    """Return the settings of one database. `connect_timeout` is in seconds."""
-    address = urlsplit(url)
+    """Return the settings of one database. `connect_timeout` is in seconds.
+
+    The address may have several hosts and every parameter of libpq. They replace the defaults here; `options` is added.
+    """
+    given: dict[str, Any] = conninfo_to_dict(url)
+    options = "-c idle_in_transaction_session_timeout=60s" if prepare_statements else ""
+    options = f"{options} {given.pop('options', '')}".strip()
     return {
         "ENGINE": "django.db.backends.postgresql",
-        "HOST": address.hostname or "",
-        "PORT": str(address.port or 5432),
-        "NAME": address.path.lstrip("/"),
-        "USER": unquote(address.username or ""),
-        "PASSWORD": unquote(address.password or ""),
+        "HOST": given.pop("host", ""),
+        "PORT": given.pop("port", ""),
+        "NAME": given.pop("dbname", ""),
+        "USER": given.pop("user", ""),
+        "PASSWORD": given.pop("password", ""),
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
         # A cursor outlives its statement. Behind a pooler the next statement may use another connection.
@@ -31,7 +37,7 @@ def build_database(url: str, *, prepare_statements: bool, connect_timeout: int =
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,  # milliseconds
-            **({"options": "-c idle_in_transaction_session_timeout=60s"} if prepare_statements else {}),
-            **dict(parse_qsl(address.query)),
+            **({"options": options} if options else {}),
+            **given,
         },
     }

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -385,10 +386,13 @@ def _database_url() -> str:
     """Return the URL of the database that Aftertouch uses. With embedded servers no variable has it."""
     database = {name: str(value or "") for name, value in settings.DATABASES["default"].items()}
     user, password, name = (quote(database[part], safe="") for part in ("USER", "PASSWORD", "NAME"))
-    host = f"[{database['HOST']}]" if ":" in database["HOST"] else quote(database["HOST"], safe="")
     sign_in = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    port = f":{database['PORT']}" if database["PORT"] else ""
-    return f"postgresql://{sign_in}{host}{port}/{name}"
+    hosts = [f"[{host}]" if ":" in host else quote(host, safe="") for host in database["HOST"].split(",")]
+    ports = database["PORT"].split(",") if database["PORT"] else []
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    addresses = ",".join(f"{host}:{port}" if port else host for host, port in zip_longest(hosts, ports, fillvalue=""))
+    parameters = f"?{settings.DATABASE_PARAMETERS}" if settings.DATABASE_PARAMETERS else ""
+    return f"postgresql://{sign_in}{addresses}/{name}{parameters}"
 
 
 def _url_password(value: str) -> str:

@@ -135,7 +135,8 @@ def test_equal_worker_bounds_are_accepted() -> None:
     "url",
     [
         "mysql://a:hidden@db/a", "postgresql://a:hidden@db", "postgresql://a:hidden@db:port/a", "hidden",
-        "postgresql://a:hidden@db/a?ssl=true",
+        "postgresql://a:hidden@db/a?sslmod=require", "postgresql://a:hidden@h1:5432,h2:x/a", "postgresql://a:hidden@[db/a",
+        "postgresql://a:hidden@h1,h2:0/a",
     ],
 )  # fmt: skip
 def test_wrong_database_address_is_refused_without_its_text(
@@ -152,10 +153,30 @@ def test_replica_with_address_of_primary_is_refused(refusal_of: Callable[..., st
     assert "DATABASE_REPLICA_URL: Value error, must not be the address of DATABASE_URL" in said
 
 
-def test_database_address_with_tls_reaches_driver() -> None:
-    database = build_database("postgresql://a@db/a?sslmode=verify-full&sslrootcert=/ca.pem", prepare_statements=True)
-    assert database["OPTIONS"]["sslmode"] == "verify-full"
-    assert database["OPTIONS"]["sslrootcert"] == "/ca.pem"
+def test_unknown_parameter_of_a_database_address_is_named(refusal_of: Callable[..., str]) -> None:
+    assert "“sslmod” is not a parameter of libpq" in refusal_of(DATABASE_URL="postgresql://a@db/a?sslmod=require")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sslmode=verify-full&sslrootcert=/ca.pem", "target_session_attrs=read-write&load_balance_hosts=random",
+        "channel_binding=require&gssencmode=disable", "connect_timeout=7&application_name=shop&passfile=/p",
+    ],
+)  # fmt: skip
+def test_parameters_of_a_database_address_reach_the_driver(query: str) -> None:
+    url = f"postgresql://a:b%40c@h1:5432,h2:5433/a?{query}"
+    Environment(database_url=url)
+    database = build_database(url, prepare_statements=True)
+    assert [database[name] for name in ("HOST", "PORT", "NAME", "USER", "PASSWORD")] == [
+        "h1,h2", "5432,5433", "a", "a", "b@c",
+    ]  # fmt: skip
+    assert database["OPTIONS"].items() >= dict(pair.split("=") for pair in query.split("&")).items()
+
+
+def test_options_of_a_database_address_add_to_ours() -> None:
+    database = build_database("postgresql://a@db/a?options=-c%20work_mem%3D9MB", prepare_statements=True)
+    assert database["OPTIONS"]["options"] == "-c idle_in_transaction_session_timeout=60s -c work_mem=9MB"
 
 
 def test_all_invalid_settings_are_named(refusal_of: Callable[..., str]) -> None:
