@@ -24,6 +24,8 @@ from celery.signals import (
 
 from config.celery import guards, load_reports, metrics  # noqa: F401  (connects to signals)
 from config.celery.queues import CORE_QUEUES
+from config.environment import ROOT
+from config.local.endpoints import adopt_stack_settings
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +54,10 @@ def require_login_for_monitoring() -> None:
         view.get = authenticated(view.get)
 
 
-# Same default as `manage.py`, for `celery -A config inspect` beside `make run`. Workers accept no outside requests.
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+# `celery -A config inspect` beside `make run` uses its settings. The default is production: a worker without the
+# variable must not run with the published local key.
+adopt_stack_settings(Path(os.environ.get("AFTERTOUCH_STATE_DIR") or ROOT / ".state"), os.environ)
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 # Celery runs Django's checks and drops their results. They import all pages and the API: a second of processor time.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 

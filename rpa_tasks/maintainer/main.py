@@ -37,7 +37,7 @@ EXIT_TIME_LIMIT = 120.0  #: seconds to wait for runs that outlive their worker; 
 def main(words: list[str]) -> None:
     order = _build_maintainer_parser().parse_args(words)
     queues = [name for name in order.queues.split(",") if name]
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
     django.setup()
     worker = ParentWorker(order.parent)
     lock = Lock(registry.browsers_dir() / "maintainer.lock")

@@ -227,7 +227,7 @@ def test_weak_production_values_stop_start_without_their_text(
     assert secrets_keys not in refused.stderr
 
 
-@pytest.mark.parametrize("module", ["config.asgi", "config.wsgi"])
+@pytest.mark.parametrize("module", ["config.asgi", "config.wsgi", "config.celery.application"])
 def test_entry_point_without_settings_uses_production(tmp_path: Path, module: str) -> None:
     refused = load(module, AFTERTOUCH_STATE_DIR=str(tmp_path))
     assert refused.returncode == 1
