@@ -132,7 +132,7 @@ def _publish_batch(task: Any, key: UUID, wait: timedelta = timedelta(0)) -> None
     """Publish a batch that starts after `wait`. No worker blocks. The tick publishes a lost message again."""
     try:
         task.apply_async(
-            [str(key)], queue="ticks", countdown=wait.total_seconds(),
+            [str(key)], queue="long", countdown=wait.total_seconds(),
             headers=publication_headers() | {"periodic_task_name": request_bulk_batches.name},  # the tick repeats it
         )  # fmt: skip
     except Exception as error:  # any error of the broker's client

@@ -83,7 +83,7 @@ class ScalingWorker(worker.Worker):  # type: ignore[misc]
         """
         queues = kwargs.get("queues") or ()
         asked = set(queues.split(",") if isinstance(queues, str) else queues)
-        if asked <= set(CORE_QUEUES) and asked - {"ticks"} and not kwargs.get("autoscale"):
+        if asked <= set(CORE_QUEUES) and asked - {"ticks", "long"} and not kwargs.get("autoscale"):
             bounds = self._pool_bounds(int(kwargs.get("concurrency") or 0))
             if bounds:
                 kwargs["autoscale"] = list(bounds)

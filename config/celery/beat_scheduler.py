@@ -29,11 +29,8 @@ from scheduling.operations.periodic_rows import RowEntry, UnusableRow
 log = structlog.get_logger(__name__)
 
 
-TICK_QUEUE = "ticks"
-
-
 class TickBacklog:
-    """Detect a backlog of periodic tasks, in which another pass would add nothing.
+    """Detect a backlog of passes in one queue, in which another pass would add nothing.
 
     The queue length is read seldom, so that an idle beat costs almost nothing. Only this process's clock is used.
     """
@@ -41,7 +38,8 @@ class TickBacklog:
     MOST = 30  #: messages: half a minute of passes, because passes do not expire
     ASK_EVERY = 5.0  #: seconds
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
         self._asked_at = float("-inf")
         self._is_full = False
 
@@ -56,21 +54,21 @@ class TickBacklog:
         try:
             client = getattr(channel, "client", None)
             if client is not None:
-                waiting = int(client.llen(TICK_QUEUE))
+                waiting = int(client.llen(self._queue))
             else:
                 # A separate channel: RabbitMQ closes a channel that asks for a missing queue.
                 with channel.connection.channel() as asking:
-                    waiting = int(asking.queue_declare(TICK_QUEUE, passive=True).message_count)
+                    waiting = int(asking.queue_declare(self._queue, passive=True).message_count)
         except (
             Exception
         ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
-            log.warning("tick_backlog_unknown", error=str(error))
+            log.warning("tick_backlog_unknown", queue=self._queue, error=str(error))
             waiting = 0
         was_full, self._is_full = self._is_full, waiting > self.MOST
         if self._is_full and not was_full:
-            log.warning("ticks_suspended", waiting=waiting, problem=f"no worker consumes {TICK_QUEUE}")
+            log.warning("ticks_suspended", waiting=waiting, problem=f"no worker consumes {self._queue}")
         elif was_full and not self._is_full:
-            log.info("ticks_resumed", waiting=waiting)
+            log.info("ticks_resumed", queue=self._queue, waiting=waiting)
 
 
 TICK_HEADER = "periodic_task_name"  #: header of a message that is published periodically
@@ -113,7 +111,7 @@ class LeaderScheduler(DatabaseScheduler):
         self._leads = False
         self._asked_at = self._held_at = float("-inf")
         self._alert_thread = AlertThread()
-        self._backlog = TickBacklog()
+        self._backlogs = {queue: TickBacklog(queue) for queue in ("ticks", "long")}
         self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
         self._reported: dict[str, str] = {}  #: reasons of rows that are skipped, by name
         self._passes: dict[str, ScheduleEntry] = {}
@@ -182,7 +180,7 @@ class LeaderScheduler(DatabaseScheduler):
         """Publish an entry. Ticks are skipped during a backlog; operators' schedules never, because no later pass
         replaces them.
         """
-        if entry.name in SCHEDULE and self._backlog.is_full(producer):
+        if entry.name in SCHEDULE and self._backlogs[entry.options["queue"]].is_full(producer):
             return
         if entry.task in settings.SCHEDULED_ROUNDS:
             self._apply_round(entry, producer)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def tick_entry(task: str, seconds: float) -> dict[str, Any]:
+def tick_entry(task: str, seconds: float, queue: str = "ticks") -> dict[str, Any]:
     """Return the entry of an idempotent pass.
 
     It has no `expires`: Celery compares that with the worker's clock. A worker whose clock was some seconds ahead
     dropped every pass. Beat stops publishing passes while none are consumed (see `config.celery.beat_scheduler`).
     """
-    return {"task": task, "schedule": seconds, "options": {"queue": "ticks"}}
+    return {"task": task, "schedule": seconds, "options": {"queue": queue}}
 
 
 SCHEDULE = {
@@ -24,17 +24,17 @@ SCHEDULE = {
     # journeys
     "record ends of followed touches": tick_entry("scheduling.follow_touches", 5),
     # retention
-    "delete expired data": tick_entry("scheduling.delete_expired", 60),
+    "delete expired data": tick_entry("scheduling.delete_expired", 60, "long"),
     # live chats
     "count effects of guide messages": tick_entry("chat_sessions.count_nudges", 10),
     # customers
     "find inactive customers": tick_entry("scheduling.scan_inactive", 60),
-    "erase customers": tick_entry("scheduling.erase_customers", 10),
+    "erase customers": tick_entry("scheduling.erase_customers", 10, "long"),
     # outgoing webhooks
     "send webhooks": tick_entry("scheduling.request_webhooks", 5),
     # operations
-    "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60),
-    "run replays": tick_entry("scheduling.run_replay", 5),
+    "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60, "long"),
+    "run replays": tick_entry("scheduling.run_replay", 5, "long"),
     "continue bulk actions": tick_entry("scheduling.request_bulk_batches", 5),
 }
 

@@ -48,6 +48,12 @@ PROGRAMS = (
         "-m celery -A config worker -Q ticks -c 2 -n ticks@%h --without-gossip --without-mingle",
         stop_within=30,
     ),
+    # Replays, bulk actions, imports and erasures take minutes. They do not delay the passes.
+    Program(
+        "long",
+        "-m celery -A config worker -Q long -c 2 -n long@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
     Program(
         "execution",
         "-m celery -A config worker -Q high,normal,low -c {rpa_slots}"

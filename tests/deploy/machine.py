@@ -17,7 +17,7 @@ from config.local.processes import select_port, wait_until
 from config.local.programs import PROGRAMS
 from tests.faults.workers import Program
 
-UNITS = ("web", "core", "ticks", "execution", "beat")
+UNITS = ("web", "core", "ticks", "long", "execution", "beat")
 WITHIN = 180.0
 
 

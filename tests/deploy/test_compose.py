@@ -142,7 +142,7 @@ def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     assert wait_until(lambda: composed.call("health/ready"), WITHIN)
     _deliver(composed)
     _synchronise(composed)
-    for service in ("web", "core", "ticks", "execution", "beat", "watcher"):
+    for service in ("web", "core", "ticks", "long", "execution", "beat", "watcher"):
         figures = composed("exec", "-T", service, "python", "-c", FIGURES)
         assert "aftertouch_build_info{" in figures, service
     assert "metric_not_recorded" not in composed("logs", "--no-color")

@@ -55,7 +55,7 @@ def test_compose_service_uses_only_known_keys(name: str) -> None:
 
 
 def test_container_commands_match_units() -> None:
-    for name in ("core", "ticks", "execution", "beat", "watcher"):
+    for name in ("core", "ticks", "long", "execution", "beat", "watcher"):
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         words = _plain(shlex.split(re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)[0].replace("%%", "%")))
         assert _plain(COMPOSE["services"][name]["command"]) == words
@@ -82,7 +82,7 @@ def _pod(name: str) -> dict[str, Any]:
 
 def test_metrics_folder_is_in_memory_and_not_shared() -> None:
     """Two containers' process ids are the same numbers."""
-    for name in ("web", "core", "ticks", "execution", "beat", "watcher"):
+    for name in ("web", "core", "ticks", "long", "execution", "beat", "watcher"):
         assert any(each.startswith("/run/aftertouch:") for each in COMPOSE["services"][name]["tmpfs"])
         (folder,) = [each for each in _container(name)["volumeMounts"] if each["mountPath"] == "/run/aftertouch"]
         (volume,) = [each for each in _pod(name)["volumes"] if each["name"] == folder["name"]]
@@ -156,7 +156,7 @@ def test_compose_programs_have_own_redis_users() -> None:
     assert "./redis:/etc/aftertouch:ro" in redis["volumes"]
     for name, service in COMPOSE["services"].items():
         if "REDIS_URL" in service.get("environment", {}):
-            user = {"migrate": "web", "ticks": "core"}.get(name, name)
+            user = {"migrate": "web", "ticks": "core", "long": "core"}.get(name, name)
             assert service["environment"]["REDIS_URL"].startswith(f"redis://{user}:"), name
             assert user in users
 

@@ -28,7 +28,7 @@ from tests.docs.pages import blocks
 
 GUIDE = (ROOT / "docs" / "how-to" / "deploy.md").read_text("utf-8")
 NOBODY = 65534
-UNITS = ("web", "core", "ticks", "execution", "beat", "watcher", "flower")
+UNITS = ("web", "core", "ticks", "long", "execution", "beat", "watcher", "flower")
 HOUSE = ("/opt/aftertouch", "/etc/aftertouch", "/etc/redis", "/var/lib/aftertouch")
 
 

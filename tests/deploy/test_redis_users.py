@@ -167,7 +167,7 @@ def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis)
         file.write_text(json.dumps(CONFIG))
         stack.manage("apply_config", str(file))
         stack.manage("shell", "-c", ON_DUTY)
-        core = "ticks,touch.high,touch.normal,touch.low"
+        core = "ticks,long,touch.high,touch.normal,touch.low"
         workers = [
             running.enter_context(worker(as_user("core"), "-Q", core, "-c", "2", "-n", "core@%h", log="core")),
             running.enter_context(worker(as_user("execution"), "-Q", "high,normal,low", "-c", "1", log="execution")),

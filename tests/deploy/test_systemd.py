@@ -116,7 +116,8 @@ def test_units_consume_all_queues() -> None:
         assert found
         return tuple(found[1].split(","))
 
-    assert queues("aftertouch-core.service") + queues("aftertouch-ticks.service") == CORE_QUEUES
+    core = (queues(f"aftertouch-{name}.service") for name in ("core", "ticks", "long"))
+    assert tuple(queue for found in core for queue in found) == CORE_QUEUES
     assert queues("aftertouch-execution.service") == RPA_QUEUES
 
 

@@ -32,7 +32,7 @@ ENDS = ("delivered", "suppressed", "cancelled", "failed", "unknown")
 MOST_DUE = 2_000  #: touches
 BATCH = 100  #: events of one request
 DAILY_LIMIT = 60  #: messages a day to the receiver of `load.limited`
-PROGRAMS = ("web", "core", "ticks", "beat")
+PROGRAMS = ("web", "core", "ticks", "long", "beat")
 
 
 def configuration(receiver: EffectReceiver) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker
 
 UnderLoad = Callable[..., AbstractContextManager[Run]]
-CORE = "ticks,touch.high,touch.normal,touch.low"
+CORE = "ticks,long,touch.high,touch.normal,touch.low"
 DELIVERED = "Task scheduling.deliver["
 BATCHES = 40  #: of both together, before their shares are looked at
 SHARE = 0.2  #: of each at least; what the first took before the second was there is its own for some seconds

@@ -19,7 +19,7 @@ from tests.faults.workers import worker
 
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 HERD = 600  #: touches; six windows
-CORE = "ticks,touch.high,touch.normal,touch.low"
+CORE = "ticks,long,touch.high,touch.normal,touch.low"
 
 
 @pytest.mark.parametrize("program", ["worker", "pool child", "ticks", "beat", "web"])
@@ -154,3 +154,18 @@ def _followed(target: FaultStack, prefix: str, *states: str) -> int:
         [f"{prefix}%", list(states)],
     )
     return int(count)
+
+
+def test_held_long_work_stops_no_pass(fault_stack: FaultStack) -> None:
+    """Both processes of the worker for replays, bulk actions and imports are busy without end."""
+    held = fault_stack.family("long")[1:]
+    assert len(held) == 2
+    prefix = f"{uuid4().hex[:8]}-"
+    for process in held:
+        process.suspend()
+    try:
+        fault_stack.make_herd(prefix, 20)  # a pass dispatches them
+        fault_stack.wait(lambda: len(fault_stack.receiver.calls_of(prefix)) == 20, "the passes go on")
+    finally:
+        for process in held:
+            process.resume()

@@ -17,7 +17,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
 
 TOUCHES = "admin:scheduling_touch_changelist"
-ALWAYS = (*TOUCH_QUEUES.values(), "ticks")
+ALWAYS = (*TOUCH_QUEUES.values(), "ticks", "long")
 OTHERS = 6  #: queues of other apps that are shown, longest first
 
 

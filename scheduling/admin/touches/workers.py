@@ -92,7 +92,9 @@ def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
     if broker is None:
         return {"queues": None}
     known = {each.name for each in broker.queues}
-    order = {name: place for place, name in enumerate([*TOUCH_QUEUES.values(), "ticks", "high", "normal", "low"])}
+    order = {
+        name: place for place, name in enumerate([*TOUCH_QUEUES.values(), "ticks", "long", "high", "normal", "low"])
+    }
     rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
     rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
     return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}

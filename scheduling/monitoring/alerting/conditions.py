@@ -163,7 +163,7 @@ def get_default_limits() -> dict[str, float]:
     return {key: each.limit for key, each in load_conditions().items()}
 
 
-ALWAYS = frozenset({"ticks", *TOUCH_QUEUES.values()})  #: queues that need a consumer even while they are empty
+ALWAYS = frozenset({"ticks", "long", *TOUCH_QUEUES.values()})  #: queues that need a consumer even while they are empty
 INSPECT_TIMEOUT = 1.0  #: seconds after the last response of a worker
 BURST = timedelta(minutes=10)
 SOON = timedelta(minutes=10)

@@ -271,6 +271,10 @@ def tick_until_idle() -> None:
                 break
 
 
+def read_messages(valkey: redis.Redis) -> list[bytes]:
+    return [raw for queue in ("ticks", "long") for raw in valkey.lrange(f"mq:{queue}", 0, -1)]
+
+
 @contextmanager
 def leading_beat() -> Iterator[LeaderScheduler]:
     scheduler = LeaderScheduler(app=app)
@@ -448,7 +452,7 @@ def test_unusable_rows_stop_neither_passes_nor_other_schedules(
         PeriodicTasks.update_changed()
         for _ in range(5):
             beat.tick()
-    sent = {json.loads(raw)["headers"]["task"] for raw in valkey.lrange("mq:ticks", 0, -1)}
+    sent = {json.loads(raw)["headers"]["task"] for raw in read_messages(valkey)}
     assert sent >= PASSES
     assert ScheduledPublication.objects.count() == 1
     skipped = [each["schedule"] for each in logs if each["event"] == "schedule_skipped"]
@@ -677,7 +681,7 @@ def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> N
             scheduler.apply_entry(entry, producer=scheduler.producer)
     finally:
         scheduler.close()
-    messages = [json.loads(raw)["headers"] for raw in valkey.lrange("mq:ticks", 0, -1)]
+    messages = [json.loads(raw)["headers"] for raw in read_messages(valkey)]
     assert {each["task"] for each in messages} == PASSES
     assert {each["expires"] for each in messages} == {None}
 

@@ -37,7 +37,7 @@ def test_queues_show_waiting_messages_age_and_consumers(viewer: Client, valkey: 
     for name in ("core@a", "core@b"):
         send_worker_report(WorkerReport(name, 2, 0.5, TOUCH_QUEUES, running=1))
     found = {each["name"]: each for each in get(viewer).context["queues"]}
-    assert list(found)[:4] == ["touch.high", "touch.normal", "touch.low", "ticks"]
+    assert list(found)[:5] == ["touch.high", "touch.normal", "touch.low", "ticks", "long"]
     high, low = found["touch.high"], found["touch.low"]
     assert (high["length"], high["consumers"], high["is_unattended"], high["unacked"]) == (1, 2, False, 0)
     assert (low["length"], low["consumers"], low["is_unattended"]) == (2, 0, True)

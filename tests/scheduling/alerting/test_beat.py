@@ -20,9 +20,9 @@ from tests.scheduling.api.serving import Gate, database_url
 
 WAIT_LIMIT = 180
 UNATTENDED = "queue_unattended"
-CORE = "ticks,touch.high,touch.normal,touch.low"
+CORE = "ticks,long,touch.high,touch.normal,touch.low"
 NOBODY, LOST = (
-    "【告警】没有 worker 在消费 ticks、touch.high、touch.low、touch.normal",
+    "【告警】没有 worker 在消费 long、ticks、touch.high、touch.low、touch.normal",
     "【告警】PostgreSQL 没有及时响应",
 )
 

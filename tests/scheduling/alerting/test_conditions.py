@@ -45,7 +45,9 @@ def test_touches_unanswered_counts_receiver_failures(matrix: MatrixBuilder, reco
 
 def test_queue_unattended_lists_core_and_nonempty(valkey: redis.Redis) -> None:
     valkey.lpush("mq:low", "{}")
-    assert read("queue_unattended") == dict.fromkeys(["low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0)
+    assert read("queue_unattended") == dict.fromkeys(
+        ["long", "low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0
+    )
 
 
 @pytest.mark.usefixtures("fresh_tables")

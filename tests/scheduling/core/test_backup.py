@@ -25,7 +25,7 @@ from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 WITHIN = 120  #: seconds; a lost wake-up is trusted for 10 s
-CORE = "ticks,touch.high,touch.normal,touch.low"
+CORE = "ticks,long,touch.high,touch.normal,touch.low"
 
 
 def test_restored_dump_delivers_waiting_touches_once(

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-WORKER = (
-    "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -P threads -c 2 --without-gossip -l warning"
-)
+QUEUES = "ticks,long,touch.high,touch.normal,touch.low"
+WORKER = f"-m celery -A config worker -Q {QUEUES} -P threads -c 2 --without-gossip -l warning"
 SOON = 120_000  #: ms; silence comes after 5 s, on a busy machine later
 GUIDE = "#user .bubble.guide"
 
