@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -19,7 +20,7 @@ from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.supervisor.task_commands import eventually
-from tests.support.second_connection import Race
+from tests.support.second_connection import Race, SecondConnection
 
 
 @pytest.fixture(autouse=True)
@@ -417,6 +418,23 @@ def test_concurrent_workers_run_each_job_of_lane_once(market: Market, race: Race
 
     assert sum(race(6, work)) == 40
     assert Lane.objects.get().lease_no >= 40
+
+
+@pytest.mark.django_db(transaction=True)
+def test_dispatch_skips_locked_job(market: Market, second_connection: SecondConnection) -> None:
+    """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
+    market.shop()
+    locked, free = (market.publish(dedupe_key=key, delay=timedelta(days=1)).task_id for key in ("locked", "free"))
+    Job.objects.update(due_at=now())
+
+    def dispatch() -> list[UUID]:
+        with sql.limit_statement_time(5):
+            return [wakeup.task_id for wakeup in jobs.dispatch_due(horizon=timedelta(seconds=30))]
+
+    with transaction.atomic():
+        Job.objects.select_for_update().get(pk=locked)
+        assert second_connection(dispatch) == [free]
+    assert dispatch() == [locked]
 
 
 def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:

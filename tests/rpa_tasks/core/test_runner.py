@@ -33,6 +33,7 @@ from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import LeftoverRuns
 from rpa_tasks.models import Breaker, Evidence, Flow, Job, Lane, LoginState, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.worker import runner
@@ -606,6 +607,28 @@ def test_run_ends_processes_of_earlier_run(run_script: Callable[..., Job], tmp_p
         for process in left:
             process.kill()
             process.wait()
+
+
+def test_run_waits_while_a_process_of_an_earlier_run_is_left(
+    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
+    with subprocess.Popen(["/bin/sleep", "1000"], env=marks) as left:
+        try:
+            with monkeypatch.context() as immortal:
+                immortal.setattr(processes, "PROOF_SECONDS", 0.1)
+                immortal.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
+                immortal.setattr(processes.Process, "send", lambda *_: None)
+                job = run_script("pass")
+            assert (job.state, job.reason, job.attempt) == ("scheduled", "processes_left", 0)
+            assert left.poll() is None
+
+            Job.objects.update(due_at=now())
+            assert runner.run_startable_jobs(EVERY) == 1
+            job.refresh_from_db()
+            assert job.state == "succeeded"
+        finally:
+            left.kill()
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
