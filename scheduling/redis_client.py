@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 
 __all__ = [
     "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "connect_redis", "connect_redis_async",
-    "connect_sentinels",
+    "connect_sentinels", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
@@ -40,6 +40,16 @@ def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
         return Redis.from_url(url, **options)
     primary = connect_sentinels(url, timeout).master_for
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def read_eviction_policy(client: Redis) -> str:
+    """Return the policy by which a full server deletes keys, "" if it refuses writes instead.
+
+    `INFO` shows it; managed servers may refuse `CONFIG`.
+    """
+    memory: dict[str, Any] = client.info("memory")
+    policy = str(memory.get("maxmemory_policy", ""))
+    return policy if memory.get("maxmemory") and policy != "noeviction" else ""
 
 
 def connect_redis_async(url: str) -> redis.asyncio.Redis:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error, Warning, register
 
-from scheduling.redis_client import Redis, RedisError, connect_redis
+from scheduling.redis_client import Redis, RedisError, connect_redis, read_eviction_policy
 from sessions.store.cluster import SCHEME, parse_nodes
 
 SETTING = "AFTERTOUCH_SESSIONS_REDIS_URL"
@@ -28,6 +28,29 @@ def check_cluster_mode(**_: Any) -> list[CheckMessage]:
     else:
         text, hint = "names a node of a Redis Cluster (cluster_enabled: 1) as a single server", SCHEME
     return [Error(f"{SETTING} {text}.", hint=f"Start the address with {hint}", id="aftertouch.E006")]
+
+
+@register
+def check_eviction(**_: Any) -> list[CheckMessage]:
+    """Warn of a server that deletes keys when it is full. One that does not answer passes."""
+    policy = find_eviction_policy()
+    if not policy:
+        return []
+    name = SETTING if settings.AFTERTOUCH_SESSIONS_REDIS_URL else "REDIS_URL"
+    text = f"The server of {name} deletes keys when it is full (maxmemory-policy {policy}). Live chats would vanish."
+    return [Warning(text, hint="Set maxmemory-policy noeviction.", id="aftertouch.W006")]
+
+
+def find_eviction_policy() -> str:
+    """Return the first policy by which a server of live chats deletes keys, "" if none does or answers."""
+    for server in _servers(settings.AFTERTOUCH_SESSIONS_REDIS_URL or settings.REDIS_URL):
+        with server:
+            try:
+                if policy := read_eviction_policy(server):
+                    return policy
+            except (RedisError, OSError):
+                continue
+    return ""
 
 
 def _first_answer(url: str) -> bool | None:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from scheduling.monitoring.alerting.conditions import Condition
+from sessions.checks import find_eviction_policy
 from sessions.detection import nudge_stats
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
@@ -36,6 +37,11 @@ class SessionMetrics(Collector):
         yield _chats_metric(found)
         yield _silences_metric(silences)
         yield from _watcher_metrics(found)
+        yield GaugeMetricFamily(
+            "aftertouch_sessions_redis_evicts",
+            "1 if the Redis of live chats deletes keys when it is full.",
+            value=float(bool(find_eviction_policy())),
+        )
 
 
 def _nudges_metric() -> Metric:
@@ -93,6 +99,11 @@ CONDITIONS = [
         "store", "aftertouch_watchers", _("Redis does not answer"),
         _("Restore Redis. The next ping of a chat restarts its timer. Channels with a quota send "
             "nothing until then."), missing=True,
+        page="admin:chat_sessions_live",
+    ),
+    Condition(
+        "store_evicts", "aftertouch_sessions_redis_evicts", _("Redis deletes live chats when it is full"),
+        _("Set maxmemory-policy to noeviction. A full server then refuses writes instead."),
         page="admin:chat_sessions_live",
     ),
 ]  # fmt: skip

@@ -73,7 +73,7 @@ TEMPLATES = [
     }
 ]
 
-DATABASE_PARAMETERS = ENV.postgres.partition("?")[2]  # of libpq, for the flows that get the address
+DATABASE_PARAMETERS = "".join(ENV.postgres.partition("?")[1:])  # for the flows that get the address
 DATABASES = {"default": build_database(ENV.postgres, prepare_statements=ENV.aftertouch_prepare_statements)}
 if ENV.database_replica_url:
     DATABASES["replica"] = build_database(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import zip_longest
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -388,11 +388,9 @@ def _database_url() -> str:
     user, password, name = (quote(database[part], safe="") for part in ("USER", "PASSWORD", "NAME"))
     sign_in = f"{user}:{password}@" if password else f"{user}@" if user else ""
     hosts = [f"[{host}]" if ":" in host else quote(host, safe="") for host in database["HOST"].split(",")]
-    ports = database["PORT"].split(",") if database["PORT"] else []
-    ports = ports * len(hosts) if len(ports) == 1 else ports
-    addresses = ",".join(f"{host}:{port}" if port else host for host, port in zip_longest(hosts, ports, fillvalue=""))
-    parameters = f"?{settings.DATABASE_PARAMETERS}" if settings.DATABASE_PARAMETERS else ""
-    return f"postgresql://{sign_in}{addresses}/{name}{parameters}"
+    ports = database["PORT"].split(",")  # one for all hosts, or one for each
+    addresses = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, cycle(ports), strict=False))
+    return f"postgresql://{sign_in}{addresses}/{name}{settings.DATABASE_PARAMETERS}"
 
 
 def _url_password(value: str) -> str:

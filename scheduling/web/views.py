@@ -26,7 +26,7 @@ from scheduling.channels.email import read_token
 from scheduling.dispatch import broker_health
 from scheduling.monitoring import collectors
 from scheduling.operations import commands
-from scheduling.redis_client import connect_redis
+from scheduling.redis_client import connect_redis, read_eviction_policy
 
 log = structlog.get_logger(__name__)
 
@@ -85,10 +85,10 @@ def _check_database() -> dict[str, Any]:
 def _check_redis() -> dict[str, Any]:
     client = connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.probe)
     try:
-        client.ping()
+        policy = read_eviction_policy(client)
     finally:
         client.close()
-    return {}
+    return {"status": "evicts", "policy": policy} if policy else {}
 
 
 def _check_broker() -> dict[str, Any]:

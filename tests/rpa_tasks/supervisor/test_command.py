@@ -142,6 +142,11 @@ def test_environment_for_returns_usable_database_url() -> None:
     [
         ({"HOST": "db", "PORT": "5432", "NAME": "a", "USER": "u", "PASSWORD": "p@:/"}, "postgresql://u:p%40%3A%2F@db:5432/a"),
         ({"HOST": "/run/pg", "PORT": "", "NAME": "a", "USER": "u", "PASSWORD": ""}, "postgresql://u@%2Frun%2Fpg/a"),
+        (
+            {"HOST": "h1,h2", "PORT": "1,2", "NAME": "a", "USER": "u", "PASSWORD": ""},
+            "postgresql://u@h1:1,h2:2/a?sslmode=require",
+        ),
+        ({"HOST": "h1,::1", "PORT": "1", "NAME": "a", "USER": "", "PASSWORD": ""}, "postgresql://h1:1,[::1]:1/a"),
         ({"HOST": "::1", "PORT": 5432, "NAME": "a", "USER": "", "PASSWORD": ""}, "postgresql://[::1]:5432/a"),
     ],
 )  # fmt: skip
@@ -149,6 +154,7 @@ def test_database_url_escapes_characters(
     database: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(settings.DATABASES, "default", database)
+    monkeypatch.setattr(settings, "DATABASE_PARAMETERS", "".join(expected.partition("?")[1:]))
     assert environment("DATABASE_URL")["DATABASE_URL"] == expected
     told = psycopg.conninfo.conninfo_to_dict(expected)
     assert (told["host"], told.get("password", "")) == (database["HOST"], database["PASSWORD"])
