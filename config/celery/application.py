@@ -149,6 +149,25 @@ def drain_sender(**_: Any) -> None:
 
 
 @celeryd_after_setup.connect
+def require_own_node_name(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """End an execution worker whose node has the name of another one that runs."""
+    if not set(instance.app.amqp.queues.consume_from) - set(CORE_QUEUES):
+        return
+    from django.conf import settings
+    from django.db import DatabaseError, InterfaceError
+
+    from rpa_tasks.worker.node_name import claim_node_name
+
+    try:
+        is_own = claim_node_name()
+    except (DatabaseError, InterfaceError) as error:  # the maintainer asks again at each report
+        log.warning("node_name_unchecked", error=str(error))
+    else:
+        if not is_own:
+            sys.exit(f"AFTERTOUCH_NODE: another execution node that runs is named {settings.AFTERTOUCH_NODE}")
+
+
+@celeryd_after_setup.connect
 def consume_node_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Consume the queues of shops whose preferred node is this one, because their browser profiles are here."""
     from django.conf import settings

@@ -31,6 +31,7 @@ from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
 from rpa_tasks.takeover import leases
 from rpa_tasks.worker import node
+from rpa_tasks.worker.node_name import claim_node_name
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -82,6 +83,9 @@ class Housekeeping:
 
     def report(self) -> None:
         """Report this node with PostgreSQL's time, which the lanes use for comparison. A drain stays."""
+        if not claim_node_name():
+            log.error("node_name_taken", name=settings.AFTERTOUCH_NODE, remedy="give each node its own AFTERTOUCH_NODE")
+            return
         ExecutionNode.objects.update_or_create(
             name=settings.AFTERTOUCH_NODE,
             defaults={

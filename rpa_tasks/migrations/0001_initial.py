@@ -444,6 +444,7 @@ class Migration(migrations.Migration):
                 name='ExecutionNode',
                 fields=[
                     ('name', models.CharField(max_length=100, primary_key=True, serialize=False, verbose_name='name')),
+                    ('state_id', models.CharField(blank=True, db_default='', editable=False, max_length=36)),
                     ('seen_at', models.DateTimeField(verbose_name='seen at')),
                     ('started_at', models.DateTimeField(verbose_name='started at')),
                     ('slots', models.PositiveSmallIntegerField(verbose_name='slots')),
