@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -65,6 +66,19 @@ def refuse_taken_ports(settings: Environment, programs: Sequence[Program]) -> No
         raise StackError("nothing was started:\n" + "\n".join(lines))
 
 
+def refuse_older_tables(state_dir: Path) -> None:
+    """Refuse tables that another initial migration made. Before the first release it changes in place."""
+    initial = b"".join(path.read_bytes() for path in sorted(ROOT.glob("*/migrations/0001_initial.py")))
+    digest, note = hashlib.sha256(initial).hexdigest(), state_dir / "initial-migrations"
+    made_by = note.read_text() if note.exists() else ""
+    if (state_dir / "postgres").exists() and made_by != digest:
+        raise StackError(
+            f"the tables in {state_dir} are those of an older version, which was not released. "
+            "Run `make clean`, or move the folder, and start again."
+        )
+    note.write_text(digest)
+
+
 class Foreground:
     def __init__(self, settings: Environment, state_dir: Path, programs: Sequence[Program]) -> None:
         self.settings = settings
@@ -96,6 +110,8 @@ class Foreground:
 
     def start(self) -> None:
         print_status(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
+        if not self.settings.database_url:
+            refuse_older_tables(self.state_dir)
         write_stack_settings(self.state_dir, self.list_settings())
         self.start_servers()
         greeting = self.manage("bootstrap", "--migrate")  # one start of Python for both

@@ -26,6 +26,7 @@ from config.local.endpoints import (
     remove_stack_settings,
     write_stack_settings,
 )
+from config.local.foreground import refuse_older_tables
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
@@ -263,3 +264,12 @@ def test_stop_during_start_reaches_every_program(tmp_path: Path) -> None:
 def test_stop_time_limit_covers_programs_and_servers() -> None:
     assert stop_time_limit(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
     assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN
+
+
+def test_tables_of_an_older_version_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    refuse_older_tables(tmp_path)
+    (tmp_path / "postgres").mkdir()
+    refuse_older_tables(tmp_path)  # those of this version
+    (tmp_path / "initial-migrations").write_text("another digest")
+    with pytest.raises(StackError, match="make clean"):
+        refuse_older_tables(tmp_path)
