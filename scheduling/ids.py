@@ -1,7 +1,8 @@
-"""Create ids that sort by their creation time, so that an index grows at its end."""
+"""Create ids that sort by their creation time, so that an index grows at its end. Refuse ids that many people share."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from uuid import UUID
 
@@ -15,3 +16,36 @@ def new_id() -> UUID:
 def first_id_at(instant: datetime) -> UUID:
     """Return the lowest id that can be created at an instant, to the millisecond."""
     return UUID(int=int(instant.timestamp() * 1000) << 80)
+
+
+#: What programs send for an id that they do not have. Names of people, such as `nan`, are none.
+NO_IDS = frozenset({
+    "undefined", "Undefined", "null", "Null", "NULL", "(null)", "<null>", "nil", "None", "NaN",
+    "[object Object]", "[object Promise]",
+})  # fmt: skip
+#: Of texts that a program did not fill in. A GUID in braces is an id.
+_PLACEHOLDER = re.compile(r"\{\{.*\}\}|\$\{.*\}|\{[A-Za-z_][\w.]*\}|%[sd]|<[A-Za-z_][\w. ]*>", re.DOTALL)
+#: Control and format characters, line separators, spaces that are no plain ones, fillers, and variation selectors.
+_INVISIBLE = re.compile(
+    "[\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f"
+    "\u205f-\u206f\u2800\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\U000e0000-\U000e0fff]"
+)
+
+
+def find_user_id_problem(text: str) -> str:
+    """Return why a text is no id of one customer, "" if it may be one. Cheap for plain ids: each frame asks."""
+    if text.isascii() and text.isprintable() and text not in NO_IDS and text[:1] not in " {$%<" and text[-1:] != " ":
+        return ""
+    if text in NO_IDS or _PLACEHOLDER.fullmatch(text):
+        return f"“{text[:40]}” is what programs send for a missing id"
+    if text != text.strip():
+        return "must not start or end with a space"
+    if found := _INVISIBLE.search(text):
+        return f"contains the invisible character U+{ord(found[0]):04X}"
+    return ""
+
+
+def reveal_odd_characters(text: str) -> str:
+    """Return a stored id with its invisible characters and outer spaces as ⟨U+200B⟩."""
+    inner = _INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    return re.sub(r"^ +| +$", lambda found: "⟨U+0020⟩" * len(found[0]), inner)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.ids import find_user_id_problem
 
 USER, AGENT = "user", "agent"
 #: A ping reports that the page is open; a close ends the session. Every other kind is activity of the user.
@@ -53,6 +54,8 @@ class Frame:
         found = ErrorCollector()
         for name, longest, least in _TEXTS:
             _check_text(found, name, getattr(self, name), longest, least)
+        if isinstance(self.user_id, str) and (problem := find_user_id_problem(self.user_id)):
+            found.add("user_id", problem)
         if not isinstance(self.tags, (list, tuple)) or len(self.tags) > MOST_TAGS:
             found.add("tags", f"must be a list of at most {MOST_TAGS} tags")
         else:
@@ -81,6 +84,7 @@ class Frame:
             and self.kind in KINDS.get(self.sender, ())
             and (self.seq is None or (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ))
             and not _UNSTORABLE.search("".join(texts))
+            and not find_user_id_problem(self.user_id)
             and (not self.tags or self._tags_fit())
         )
 

@@ -16,6 +16,7 @@ from django.utils.http import parse_header_parameters
 from scheduling.api.errors import Problem
 from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_strict_json
 from scheduling.errors import FieldError, InvalidInput
+from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
 
@@ -66,7 +67,7 @@ def _read_required_text(raw: Mapping[str, Any], name: str, length: int, errors: 
     value = raw.get(name)
     if value is None:
         errors.append(FieldError(name, "the id of the customer is required" if name == "subject" else "is required"))
-    elif message := _find_text_error(value, length):
+    elif message := _find_text_error(value, length) or (find_user_id_problem(value) if name == "subject" else ""):
         errors.append(FieldError(name, message))
     else:
         return str(value)

@@ -19,6 +19,7 @@ from django.utils.timezone import get_default_timezone
 
 from scheduling.customers.changes import CustomerInput
 from scheduling.errors import FieldError, InvalidInput
+from scheduling.ids import find_user_id_problem
 from scheduling.models import Customer
 from scheduling.policy.profile import UNSTORABLE, InvalidValue, check_attribute_name, normalize_tags, store_value
 from scheduling.policy.window_forms import is_time_zone
@@ -176,6 +177,8 @@ def _parse_user_id(text: str) -> str:
     if not text:
         raise InvalidValue("is missing")
     _refuse_shortened(text)
+    if problem := find_user_id_problem(text):
+        raise InvalidValue(problem)
     return check_cell_text(text, 200)
 
 

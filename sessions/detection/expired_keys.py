@@ -17,6 +17,7 @@ import structlog
 from django.conf import settings
 
 from scheduling.errors import InvalidInput
+from scheduling.ids import find_user_id_problem
 from sessions.frames import check_id
 from sessions.rates import Backoff
 from sessions.store.client import NotAllowed, Server, StoreUnavailable
@@ -182,6 +183,8 @@ class ExpiredKeyListener:
         if key and user_id:
             try:
                 check_id(user_id)
+                if problem := find_user_id_problem(user_id):
+                    raise InvalidInput.of("user_id", problem)
             except InvalidInput as error:
                 log.warning("expired_key_skipped", key=key[:200], error=str(error))
             else:

@@ -24,6 +24,7 @@ from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.touches.receipts import list_disabled_addresses
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_instant, format_verdict_figure
 from scheduling.customers.search import match_term
+from scheduling.ids import reveal_odd_characters
 from scheduling.models import (
     WAITING,
     Complaint,
@@ -248,7 +249,7 @@ class CustomerForm(CheckedForm):
 @admin.register(Customer)
 class CustomerAdmin(BigTable, OpsAdmin):
     form = CustomerForm
-    list_display = ("user_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
+    list_display = ("shown_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
     list_select_related = ("profile",)
     list_filter = ("level", "opted_out")
     ordering = ("-pk",)
@@ -275,7 +276,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        return [*fields, "user_id"] if obj else fields
+        return [*fields, "shown_id"] if obj else fields
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
@@ -319,6 +320,18 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return self.confirm(
             request, title, act, text=text, facts=facts, button=gettext("Enable"), back=self.url("change", row.pk)
         )
+
+    @display(description=_("user id"), ordering="user_id")  # type: ignore[untyped-decorator]
+    def shown_id(self, row: Customer) -> str:
+        return reveal_odd_characters(row.user_id)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Show the id of a stored customer, which cannot be edited, with its odd characters."""
+        if obj is None:
+            return super().get_fieldsets(request, obj)
+        (title, options), *others = super().get_fieldsets(request, obj)
+        _user_id, *fields = options["fields"]
+        return [(title, {**options, "fields": [("shown_id", "name"), *fields]}), *others]
 
     @display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})  # type: ignore[untyped-decorator]
     def consent(self, row: Customer) -> tuple[str, Any]:

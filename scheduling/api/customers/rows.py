@@ -28,6 +28,7 @@ from scheduling.customers.erasure import request_erasure
 from scheduling.customers.export import export_customer
 from scheduling.customers.search import filter_customers
 from scheduling.errors import FieldError, InvalidInput, NotFound
+from scheduling.ids import find_user_id_problem
 from scheduling.models import Customer
 from scheduling.policy.profile import MAX_ATTRIBUTES, MAX_TAGS, check_attribute_name, normalize_tags, store_value
 
@@ -65,7 +66,13 @@ def _store_attribute(value: Any) -> Any:
     return None if value is None else store_value(value)
 
 
-UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
+def _check_user_id(text: str) -> str:
+    if problem := find_user_id_problem(_check_characters(text)):
+        raise ValueError(problem)
+    return text
+
+
+UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_user_id)]
 #: Live chats accept more characters than a new customer here may have.
 StoredUserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_storable)]
 AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_check_characters)]
