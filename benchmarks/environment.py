@@ -30,7 +30,7 @@ WORKER = (
     "-n", "core@%h", "--without-gossip", "--without-mingle",
 )  # fmt: skip
 TICKS = (
-    "celery", "-A", "config", "worker", "-Q", "ticks", "-c", "2", "-n", "ticks@%h", "--without-gossip",
+    "celery", "-A", "config", "worker", "-Q", "ticks,long", "-c", "2", "-n", "ticks@%h", "--without-gossip",
     "--without-mingle",
 )  # fmt: skip
 BEAT = ("celery", "-A", "config", "beat")

@@ -166,15 +166,14 @@ class Environment(BaseSettings):
         """Accept an address with a database and parameters of libpq. The error has no part of it: it has a password."""
         if not url:
             return url
+        query = read_query(url)
         known = {each.keyword.decode() for each in Conninfo.get_defaults()} | {"ssl"}  # as libpq, for JDBC's addresses
-        if unknown := [name for name, _ in parse_qsl(url.partition("?")[2], True) if name not in known]:
+        unknown = [name for name, _ in parse_qsl(query, True) if name not in known]
+        if unknown and _read_conninfo(url.removesuffix(f"?{query}")).get("dbname"):
             raise ValueError(f"“{unknown[0]}” is not a parameter of libpq")
-        try:
-            given = conninfo_to_dict(url) if url.startswith(("postgresql://", "postgres://")) else {}
-        except ProgrammingError:
-            given = {}
-        ports = str(given.get("port") or 5432).split(",")
-        if not given.get("dbname") or not all(port.isdecimal() and 0 < int(port) < 65_536 for port in ports):
+        given = _read_conninfo(url)
+        ports = str(given.get("port") or "").split(",")
+        if not given.get("dbname") or not all(not port or _is_port(port) for port in ports):
             raise ValueError("must be postgresql://user:password@host:5432/name")
         if others.field_name == "database_replica_url" and not given.get("host"):
             raise ValueError("must name a host")
@@ -316,6 +315,25 @@ def _has_port(url: str) -> bool:
         return urlsplit(url).port != 0
     except ValueError:
         return False
+
+
+def read_query(url: str) -> str:
+    """Return the parameters of a PostgreSQL address. As for libpq, a password may contain a question mark."""
+    rest = url.partition("://")[2]
+    sign_in, _at, address = rest.partition("@")
+    return (rest if "/" in sign_in or not address else address).partition("?")[2]
+
+
+def _read_conninfo(url: str) -> dict[str, Any]:
+    """Return the parameters of a PostgreSQL address, {} for others."""
+    try:
+        return dict(conninfo_to_dict(url)) if url.startswith(("postgresql://", "postgres://")) else {}
+    except ProgrammingError:
+        return {}
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and 0 < int(text) < 65_536
 
 
 def parse_ranges(text: str, most: int) -> list[tuple[int, int]]:

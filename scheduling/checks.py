@@ -92,7 +92,10 @@ def check_database_encryption(**_: Any) -> list[CheckMessage]:
         )
         for alias, name in names.items()
         if (database := settings.DATABASES.get(alias))
-        and not all(LOCAL_HOST.fullmatch(host) for host in database["HOST"].split(","))
+        and not all(
+            LOCAL_HOST.fullmatch(host)
+            for host in f"{database['HOST']},{database['OPTIONS'].get('hostaddr', '')}".split(",")
+        )
         and "sslmode" not in database["OPTIONS"]
     ]
 

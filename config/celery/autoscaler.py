@@ -21,7 +21,7 @@ from celery.worker import state
 from celery.worker.autoscale import Autoscaler
 from django.conf import settings
 
-from config.celery.queues import CORE_QUEUES
+from config.celery.queues import CORE_QUEUES, TICK_QUEUES
 from scheduling import metrics
 
 log = structlog.get_logger(__name__)
@@ -83,7 +83,7 @@ class ScalingWorker(worker.Worker):  # type: ignore[misc]
         """
         queues = kwargs.get("queues") or ()
         asked = set(queues.split(",") if isinstance(queues, str) else queues)
-        if asked <= set(CORE_QUEUES) and asked - {"ticks", "long"} and not kwargs.get("autoscale"):
+        if asked <= set(CORE_QUEUES) and asked - set(TICK_QUEUES) and not kwargs.get("autoscale"):
             bounds = self._pool_bounds(int(kwargs.get("concurrency") or 0))
             if bounds:
                 kwargs["autoscale"] = list(bounds)

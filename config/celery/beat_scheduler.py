@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import structlog
 from celery.beat import ScheduleEntry, SchedulingError
-from celery.schedules import maybe_schedule
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, InternalError, OperationalError, close_old_connections
@@ -21,6 +20,7 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 from psycopg.pq import Conninfo
 
+from config.celery.queues import TICK_QUEUES
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics
 from scheduling.monitoring.alerting.notifier import AlertThread
@@ -35,7 +35,7 @@ class TickBacklog:
     The queue length is read seldom, so that an idle beat costs almost nothing. Only this process's clock is used.
     """
 
-    MOST = 30  #: messages: half a minute of passes, because passes do not expire
+    MOST = 30  #: messages: half a minute of passes or more, because passes do not expire
     ASK_EVERY = 5.0  #: seconds
 
     def __init__(self, queue: str) -> None:
@@ -66,7 +66,7 @@ class TickBacklog:
             waiting = 0
         was_full, self._is_full = self._is_full, waiting > self.MOST
         if self._is_full and not was_full:
-            log.warning("ticks_suspended", waiting=waiting, problem=f"no worker consumes {self._queue}")
+            log.warning("ticks_suspended", waiting=waiting, problem=f"the workers of {self._queue} are busy or gone")
         elif was_full and not self._is_full:
             log.info("ticks_resumed", queue=self._queue, waiting=waiting)
 
@@ -111,9 +111,9 @@ class LeaderScheduler(DatabaseScheduler):
         self._leads = False
         self._asked_at = self._held_at = float("-inf")
         self._alert_thread = AlertThread()
-        self._backlogs = {queue: TickBacklog(queue) for queue in ("ticks", "long")}
+        self._backlogs = {queue: TickBacklog(queue) for queue in TICK_QUEUES}
         self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
-        self._reported: dict[str, str] = {}  #: reasons of rows that are skipped, by name
+        self._problems: dict[str, str] = {}  #: of rows that are skipped, by name
         self._passes: dict[str, ScheduleEntry] = {}
         super().__init__(*args, **kwargs)
 
@@ -121,24 +121,23 @@ class LeaderScheduler(DatabaseScheduler):
         for name, each in SCHEDULE.items():
             options = {**each["options"], "headers": {TICK_HEADER: name}}
             self._passes[name] = ScheduleEntry(
-                name, each["task"], schedule=maybe_schedule(each["schedule"]), options=options, app=self.app
+                name, each["task"], schedule=each["schedule"], options=options, app=self.app
             )
 
     def all_as_schedule(self) -> dict[str, ScheduleEntry]:
         found: dict[str, ScheduleEntry] = dict(self._passes)
-        for row in PeriodicTask.objects.enabled().prefetch_related(None).exclude(name__in=SCHEDULE):
+        problems = {}
+        for row in PeriodicTask.objects.enabled():
             try:
+                if row.name in SCHEDULE:
+                    raise UnusableRow("its name is that of a pass")
                 found[row.name] = RowEntry(row, self.app)
             except UnusableRow as error:
-                self._report(row.name, str(error))
-            else:
-                self._reported.pop(row.name, None)
-        return found
-
-    def _report(self, name: str, problem: str) -> None:
-        if self._reported.get(name) != problem:
-            self._reported[name] = problem
+                problems[row.name] = str(error)
+        for name, problem in problems.items() - self._problems.items():
             log.error("schedule_skipped", schedule=name, problem=problem)
+        self._problems = problems
+        return found
 
     def reserve(self, entry: Any) -> Any:
         if entry.name not in self._passes:
@@ -222,6 +221,9 @@ class LeaderScheduler(DatabaseScheduler):
             log.warning("round_not_stored", schedule=due.schedule, error=str(error))
             database.close()
             return False
+        except Exception as error:  # a row that the checks let pass must not end beat
+            log.error("round_refused", schedule=due.schedule, error=repr(error))
+            return True
         log.info("publication_stored", schedule=due.schedule, due_at=due.at.isoformat(), is_new=is_new)
         return True
 

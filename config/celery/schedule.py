@@ -35,7 +35,7 @@ SCHEDULE = {
     # operations
     "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60, "long"),
     "run replays": tick_entry("scheduling.run_replay", 5, "long"),
-    "continue bulk actions": tick_entry("scheduling.request_bulk_batches", 5),
+    "continue bulk actions": tick_entry("scheduling.request_bulk_batches", 5, "long"),
 }
 
 #: Passes that run every few seconds. Beat logs their publication. Worker logs and Flower omit them; `/metrics` has

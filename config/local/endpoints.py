@@ -49,10 +49,13 @@ def remove_stack_settings(state_dir: Path) -> None:
 
 
 def adopt_stack_settings(state_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Add the settings of the running stack that `environ` lacks, unless `environ` names another stack."""
+    """Add the settings of the running stack that `environ` lacks, unless `environ` names another stack.
+
+    A stack of another account is none of this process.
+    """
     try:
         given: dict[str, str] = json.loads((state_dir / "settings.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
     if all(environ.get(name, given.get(name)) == given.get(name) for name in IDENTIFYING):
         for name, value in given.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.utils.translation import gettext_lazy as _
 
-from config.environment import ROOT, environment, parse_ranges
+from config.environment import ROOT, environment, parse_ranges, read_query
 from config.settings.databases import build_database
 from config.settings.layers import layer_host
 from config.settings.timeouts import Timeouts
@@ -73,11 +73,11 @@ TEMPLATES = [
     }
 ]
 
-DATABASE_PARAMETERS = "".join(ENV.postgres.partition("?")[1:])  # for the flows that get the address
+DATABASE_PARAMETERS = f"?{query}" if (query := read_query(ENV.postgres)) else ""  # for flows that get the address
 DATABASES = {"default": build_database(ENV.postgres, prepare_statements=ENV.aftertouch_prepare_statements)}
 if ENV.database_replica_url:
     DATABASES["replica"] = build_database(
-        ENV.database_replica_url, prepare_statements=ENV.aftertouch_prepare_statements, connect_timeout=2
+        ENV.database_replica_url, prepare_statements=ENV.aftertouch_prepare_statements, connect_timeout=2, writes=False
     )
 DATABASE_ROUTERS = ["scheduling.replica.ReadRouter"]
 AFTERTOUCH_REPLICA_LAG_LIMIT = ENV.aftertouch_replica_lag_limit

@@ -51,7 +51,7 @@ CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 
 if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
     CELERY_BROKER_TRANSPORT_OPTIONS = {
-        # No message is unacknowledged for longer than the horizon plus the batch deadline.
+        # A touch is unacknowledged for the horizon plus the batch deadline at most. Passes may run twice.
         "visibility_timeout": 300,
         "unacked_restore_interval": 5,
         "unacked_restore_throttle": 1,

@@ -7,12 +7,18 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict
 
 
-def build_database(url: str, *, prepare_statements: bool, connect_timeout: int = 5) -> dict[str, Any]:
+def build_database(
+    url: str, *, prepare_statements: bool, connect_timeout: int = 5, writes: bool = True
+) -> dict[str, Any]:
     """Return the settings of one database. `connect_timeout` is in seconds.
 
     The address may have several hosts and every parameter of libpq. They replace the defaults here; `options` is added.
+    Of several hosts the one that accepts writes is used, unless the address demands another state or nothing `writes`.
     """
     given: dict[str, Any] = conninfo_to_dict(url)
+    if writes and "," in given.get("host", ""):
+        # On a standby a second beat would get the lock.
+        given.setdefault("target_session_attrs", "read-write")
     options = "-c idle_in_transaction_session_timeout=60s" if prepare_statements else ""
     options = f"{options} {given.pop('options', '')}".strip()
     return {

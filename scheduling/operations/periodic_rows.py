@@ -5,9 +5,11 @@ django-celery-beat reads all rows at once: one that raises, such as a solar sche
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from importlib import resources
+from itertools import product, takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -20,10 +22,12 @@ from django_celery_beat.clockedschedule import clocked
 from django_celery_beat.models import CrontabSchedule, PeriodicTask
 from django_celery_beat.schedulers import ModelEntry
 from django_celery_beat.tzcrontab import TzAwareCrontab
+from kombu.utils.json import loads
 
 from scheduling.strict_text import InvalidText, read_json
 
 SHORTEST = timedelta(seconds=1)  #: interval
+MOST_DAYS = 40 * 366  #: between two rounds; 29 February on a Sunday comes every 28 years, and later around 2100
 #: Spans in which the latest round that fell due is searched: few rounds lie in one, and none in the shorter ones.
 SPANS = [timedelta(hours=1), timedelta(days=1), timedelta(days=8), timedelta(days=32), timedelta(days=400)]
 
@@ -60,34 +64,46 @@ class RoundCrontab(TzAwareCrontab):  # type: ignore[misc]
     """
 
     def __init__(self, rule: TzAwareCrontab) -> None:
-        fields = [
+        super().__init__(
             rule._orig_minute, rule._orig_hour, rule._orig_day_of_week, rule._orig_day_of_month,
-            rule._orig_month_of_year,
-        ]  # fmt: skip
-        super().__init__(*fields, tz=rule.tz)
-        self._wall = TzAwareCrontab(*fields, tz=UTC)  # computes with wall times, as if they were UTC
+            rule._orig_month_of_year, tz=rule.tz,
+        )  # fmt: skip
 
     def next_due(self, after: datetime) -> datetime:
         """Return the first instant after `after` at which a round falls due."""
-        local = after.astimezone(self.tz)
-        zone = timezone(local.utcoffset() or timedelta(0)) if len(self.hour) == 24 else self.tz
-        wall = local.replace(tzinfo=UTC, fold=0)
-        while True:
-            begins_at, delta, _now = self._wall.remaining_delta(wall)
-            wall = begins_at + delta
-            at: datetime = wall.replace(tzinfo=zone).astimezone(UTC)
-            if at > after:
-                return at
+        return next(self._list_rounds(after))
 
     def latest_due(self, after: datetime, now: datetime) -> datetime | None:
         """Return the last instant after `after`, up to `now`, at which a round fell due."""
         for span in SPANS:
-            found, at = None, self.next_due(max(after, now - span))
-            while at <= now:
-                found, at = at, self.next_due(at)
-            if found or now - span <= after:
-                return found
+            rounds = takewhile(lambda at: at <= now, self._list_rounds(max(after, now - span)))
+            if found := list(rounds):
+                return found[-1]
+            if now - span <= after:
+                break
         return None
+
+    def _list_rounds(self, after: datetime) -> Iterator[datetime]:
+        """Yield the rounds after an instant in order. Raises `ValueError` if none falls due in the next decades."""
+        first = after.astimezone(self.tz).date()
+        for day in (first + timedelta(days=number) for number in range(MOST_DAYS)):
+            if (
+                day.month in self.month_of_year and day.day in self.day_of_month
+                and day.isoweekday() % 7 in self.day_of_week
+            ):  # fmt: skip
+                yield from sorted({at for at in self._list_rounds_of(day) if at > after})
+        raise ValueError("it never falls due")
+
+    def _list_rounds_of(self, day: date) -> Iterator[datetime]:
+        if len(self.hour) < 24:
+            for hour, minute in product(self.hour, self.minute):
+                yield datetime.combine(day, time(hour, minute), self.tz).astimezone(UTC)
+            return
+        at, end = (datetime.combine(each, time(0), self.tz).astimezone(UTC) for each in (day, day + timedelta(days=1)))
+        while at < end:
+            if at.astimezone(self.tz).minute in self.minute:
+                yield at
+            at += timedelta(minutes=1)
 
     def is_due(self, last_run_at: datetime) -> schedstate:
         now = datetime.now(UTC)
@@ -110,8 +126,9 @@ class RowEntry(ModelEntry):  # type: ignore[misc]
         super().__init__(model, app=app)
         if isinstance(self.schedule, crontab):
             self.schedule = RoundCrontab(self.schedule)
-            # An edit starts anew: a round that fell due before it was not asked for.
-            self.last_run_at = max(filter(None, (model.last_run_at, model.date_changed, model.start_time)))
+            # An edit starts anew: a round that fell due before it was not asked for. One at the start is.
+            start = model.start_time and model.start_time - timedelta(microseconds=1)
+            self.last_run_at = max(filter(None, (model.last_run_at, model.date_changed, start)))
 
     def save(self) -> None:
         """Store the run alone. The library stores the whole row, and with it what an operator has edited since."""
@@ -143,12 +160,15 @@ def check_row(row: PeriodicTask, app: Celery) -> None:
         raise UnusableRow(_("Solar schedules are not supported. Choose a crontab."))
     if row.task not in app.tasks:
         raise UnusableRow(_("There is no task %(task)s.") % {"task": row.task})
-    for name, kind in (("args", list), ("kwargs", dict), ("headers", dict)):
+    for name, empty in (("args", "[]"), ("kwargs", "{}"), ("headers", "{}")):
+        text = getattr(row, name) or empty
         try:
-            value = read_json(getattr(row, name) or "[]") if kind is list else read_json(getattr(row, name) or "{}")
-        except InvalidText:
-            value = None
-        if not isinstance(value, kind):
+            value = read_json(text)
+            # Kombu's reader makes other objects of `__type__`.
+            is_plain = value == loads(text)  # type: ignore[no-untyped-call]
+        except (InvalidText, ValueError, TypeError):
+            is_plain = False
+        if not is_plain or not isinstance(value, type(read_json(empty))):
             raise UnusableRow(_("%(field)s is not valid JSON of its kind.") % {"field": name})
     try:
         if row.scheduler is None:
@@ -158,6 +178,8 @@ def check_row(row: PeriodicTask, app: Celery) -> None:
             if isinstance(schedule.tz, UnknownZone):
                 raise UnusableRow(_("There is no time zone %(name)s.") % {"name": schedule.tz})
             RoundCrontab(schedule).next_due(datetime.now(UTC))
+        elif isinstance(schedule, interval):
+            datetime.now(UTC) + schedule.run_every  # overflows
     except (ValueError, RuntimeError, OverflowError, TypeError) as error:
         raise UnusableRow(_("Its schedule is invalid: %(error)s") % {"error": error}) from error
     if type(schedule) is interval and schedule.run_every < SHORTEST:

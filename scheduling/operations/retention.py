@@ -43,7 +43,7 @@ from scheduling.planning import disabled_targets, vendor_ids
 log = structlog.get_logger(__name__)
 
 BATCH = 1_000  #: rows checked per transaction
-LONGEST_TABLE_PASS = timedelta(seconds=1)  #: per kind and pass: its worker also delivers touches
+LONGEST_TABLE_PASS = timedelta(seconds=1)  #: per kind and pass: its worker has other long work, too
 #: A sender may repeat an event for that long. The stored row identifies the duplicate.
 EVENTS_KNOWN_FOR = timedelta(days=90)
 START = UUID(int=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from config.environment import ROLES, ROOT, Environment, environment
+from config.environment import ROLES, ROOT, Environment, environment, read_query
 from config.settings.databases import build_database
 
 
@@ -172,6 +172,25 @@ def test_parameters_of_a_database_address_reach_the_driver(query: str) -> None:
         "h1,h2", "5432,5433", "a", "a", "b@c",
     ]  # fmt: skip
     assert database["OPTIONS"].items() >= dict(pair.split("=") for pair in query.split("&")).items()
+
+
+@pytest.mark.parametrize("hosts", ["h1,h2", "h1:5433,h2", "h1,h2:5433", "h1:5433,h2:5433"])
+def test_several_hosts_without_ports_are_accepted(hosts: str) -> None:
+    url = f"postgresql://a@{hosts}/a"
+    Environment(database_url=url)
+    writable = build_database(url, prepare_statements=True)["OPTIONS"]
+    assert writable["target_session_attrs"] == "read-write"
+    assert "target_session_attrs" not in build_database(url, prepare_statements=True, writes=False)["OPTIONS"]
+
+
+def test_question_mark_in_a_password_starts_no_parameters(refusal_of: Callable[..., str]) -> None:
+    for url, password in (("postgresql://u:pa?x@h:5432/db", "pa?x"), ("postgresql://u:p?a=b&x@h/db", "p?a=b&x")):
+        Environment(database_url=url)
+        assert build_database(url, prepare_statements=True)["PASSWORD"] == password
+        assert (read_query(url), read_query(f"{url}?sslmode=require")) == ("", "sslmode=require")
+    said = refusal_of(DATABASE_URL="postgresql://u:pa?hidden@h:5432?db")
+    assert "must be postgresql://" in said
+    assert "hidden" not in said
 
 
 def test_options_of_a_database_address_add_to_ours() -> None:

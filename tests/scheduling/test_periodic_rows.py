@@ -11,12 +11,13 @@ import pytest
 from celery import current_app
 from django.db import connection
 from django.utils.timezone import now
+from django.utils.translation import override
 from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
 from django_celery_beat.tzcrontab import TzAwareCrontab
 
-from scheduling.operations.periodic_rows import RoundCrontab, UnusableRow, check_row, find_problem
+from scheduling.operations.periodic_rows import RoundCrontab, RowEntry, UnusableRow, check_row, find_problem
 
-NEW_YORK, SHANGHAI = ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
+NEW_YORK, SHANGHAI, BERLIN = ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai"), ZoneInfo("Europe/Berlin")
 
 
 def crontab(line: str, zone: ZoneInfo = NEW_YORK) -> RoundCrontab:
@@ -51,6 +52,26 @@ def test_hourly_rounds_follow_real_time_when_clocks_change() -> None:
             at = rule.next_due(at)
             found.append(at)
         assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=1)}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("0 * * * 1-5", ["2026-03-30 00:00", "2026-10-26 00:00"]),
+        ("30 * * * sun", ["2026-03-29 00:30", "2026-10-25 00:30"]),
+        ("* * 1 4 *", ["2026-04-01 00:00", "2027-04-01 00:00"]),
+    ],
+)
+def test_hourly_rounds_of_days_keep_to_their_days_when_clocks_change(line: str, expected: list[str]) -> None:
+    rule = crontab(line, BERLIN)  # the clock changes on 29 March and 25 October
+    fridays = [datetime(2026, 3, 27, 23, 30, tzinfo=BERLIN), datetime(2026, 10, 23, 23, 30, tzinfo=BERLIN)]
+    assert [f"{rule.next_due(at).astimezone(BERLIN):%Y-%m-%d %H:%M}" for at in fridays] == expected
+
+
+def test_no_round_of_a_skipped_hour_is_lost() -> None:
+    begins_at = datetime(2026, 3, 29, tzinfo=BERLIN)
+    found = rounds(crontab("*/20 2 * * *", BERLIN), begins_at, begins_at + timedelta(hours=20))
+    assert found == ["29 03:00+0200", "29 03:20+0200", "29 03:40+0200"]
 
 
 def test_round_in_a_skipped_hour_falls_due_later() -> None:
@@ -101,6 +122,11 @@ UNUSABLE = [
     ({"kwargs": "[1]"}, "kwargs"),
     ({"kwargs": "NaN"}, "kwargs"),
     ({"headers": "x"}, "headers"),
+    ({"headers": '{"a": {"__type__": "datetime", "__value__": "bad"}}'}, "headers"),
+    ({"headers": '{"a": {"__type__": "bytes", "__value__": "00"}}'}, "headers"),
+    ({"kwargs": '{"price": {"__type__": "decimal", "__value__": "1.50"}}'}, "kwargs"),
+    ({"kwargs": '{"price": {"__type__": "unknown", "__value__": "1.50"}}'}, "kwargs"),
+    ({"interval": IntervalSchedule(every=500_000_000, period="days")}, "invalid"),
     ({"task": "shop.unknown"}, "no task shop.unknown"),
 ]
 
@@ -108,13 +134,23 @@ UNUSABLE = [
 def test_rows_that_beat_cannot_use_are_refused_with_the_reason() -> None:
     find_problem(build_row())  # imports the tasks
     for changes, reason in UNUSABLE:
-        with pytest.raises(UnusableRow, match=reason):
+        with override("en"), pytest.raises(UnusableRow, match=reason):
             check_row(build_row(**changes), current_app)
 
 
 def test_row_with_a_long_past_time_is_usable() -> None:
     clocked = ClockedSchedule(clocked_time=datetime(1990, 1, 1, tzinfo=UTC))
     assert find_problem(build_row(interval=None, clocked=clocked, one_off=True, enabled=True)) == ""
+
+
+def test_round_at_the_start_time_falls_due() -> None:
+    start = datetime(2026, 6, 1, 9, tzinfo=SHANGHAI)
+    row = build_row(
+        interval=None, start_time=start, date_changed=start - timedelta(days=9),
+        crontab=CrontabSchedule(minute="0", hour="9", timezone=SHANGHAI),
+    )  # fmt: skip
+    entry = RowEntry(row, current_app)
+    assert entry.schedule.next_due(entry.last_run_at) == start
 
 
 @pytest.mark.django_db

@@ -66,6 +66,9 @@ def pytest_enter_pdb() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """The interpreter waits for threads that a failed test left: not for ever."""
-    if sys.__stderr__ is not None:
+    """The interpreter waits for threads that a failed test left: not for ever.
+
+    A process of xdist that has done its share waits for the others.
+    """
+    if sys.__stderr__ is not None and "PYTEST_XDIST_WORKER" not in os.environ:
         faulthandler.dump_traceback_later(CLEAN_UP, exit=True, file=sys.__stderr__)

@@ -18,6 +18,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.dates import MONTHS, WEEKDAYS
 from django.utils.module_loading import import_string
@@ -29,6 +30,7 @@ from django_celery_beat.models import (
     CrontabSchedule,
     IntervalSchedule,
     PeriodicTask,
+    PeriodicTasks,
     SolarSchedule,
     cronexp,
 )
@@ -106,6 +108,8 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
     def clean(self) -> dict[str, Any]:
         """Refuse arguments that the task would refuse at each run."""
         data: dict[str, Any] = super().clean()
+        if any(data.get(kind) for kind in ("interval", "crontab", "clocked")):
+            self.instance.solar = None  # is not offered any more
         path = settings.PERIODIC_TASK_CHECKS.get(data.get("task") or "")
         if path and not self.errors:
             try:
@@ -151,6 +155,17 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
         """Return why beat skips it."""
         return find_problem(row)
 
+    def enable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
+        super().enable_tasks(request, queryset)
+        restart_from_now(queryset)
+
+    def toggle_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
+        super().toggle_tasks(request, queryset)
+        restart_from_now(queryset)
+
+    enable_tasks.short_description = beat.PeriodicTaskAdmin.enable_tasks.short_description  # type: ignore[attr-defined]
+    toggle_tasks.short_description = beat.PeriodicTaskAdmin.toggle_tasks.short_description  # type: ignore[attr-defined]
+
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
 
@@ -184,6 +199,20 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
         return describe_crontab(row.crontab) if row.crontab else "–"
 
 
+def restart_from_now(rows: QuerySet[PeriodicTask]) -> None:
+    """Date rows, so that beat publishes no round from before this change."""
+    rows.update(date_changed=Now(), last_run_at=None)
+    PeriodicTasks.update_changed()
+
+
+class RestartsTasks:
+    """A schedule whose change makes its tasks wait for the next round."""
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)  # type: ignore[misc]
+        restart_from_now(obj.periodictask_set.all())
+
+
 class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
     fields = ("name", "program", "args", "kwargs")
     readonly_fields = fields
@@ -194,12 +223,12 @@ class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
 
 
 @admin.register(IntervalSchedule)
-class IntervalScheduleAdmin(DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class IntervalScheduleAdmin(RestartsTasks, DeclaredLookups, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
 
 
 @admin.register(CrontabSchedule)
-class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class CrontabScheduleAdmin(RestartsTasks, DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
     list_display = ("__str__", "in_words")
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
@@ -211,5 +240,5 @@ class CrontabScheduleAdmin(DeclaredLookups, beat.CrontabScheduleAdmin, ModelAdmi
 
 
 @admin.register(ClockedSchedule)
-class ClockedScheduleAdmin(DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class ClockedScheduleAdmin(RestartsTasks, DeclaredLookups, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)

@@ -37,7 +37,7 @@ from tests.rpa_tasks.core.conftest import Market
 from tests.sessions.websocket.web_processes import address_of, listening, web_on
 from tests.support.stack import read_seed
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 Report = Callable[[str], None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.conf import settings
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
+from django.utils.timezone import now
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
 
 LIST = "admin:django_celery_beat_periodictask_changelist"
@@ -88,3 +90,40 @@ def test_own_schedule_is_disabled_by_action(administrator: Client, stored: dict[
     administrator.post(reverse(LIST), {"action": "disable_tasks", "_selected_action": [str(row.pk)]})
     row.refresh_from_db()
     assert not row.enabled
+
+
+@pytest.mark.parametrize("action", ["enable_tasks", "toggle_tasks"])
+def test_enabled_schedule_publishes_no_earlier_round(
+    administrator: Client, stored: dict[str, PeriodicTask], action: str
+) -> None:
+    row, long_ago = stored["hourly"], now() - timedelta(days=90)
+    PeriodicTask.objects.filter(pk=row.pk).update(enabled=False, last_run_at=long_ago, date_changed=long_ago)
+    administrator.post(reverse(LIST), {"action": action, "_selected_action": [str(row.pk)]})
+    row.refresh_from_db()
+    assert (row.enabled, row.last_run_at) == (True, None)
+    assert now() - row.date_changed < timedelta(hours=1)
+
+
+def test_changed_crontab_publishes_no_earlier_round(administrator: Client) -> None:
+    crontab, long_ago = CrontabSchedule.objects.create(minute="0", hour="9"), now() - timedelta(days=90)
+    row = PeriodicTask.objects.create(name="daily", task=TASK, crontab=crontab)
+    PeriodicTask.objects.update(last_run_at=long_ago, date_changed=long_ago)
+    form = {"minute": "0", "hour": "14", "day_of_month": "*", "month_of_year": "*", "day_of_week": "*"}
+    inline = {"periodictask_set-TOTAL_FORMS": "0", "periodictask_set-INITIAL_FORMS": "0"}
+    address = reverse("admin:django_celery_beat_crontabschedule_change", args=[crontab.pk])
+    assert administrator.post(address, {**form, **inline, "timezone": "Asia/Shanghai"}).status_code == 302
+    row.refresh_from_db()
+    assert row.last_run_at is None
+    assert now() - row.date_changed < timedelta(hours=1)
+
+
+def test_solar_row_is_repaired_by_a_choice(administrator: Client, stored: dict[str, PeriodicTask]) -> None:
+    row, interval = stored["sun"], stored["hourly"].interval_id
+    form = {
+        "name": row.name, "regtask": "", "task": "scheduling.dispatch_due", "enabled": "on", "interval": interval,
+        "args": "[]", "kwargs": "{}", "headers": "{}", "priority": "",
+    }  # fmt: skip
+    answer = administrator.post(reverse(FORM, args=[row.pk]), {**form, "enabled": ""})
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    row.refresh_from_db()
+    assert (row.solar_id, row.interval_id) == (None, interval)
