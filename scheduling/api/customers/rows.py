@@ -94,9 +94,16 @@ class CustomerIn(Request):
     locale: Annotated[str, Field(max_length=20), AfterValidator(_check_characters)] = ""
     timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
     opted_out: bool = False
-    addresses: Annotated[dict[AddressKind, Address], Field(max_length=MAX_ADDRESSES)] = {}
+    addresses: Annotated[dict[AddressKind, Address | None], Field(max_length=2 * MAX_ADDRESSES)] = {}
     attributes: Annotated[dict[AttributeName, AttributeIn], Field(max_length=2 * MAX_ATTRIBUTES)] = {}
     tags: Tags = []
+
+    def list_given(self) -> dict[str, Any]:
+        """Return the given fields. Addresses are merged by kind."""
+        given = self.model_dump(exclude_unset=True, exclude={"user_id"})
+        if "addresses" in given:
+            given["address_kinds"] = given.pop("addresses")
+        return given
 
 
 class NamedCustomerIn(CustomerIn):
@@ -165,10 +172,7 @@ def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
     """Create or change up to 500 customers, all or none, like a `PUT` for each. The answer has one entry for each."""
     _check_batch(batch.customers)
     charge_batch(request, len(batch.customers), "customers")
-    inputs = [
-        CustomerInput(each.user_id, each.model_dump(exclude_unset=True, exclude={"user_id"}))
-        for each in batch.customers
-    ]
+    inputs = [CustomerInput(each.user_id, each.list_given()) for each in batch.customers]
     with sql.brief_lock_waits():
         stored = change_customers(inputs, actor=build_api_key_actor(request).name)
     receipts = [{"user_id": row.user_id, "created": row.created, "changed": sorted(row.after)} for row in stored]
@@ -217,12 +221,12 @@ def delete_customer(request: HttpRequest, user_id: Path[StoredUserId]) -> tuple[
 def put_customer(request: HttpRequest, user_id: Path[UserId], customer: CustomerIn) -> dict[str, Any]:
     """Create a customer or change the given fields. Other fields stay unchanged.
 
-    `attributes` are merged by name; null removes one. `addresses` and `tags` replace the stored ones.
+    `attributes` and `addresses` are merged by name; null removes one. `tags` replace the stored ones.
     """
     _check_email(customer, "addresses.email")
     with sql.brief_lock_waits():
         actor = build_api_key_actor(request).name
-        change_customer(user_id, customer.model_dump(exclude_unset=True), actor=actor)
+        change_customer(user_id, customer.list_given(), actor=actor)
         return serialize_customer(_find_customer(user_id))
 
 
@@ -253,10 +257,11 @@ def _check_batch(customers: Sequence[NamedCustomerIn]) -> None:
 
 
 def _check_email(customer: CustomerIn, field: str) -> None:
-    if "email" not in customer.addresses:
+    address = customer.addresses.get("email")
+    if address is None:
         return
     try:
-        validate_email(customer.addresses["email"])
+        validate_email(address)
     except ValidationError as error:
         raise InvalidInput.of(field, "is not an e-mail address") from error
 

@@ -41,6 +41,16 @@ def test_put_customer_keeps_unnamed_fields(api: Client) -> None:
     assert (changed["level"], changed["name"], changed["addresses"]) == ("normal", ANN["name"], ANN["addresses"])
 
 
+def test_put_customer_merges_addresses_and_null_removes_one(api: Client) -> None:
+    api("PUT", "/customers/ann", ANN)
+    assert api("PUT", "/customers/ann", {"addresses": {"inapp": "x"}}).json()["addresses"] == {
+        "email": "ann@example.com", "inapp": "x",
+    }  # fmt: skip
+    api("POST", "/customers", {"customers": [{"user_id": "ann", "addresses": {"phone": "13800138000", "inapp": None}}]})
+    assert api.get("/customers/ann").json()["addresses"] == {"email": "ann@example.com", "phone": "13800138000"}
+    assert api("PUT", "/customers/ann", {"addresses": {"email": None, "phone": None}}).json()["addresses"] == {}
+
+
 def test_opt_out_stores_time_and_can_be_reverted(api: Client) -> None:
     first = api("PUT", "/customers/ann", {"opted_out": True}).json()
     assert first["opted_out_at"]
