@@ -25,10 +25,14 @@ NO_IDS = frozenset({
 })  # fmt: skip
 #: Of texts that a program did not fill in. A GUID in braces is an id.
 _PLACEHOLDER = re.compile(r"\{\{.*\}\}|\$\{.*\}|\{[A-Za-z_][\w.]*\}|%[sd]|<[A-Za-z_][\w. ]*>", re.DOTALL)
+_EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
 #: Control and format characters, line separators, spaces that are no plain ones, fillers, and variation selectors.
+#: Emoji are joined by U+200D and may have U+FE0F.
 _INVISIBLE = re.compile(
-    "[\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f"
-    "\u205f-\u206f\u2800\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\U000e0000-\U000e0fff]"
+    "[\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200c\u200e\u200f"
+    "\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\uffff"
+    "\U000e0000-\U000e0fff]"
+    f"|(?<![{_EMOJI}\ufe0f])\u200d|\u200d(?![{_EMOJI}])|(?<![{_EMOJI}])\ufe0f"
 )
 
 

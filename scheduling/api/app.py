@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -29,7 +28,6 @@ from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, registe
 from scheduling.api.strict_json import decode_strict_json
 from scheduling.api.threads import in_database_thread
 from scheduling.api.webhooks import subscriptions as webhooks
-from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
 
@@ -38,18 +36,7 @@ class StrictParser(Parser):
     """Apply the strict JSON rules of events to every request body."""
 
     def parse_body(self, request: HttpRequest) -> Any:
-        try:
-            return decode_strict_json(request.body)
-        except InvalidInput as error:
-            resource = request.path.removeprefix("/api/v1/").partition("/")[0]
-            raise InvalidInput(*(_format_array_field(each, resource) for each in error.errors)) from error
-
-
-def _format_array_field(error: FieldError, resource: str) -> FieldError:
-    """Name a place in an array as in all other errors: `sessions.1.user_id`, not `[1].user_id`."""
-    if found := re.match(r"\[(\d+)\]", error.field):
-        return FieldError(f"{resource}.{found[1]}{error.field[found.end() :]}", error.message)
-    return error
+        return decode_strict_json(request.body, array=request.path.removeprefix("/api/v1/").partition("/")[0])
 
 
 api = NinjaAPI(

@@ -193,7 +193,7 @@ def _build_media_type_problem() -> Problem:
 
 def _decode_body(body: bytes) -> Any:
     try:
-        return decode_strict_json(body)
+        return decode_strict_json(body, array="events")
     except NotJson as error:
         raise Problem(400, str(error)) from error
 
@@ -209,7 +209,7 @@ def _parse_batch(raw: Any, now: datetime) -> list[NewEvent]:
     errors: list[FieldError] = []
     for place, each in enumerate(raw):
         try:
-            events.append(parse_event(each, now, prefix=f"[{place}]"))
+            events.append(parse_event(each, now, prefix=f"events.{place}"))
         except InvalidInput as error:
             errors.extend(error.errors)
             if len(errors) >= ERRORS_SHOWN:

@@ -71,8 +71,8 @@ class _JsonDocument:
         return _InvalidJsonValue(message)
 
 
-def decode_strict_json(body: bytes) -> Any:
-    """Return the value of a JSON text.
+def decode_strict_json(body: bytes, *, array: str = "") -> Any:
+    """Return the value of a JSON text. `array` names a document that is an array, in errors.
 
     Raises:
         NotJson: the text is not UTF-8 or not JSON.
@@ -94,7 +94,7 @@ def decode_strict_json(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise NotJson(f"The body is not JSON: {error}.") from error
     if document.has_invalid_value or SUSPECT_ESCAPE.search(body) or _is_too_deep(value):
-        _raise_invalid_values(_find_invalid_values(value))
+        _raise_invalid_values(_find_invalid_values(value, array))
     return value
 
 
@@ -114,9 +114,9 @@ def _raise_invalid_values(found: Iterator[FieldError]) -> None:
         raise InvalidInput(*errors)
 
 
-def _find_invalid_values(value: Any) -> Iterator[FieldError]:
+def _find_invalid_values(value: Any, array: str) -> Iterator[FieldError]:
     """Yield all invalid values in document order. Iterative, because the depth is what is checked."""
-    waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
+    waiting: list[tuple[Any, str, int]] = [(value, array if isinstance(value, list) else "", 0)]
     while waiting:
         node, path, depth = waiting.pop()
         if isinstance(node, _InvalidJsonValue):
@@ -136,7 +136,7 @@ def _find_invalid_values(value: Any) -> Iterator[FieldError]:
                     (child, _join_member_path(path, name), depth + 1) for name, child in reversed(node.items())
                 )
             else:
-                waiting.extend((node[at], f"{path}[{at}]", depth + 1) for at in range(len(node) - 1, -1, -1))
+                waiting.extend((node[at], f"{path}.{at}", depth + 1) for at in range(len(node) - 1, -1, -1))
 
 
 def find_unstorable_text(text: str) -> str:

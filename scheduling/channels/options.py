@@ -16,6 +16,11 @@ LARGEST_QUOTA = 1_000  # Redis keeps at most as many instants for each receiver,
 LONGEST_WINDOW = timedelta(days=31)
 
 
+def write_instant(at: datetime, precision: str = "auto") -> str:
+    """Return an instant as receivers get it: RFC 3339 in UTC, such as `2026-01-31T08:00:00Z`."""
+    return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
 def check_known_keys(settings: Mapping[str, Any], known: Iterable[str]) -> None:
     """Check that all keys are known.
 

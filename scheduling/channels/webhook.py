@@ -88,7 +88,7 @@ def build_payload(message: Message, now: datetime) -> bytes:
     """Return the request body, UTF-8 JSON. `timestamp` is the time of this attempt."""
     document = {
         "type": EVENT_TYPE,
-        "timestamp": now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "timestamp": options.write_instant(now, "milliseconds"),
         "data": {
             "task_id": str(message.task_id),
             "user_id": message.user_id,
@@ -99,7 +99,7 @@ def build_payload(message: Message, now: datetime) -> bytes:
             "event": dict(message.event),
         },
     }
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str)
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=options.write_instant)
     return text.encode("utf-8", "replace")
 
 

@@ -64,7 +64,9 @@ def to_text(value: Any, path: str) -> str:
     """
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | datetime) or (isinstance(value, int | float) and abs(value) < MAX_PRINTED):
+    if isinstance(value, datetime):
+        return value.isoformat()  # RFC 3339
+    if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < MAX_PRINTED):
         return str(value)
     check_present_value(value, path)
     if isinstance(value, list | tuple):

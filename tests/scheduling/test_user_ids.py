@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from scheduling.api.cloudevents import parse_event
 from scheduling.api.customers.rows import NamedCustomerIn
-from scheduling.customers.import_columns import InvalidValue, _parse_user_id
+from scheduling.customers.import_columns import PARSERS, InvalidValue
 from scheduling.errors import InvalidInput
 from scheduling.ids import find_user_id_problem, reveal_odd_characters
 from scheduling.models import Customer
@@ -24,11 +24,12 @@ REFUSED = {
     "{user_id}": "missing id", "%s": "missing id", "<nil>": "missing id",
     "ann ": "space", " ann": "space", "ann\u3000": "space", "ann\u00a0": "space", "a\u00a0nn": "U+00A0",
     "ann\u200b": "U+200B", "\ufeffann": "U+FEFF", "a\u00adnn": "U+00AD", "ann\u2060": "U+2060", "a\u202enn": "U+202E",
-    "\u3164": "U+3164", "a\ufe0fnn": "U+FE0F", "ann\U000e0041": "U+E0041", "a\u2028nn": "U+2028",
+    "\u3164": "U+3164", "a\ufe0fnn": "U+FE0F", "a\u200dnn": "U+200D", "ann\u200d": "U+200D",
+    "ann\U000e0041": "U+E0041", "a\u2028nn": "U+2028",
 }  # fmt: skip
 ACCEPTED = [
     "ann", "nan", "none", "Null-1", "undefined-7", "张伟", "Ann Lee", "a:b/c@d", "o6_bmjrPTlm6_2sgVt7hMZOPfL2M", "0",
-    "-1", "{550e8400-e29b-41d4-a716-446655440000}", "😀", "José", "José",
+    "-1", "{550e8400-e29b-41d4-a716-446655440000}", "😀", "用户👩‍👧", "❤️", "José", "José",
 ]  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def send_event(user_id: str) -> None:
 
 
 def import_customer(user_id: str) -> None:
-    _parse_user_id(user_id)
+    PARSERS["user_id"](user_id)
 
 
 def send_frame(user_id: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -155,6 +155,8 @@ class _PlanCompiler:
 
 def format_scalar(value: Any) -> str:
     """Return the text of a value. `true` and `false` are those of JSON."""
+    if isinstance(value, datetime):
+        return options.write_instant(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -247,7 +247,8 @@ async def test_webhook_sends_surrogates_and_odd_values(message_factory: MessageF
         outcome = await Webhook({"url": receiver.url, "secret": SECRET}, TIMEOUT).send(message, far())
 
     assert isinstance(outcome, Delivered)
-    assert json.loads(receiver.requests[0].body)["data"]["body"] == "? lone"
+    data = json.loads(receiver.requests[0].body)["data"]
+    assert (data["body"], data["event"]["time"]) == ("? lone", "2026-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(
