@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
+from zoneinfo import available_timezones
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -58,6 +59,7 @@ class Environment(BaseSettings):
     aftertouch_base_url: str = ""
     aftertouch_link_base_url: str = ""
     aftertouch_environment: str = Field("", max_length=30)
+    aftertouch_time_zone: str = "Asia/Shanghai"
     aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
     aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
     aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
@@ -180,6 +182,13 @@ class Environment(BaseSettings):
         if others.field_name == "database_replica_url" and url and url == others.data.get("database_url"):
             raise ValueError("must not be the address of DATABASE_URL")
         return url
+
+    @field_validator("aftertouch_time_zone")
+    @classmethod
+    def require_time_zone(cls, name: str) -> str:
+        if name not in available_timezones():
+            raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
+        return name
 
     @field_validator("aftertouch_link_base_url")
     @classmethod

@@ -96,7 +96,7 @@ LANGUAGE_CODE = "zh-hans"
 LANGUAGES = [("zh-hans", _("Simplified Chinese")), ("en", _("English"))]
 FORMAT_MODULE_PATH = "config.formats"
 LOCALE_PATHS = [BASE_DIR / "config/locale", BASE_DIR / "config/third_party/locale"]
-TIME_ZONE = "Asia/Shanghai"
+TIME_ZONE = ENV.aftertouch_time_zone
 USE_I18N = True
 USE_TZ = True
 

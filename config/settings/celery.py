@@ -16,7 +16,7 @@ CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
 CELERY_WORKER_CONSUMER = "config.celery.guards:DeadLetterConsumer"
 CELERY_BEAT_SCHEDULE = SCHEDULE
-CELERY_TIMEZONE = "Asia/Shanghai"
+CELERY_TIMEZONE = _env.aftertouch_time_zone
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 # Outcomes are rows. A result backend would only add round trips.

@@ -298,9 +298,12 @@ def _find_coverage(
 
 
 def calendars_spec(rows: Sequence[Calendar]) -> CalendarsSpec:
-    """Return the calendars from their rows in order: the first is the default. Without rows it is that of China."""
+    """Return the calendars from their rows in order: the first is the default.
+
+    Without rows it is that of China, in the installation's time zone.
+    """
     if not rows:
-        return CalendarsSpec()
+        return CalendarsSpec(default=CalendarSpec(timezone=settings.TIME_ZONE))
     found = [calendar_spec(row) for row in rows]
     calendars = CalendarsSpec({each.key: each for each in found}, found[0])
     return replace(calendars, windows=compile_windows(rows[0].send_window, calendars))

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.utils.timezone import get_default_timezone_name
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
@@ -61,7 +62,7 @@ class HarassmentRule(Versioned):
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_to = models.TimeField(_("quiet to"), null=True, blank=True)
     #: Used if the customer has no time zone.
-    timezone = models.CharField(_("time zone"), max_length=60, default="Asia/Shanghai")
+    timezone = models.CharField(_("time zone"), max_length=60, default=get_default_timezone_name)
     enabled = models.BooleanField(_("enabled"), default=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
@@ -114,7 +115,7 @@ class Calendar(Versioned):
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     position = models.PositiveSmallIntegerField(_("position"), default=0)
     #: Used if the customer has no time zone.
-    timezone = models.CharField(_("time zone"), max_length=60, default="Asia/Shanghai")
+    timezone = models.CharField(_("time zone"), max_length=60, default=get_default_timezone_name)
     #: Its public holidays and the days worked instead apply; empty: every weekday is a working day.
     country = models.CharField(_("country of the holidays"), max_length=6, default="CN", blank=True)
     #: Days like "2026-10-01" that differ from the country's.

@@ -204,6 +204,21 @@ def test_all_invalid_settings_are_named(refusal_of: Callable[..., str]) -> None:
     assert "AFTERTOUCH_FLOWER_PORT" in said
 
 
+def test_time_zone_of_the_installation_is_a_setting(refusal_of: Callable[..., str]) -> None:
+    assert "AFTERTOUCH_TIME_ZONE: Value error, must be a name of the IANA" in refusal_of(AFTERTOUCH_TIME_ZONE="Mars")
+    program = (
+        "import django; django.setup(); from django.conf import settings; from celery import current_app;"
+        "from scheduling.configuration.snapshot import calendars_spec; from scheduling.models import Calendar;"
+        "print(settings.TIME_ZONE, current_app.conf.timezone, calendars_spec([]).default.timezone, Calendar().timezone)"
+    )
+    env = {**os.environ, "AFTERTOUCH_TIME_ZONE": "Europe/Berlin", "DJANGO_SETTINGS_MODULE": "config.settings.local"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import config.celery.application; {program}"],
+        cwd=ROOT, env=env, text=True, capture_output=True, timeout=180, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["Europe/Berlin"] * 4
+
+
 SECRET_KEY = "0123456789abcdef" * 4
 PRODUCTION = {
     "DATABASE_URL": "postgresql://a@127.0.0.1:1/a",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.conf import settings
+
 from scheduling.configuration import validation
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
@@ -52,7 +54,7 @@ class Calendars(RowSection):
     fields = (
         Field("key", KEY),
         Field("position", Whole(), default=0),
-        Field("timezone", Text(60), default="Asia/Shanghai"),
+        Field("timezone", Text(60), default=settings.TIME_ZONE),
         Field("country", Text(6, empty=True), default="CN"),
         Field("closed", ListOf(DAY), default=[]),
         Field("open", ListOf(DAY), default=[]),

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
+
 from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration import validation
 from scheduling.configuration.file.base import Change
@@ -116,7 +118,7 @@ class HarassmentRules(RowSection):
         Field("tag", Text(MAX_TAG, empty=True), default=""),
         Field("from", Clock(), column="quiet_from"),
         Field("to", Clock(), column="quiet_to"),
-        Field("timezone", Text(60), default="Asia/Shanghai"),
+        Field("timezone", Text(60), default=settings.TIME_ZONE),
         Field("enabled", FLAG, default=True),
     )
     by = Field("by", Choice(("content_type",)), default="content_type")
