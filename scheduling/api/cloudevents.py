@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,13 +106,24 @@ def _parse_event_time(value: Any, now: datetime, errors: list[FieldError]) -> da
 
 
 def _extract_data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:
-    data = raw.get("data")
+    name, data = "data", raw.get("data")
     if raw.get("data_base64") is not None:
-        errors.append(FieldError("data_base64", "is not supported; send “data” as a JSON object"))
+        if data is not None:
+            errors.append(FieldError("data_base64", "must not stand beside “data”"))
+            return {}
+        name = "data_base64"
+        try:
+            data = decode_strict_json(b64decode(raw["data_base64"], validate=True), array=name)
+        except (TypeError, ValueError, NotJson):
+            errors.append(FieldError(name, "must hold a JSON object in Base64"))
+            return {}
+        except InvalidInput as error:
+            errors.extend(FieldError(name, f"{each.field}: {each.message}") for each in error.errors)
+            return {}
     if data is None:
         return {}
     if not isinstance(data, dict):
-        errors.append(FieldError("data", "must be an object"))
+        errors.append(FieldError(name, "must be an object"))
         return {}
     return data
 

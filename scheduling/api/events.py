@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
@@ -46,6 +47,16 @@ async def post_events(request: HttpRequest) -> HttpResponse:
     await charge_events(get_principal(request), len(events))
     receipts = await _submit_events(events)
     return HttpResponse(_format_receipts(events, receipts), content_type=PLAIN, status=202)
+
+
+@router.api_operation(["OPTIONS"], "/events", auth=None, include_in_schema=False)
+def allow_delivery(request: HttpRequest) -> HttpResponse:
+    """Answer the validation handshake of CloudEvents webhooks. Whoever asks may deliver, with an API key."""
+    answer = HttpResponse(status=200, headers={"Allow": "POST"})
+    if origin := request.headers.get("WebHook-Request-Origin"):
+        answer["WebHook-Allowed-Origin"] = origin
+        answer["WebHook-Allowed-Rate"] = str(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
+    return answer
 
 
 async def _submit_events(events: Sequence[NewEvent]) -> list[Receipt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -132,6 +133,20 @@ def test_extension_attributes_are_accepted(api: Client) -> None:
 def test_event_text_is_stored_unchanged(api: Client, text: str) -> None:
     assert api.event(cloud_event(data={"text": text})).status_code == 202
     assert Event.objects.get().data == {"text": text}
+
+
+def test_json_in_base64_is_stored_as_data(api: Client) -> None:
+    encoded = b64encode('{"order": {"no": "甲-1"}}'.encode()).decode()
+    assert api.event(cloud_event(data=None, data_base64=encoded)).status_code == 202
+    assert Event.objects.get().data == {"order": {"no": "甲-1"}}
+
+
+def test_validation_handshake_of_a_webhook_is_answered(api: Client) -> None:
+    answer = api("OPTIONS", "/events", headers={"WebHook-Request-Origin": "eventemitter.example.com"})
+    assert (answer.status_code, answer.headers["Allow"]) == (200, "POST")
+    assert answer.headers["WebHook-Allowed-Origin"] == "eventemitter.example.com"
+    assert int(answer.headers["WebHook-Allowed-Rate"]) > 0
+    assert "WebHook-Allowed-Origin" not in api("OPTIONS", "/events").headers
 
 
 def test_user_id_in_any_script_is_stored(api: Client) -> None:

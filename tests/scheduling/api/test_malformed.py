@@ -103,7 +103,12 @@ def test_invalid_chat_id_is_refused(api: Client, chat_id: Any) -> None:
 @pytest.mark.parametrize(
     ("extra", "field"),
     [
-        ({"data_base64": "AAAA"}, "data_base64"),
+        ({"data": None, "data_base64": "AAAA"}, "data_base64"),
+        ({"data": None, "data_base64": "no Base64"}, "data_base64"),
+        ({"data": None, "data_base64": 7}, "data_base64"),
+        ({"data": None, "data_base64": "WzFd"}, "data_base64"),
+        ({"data": None, "data_base64": "eyJhIjogTmFOfQ=="}, "data_base64"),
+        ({"data": {}, "data_base64": "e30="}, "data_base64"),
         ({"datacontenttype": "text/xml"}, "datacontenttype"),
         ({"userId": "ann"}, "userId"),
         ({"extra": {"a": 1}}, "extra"),
