@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ class Command(BaseCommand):
         except Unreadable as error:
             raise CommandError(f"{error}; nothing was written") from error
         if file == "-":
+            if isinstance(sys.stdout, TextIOWrapper):
+                sys.stdout.reconfigure(encoding="utf-8")  # the file's encoding, whatever the terminal's is
             self.stdout.write(text, ending="")
             return
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import time, timedelta
@@ -14,6 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 
+from config.environment import ROOT, environment
 from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
@@ -32,6 +36,7 @@ from scheduling.models import (
     Template,
     TemplateText,
 )
+from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import WAIT_LIMIT
 
 Apply = Callable[..., str]
@@ -406,3 +411,24 @@ def test_apply_exported_person_channels_changes_nothing(apply: Apply, export: Ap
     assert "a-long-secret" not in text + said
     assert {row.key: (row.config, row.version) for row in ChannelConfig.objects.all()} == before
     assert before["texts"][0]["body"] == {"to": ["{{ message.address }}"], "flash": False, "at": None, "rate": 1.5}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("encoding", ["gbk", "ascii"])
+def test_export_is_utf_8_on_any_terminal(tmp_path: Path, encoding: str) -> None:
+    Stage.objects.create(key="presale", name="售前 🎁")
+    env = {
+        **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, "PYTHONIOENCODING": encoding,
+        "DJANGO_SETTINGS_MODULE": "config.settings.test",
+    }  # fmt: skip
+
+    def run(*words: str) -> bytes:
+        return subprocess.run(
+            [sys.executable, "manage.py", *words], cwd=ROOT, env=env, capture_output=True, timeout=180, check=True
+        ).stdout
+
+    exported = run("export_config")
+    assert "售前 🎁" in exported.decode("utf-8")
+    file = tmp_path / "configuration.yaml"
+    file.write_bytes(exported.replace("售前".encode(), "售后".encode()))
+    assert b"presale" in run("apply_config", str(file), "--dry-run")
