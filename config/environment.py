@@ -183,6 +183,27 @@ class Environment(BaseSettings):
             raise ValueError("must not be the address of DATABASE_URL")
         return url
 
+    @field_validator("aftertouch_port", "aftertouch_flower_port", "aftertouch_metrics_port", mode="before")
+    @classmethod
+    def ignore_service_link(cls, value: Any, field: ValidationInfo) -> Any:
+        """Kubernetes sets `AFTERTOUCH_PORT=tcp://…` beside a service with the name `aftertouch`."""
+        if not (isinstance(value, str) and value.startswith("tcp://")):
+            return value
+        name = str(field.field_name)
+        default = cls.model_fields[name].default
+        sys.stderr.write(f"{name.upper()}: {value} of a service link is ignored; it is {default}\n")
+        return default
+
+    @field_validator("aftertouch_base_url")
+    @classmethod
+    def require_base_without_path(cls, url: str) -> str:
+        address = urlsplit(url)
+        if url and (address.scheme not in ("http", "https") or not address.hostname or not _has_port(url)):
+            raise ValueError("must be an address like https://aftertouch.example.com")
+        if address.path.strip("/") or address.query or address.fragment:
+            raise ValueError("must not have a path: Aftertouch has a host name of its own")
+        return url.rstrip("/")
+
     @field_validator("aftertouch_time_zone")
     @classmethod
     def require_time_zone(cls, name: str) -> str:

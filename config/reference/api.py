@@ -18,7 +18,7 @@ def api_tables() -> dict[str, Table]:
 def _operation_rows(api: object) -> Iterator[list[str]]:
     for prefix, router in api._routers:  # type: ignore[attr-defined]
         for path, view in router.path_operations.items():
-            for operation in view.operations:
+            for operation in filter(lambda each: each.include_in_schema, view.operations):
                 authenticators = operation.auth_callbacks or [router.auth]
                 scopes = " or ".join(f"`{scope}`" for each in authenticators for scope in each.scopes)
                 for method in operation.methods:

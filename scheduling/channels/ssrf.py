@@ -44,8 +44,9 @@ NOT_PUBLIC_V4 = (
     IPv4Network("240.0.0.0/4"),  # reserved, broadcast
     IPv4Network("168.63.129.16/32"),  # the Azure host agent
 )
+NAT64 = IPv6Network("64:ff9b::/96")  # the rest of such an address is the IPv4 address that is reached
 # Only 2000::/3 is allocated as global unicast, so all other addresses are refused without a list: mapped and compatible
-# addresses, 64:ff9b::/96 (NAT64), unique local, link local, multicast. Inside it these are refused: IETF assignments
+# addresses, unique local, link local, multicast. Inside it these are refused: IETF assignments
 # with Teredo and ORCHID, documentation, 6to4.
 GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
 NOT_PUBLIC_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
@@ -55,6 +56,8 @@ def is_public(address: Address) -> bool:
     """Return whether an address is reachable from the public internet."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in NOT_PUBLIC_V4)
+    if address in NAT64:
+        return is_public(IPv4Address(address.packed[-4:]))
     return address in GLOBAL_UNICAST_V6 and not any(address in network for network in NOT_PUBLIC_V6)
 
 

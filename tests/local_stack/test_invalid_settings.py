@@ -204,6 +204,17 @@ def test_all_invalid_settings_are_named(refusal_of: Callable[..., str]) -> None:
     assert "AFTERTOUCH_FLOWER_PORT" in said
 
 
+def test_service_link_of_kubernetes_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Environment(aftertouch_port="tcp://10.0.0.1:8000").aftertouch_port == 8000  # type: ignore[arg-type]
+    assert "AFTERTOUCH_PORT: tcp://10.0.0.1:8000 of a service link is ignored" in capsys.readouterr().err
+
+
+def test_base_address_with_a_path_is_refused(refusal_of: Callable[..., str]) -> None:
+    for url in ("https://shop.example/aftertouch", "https://shop.example/?a", "shop.example", "ftp://shop.example"):
+        assert "AFTERTOUCH_BASE_URL: Value error, must" in refusal_of(AFTERTOUCH_BASE_URL=url)
+    assert Environment(aftertouch_base_url="https://shop.example/").aftertouch_base_url == "https://shop.example"
+
+
 def test_time_zone_of_the_installation_is_a_setting(refusal_of: Callable[..., str]) -> None:
     assert "AFTERTOUCH_TIME_ZONE: Value error, must be a name of the IANA" in refusal_of(AFTERTOUCH_TIME_ZONE="Mars")
     program = (

@@ -57,6 +57,7 @@ HOSTILE = [
     ("https://[::ffff:8.8.8.8]/", "private_address"),
     ("https://[::7f00:1]/", "private_address"),
     ("https://[64:ff9b::7f00:1]/", "private_address"),
+    ("https://[64:ff9b::a9fe:a9fe]/", "private_address"),
     ("https://[64:ff9b:1::1]/", "private_address"),
     ("https://[2002:7f00:1::1]/", "private_address"),
     ("https://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/", "private_address"),
@@ -114,7 +115,9 @@ def test_chinese_host_is_encoded_once() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"])
+@pytest.mark.parametrize(
+    "text", ["64:ff9b::808:808", "1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"]
+)
 def test_public_address_is_public(text: str) -> None:
     assert is_public(ip_address(text))
 
