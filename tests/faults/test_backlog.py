@@ -14,7 +14,7 @@ from django.utils.timezone import now
 from kombu import Connection, Queue
 
 from config.celery.application import app
-from config.celery.beat_scheduler import TICK_QUEUE, TickBacklog
+from config.celery.beat_scheduler import TickBacklog
 from config.local.processes import wait_until
 from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import oldest_message_at, publication_headers
@@ -92,18 +92,18 @@ def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
 def test_tick_backlog_on_rabbitmq_is_full_above_limit(node: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question
     with Connection(node.url) as connection:
-        producer, pile = connection.Producer(), TickBacklog()
+        producer, pile = connection.Producer(), TickBacklog("ticks")
         assert not pile.is_full(producer), "the queue is not there"
 
-        queue = Queue(TICK_QUEUE)(connection.default_channel)
+        queue = Queue("ticks")(connection.default_channel)
         queue.declare()
         for _ in range(TickBacklog.MOST):
-            producer.publish("", routing_key=TICK_QUEUE)
+            producer.publish("", routing_key="ticks")
         assert wait_until(lambda: int(queue.queue_declare(passive=True).message_count) == TickBacklog.MOST, WAIT_LIMIT)
         assert not pile.is_full(producer)
 
-        producer.publish("", routing_key=TICK_QUEUE)
+        producer.publish("", routing_key="ticks")
         assert wait_until(lambda: pile.is_full(producer), WAIT_LIMIT)
         queue.purge()
         assert not pile.is_full(producer)
-        producer.publish("", routing_key=TICK_QUEUE)  # the channel that published is still open
+        producer.publish("", routing_key="ticks")  # the channel that published is still open

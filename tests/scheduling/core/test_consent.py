@@ -494,7 +494,8 @@ def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monk
         assert silent_session.nudges == 0
     finally:
         settled.set()
-    assert (silent_session.await_touch().state, silent_session.nudges) == ("delivered", 1)
+    assert wait_until(lambda: silent_session.nudges == 1, WAIT_LIMIT)
+    assert silent_session.await_touch().state == "delivered"
 
 
 def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> None:
