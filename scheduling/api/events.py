@@ -51,7 +51,7 @@ async def post_events(request: HttpRequest) -> HttpResponse:
 
 @router.api_operation(["OPTIONS"], "/events", auth=None, include_in_schema=False)
 def allow_delivery(request: HttpRequest) -> HttpResponse:
-    """Answer the validation handshake of CloudEvents webhooks. Whoever asks may deliver, with an API key."""
+    """Answer the validation handshake of CloudEvents webhooks. Any sender may deliver, with an API key."""
     answer = HttpResponse(status=200, headers={"Allow": "POST"})
     if origin := request.headers.get("WebHook-Request-Origin"):
         answer["WebHook-Allowed-Origin"] = origin

@@ -86,24 +86,30 @@ class RoundCrontab(TzAwareCrontab):  # type: ignore[misc]
     def _list_rounds(self, after: datetime) -> Iterator[datetime]:
         """Yield the rounds after an instant in order. Raises `ValueError` if none falls due in the next decades."""
         first = after.astimezone(self.tz).date()
+        list_rounds = self._list_minutes if len(self.hour) == 24 else self._list_wall_times
         for day in (first + timedelta(days=number) for number in range(MOST_DAYS)):
             if (
                 day.month in self.month_of_year and day.day in self.day_of_month
                 and day.isoweekday() % 7 in self.day_of_week
             ):  # fmt: skip
-                yield from sorted({at for at in self._list_rounds_of(day) if at > after})
+                yield from list_rounds(day, after)
         raise ValueError("it never falls due")
 
-    def _list_rounds_of(self, day: date) -> Iterator[datetime]:
-        if len(self.hour) < 24:
-            for hour, minute in product(self.hour, self.minute):
-                yield datetime.combine(day, time(hour, minute), self.tz).astimezone(UTC)
-            return
-        at, end = (datetime.combine(each, time(0), self.tz).astimezone(UTC) for each in (day, day + timedelta(days=1)))
+    def _list_wall_times(self, day: date, after: datetime) -> list[datetime]:
+        times = (time(hour, minute) for hour, minute in product(self.hour, self.minute))
+        return sorted({at for each in times if (at := self._convert(day, each)) > after})
+
+    def _list_minutes(self, day: date, after: datetime) -> Iterator[datetime]:
+        """Yield the minutes of a local day in real time."""
+        at = max(self._convert(day, time(0)), after.replace(second=0, microsecond=0) + timedelta(minutes=1))
+        end = self._convert(day + timedelta(days=1), time(0))
         while at < end:
             if at.astimezone(self.tz).minute in self.minute:
                 yield at
             at += timedelta(minutes=1)
+
+    def _convert(self, day: date, wall: time) -> datetime:
+        return datetime.combine(day, wall, self.tz).astimezone(UTC)
 
     def is_due(self, last_run_at: datetime) -> schedstate:
         now = datetime.now(UTC)
