@@ -194,7 +194,7 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
     overdue; what the next worker then delivers is late.
     """
     with ExitStack() as running:
-        stack = running.enter_context(running_stack(programs=["web", "core", "ticks", "beat"]))
+        stack = running.enter_context(running_stack(programs=["web", "core", "ticks", "long", "beat"]))
         metrics_dir = {"AFTERTOUCH_METRICS_DIR": str(stack.state_dir / "metrics")}
         exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
         web = stack.base_url.removeprefix("http://")

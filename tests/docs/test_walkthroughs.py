@@ -69,7 +69,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     words = dict(word.split("=", 1) for word in exported[1].split())
     words = {name: value.replace("~", str(reader.home)) for name, value in words.items()}
     words["AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"] = f"127.0.0.1:{reader.gateway_port}"
-    with running_stack(words, programs=["web", "core", "ticks", "beat"]) as stack:
+    with running_stack(words, programs=["web", "core", "ticks", "long", "beat"]) as stack:
         stack.await_worker("core")
         reader.stack = stack
         yield reader
