@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.utils.http import parse_header_parameters
 
 from scheduling.api.errors import Problem
-from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_strict_json
+from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_each, decode_strict_json
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
@@ -172,9 +172,41 @@ def read_events(request: HttpRequest, now: datetime) -> list[NewEvent]:
         Problem: the request is unreadable, of another media type or too large.
         InvalidInput: an event is invalid.
     """
-    events = _parse_by_media_type(request, now)
+    return [_add_trace(request, event) for event in _parse_by_media_type(request, now)]
+
+
+def read_each_event(request: HttpRequest, now: datetime) -> list[NewEvent | InvalidInput]:
+    """Return the valid events of a request, and the errors in place of the others.
+
+    Raises:
+        Problem: the request is unreadable, of another media type or too large.
+        InvalidInput: the request holds no events.
+    """
+    if _read_media_type(request) != BATCH:
+        try:
+            return list(read_events(request, now))
+        except InvalidInput as error:
+            return [error]
+    try:
+        raw = decode_each(request.body, array="events")
+    except NotJson as error:
+        raise Problem(400, str(error)) from error
+    _check_batch_size(raw)
+    return [_parse_or_refuse(request, each, now, place) for place, each in enumerate(raw)]
+
+
+def _parse_or_refuse(request: HttpRequest, raw: Any, now: datetime, place: int) -> NewEvent | InvalidInput:
+    if isinstance(raw, InvalidInput):
+        return raw
+    try:
+        return _add_trace(request, parse_event(raw, now, prefix=f"events.{place}"))
+    except InvalidInput as error:
+        return error
+
+
+def _add_trace(request: HttpRequest, event: NewEvent) -> NewEvent:
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
-    return [each if each.trace_id or not trace_id else replace(each, trace_id=trace_id) for each in events]
+    return event if event.trace_id or not trace_id else replace(event, trace_id=trace_id)
 
 
 def _parse_by_media_type(request: HttpRequest, now: datetime) -> list[NewEvent]:
@@ -210,13 +242,17 @@ def _decode_body(body: bytes) -> Any:
         raise Problem(400, str(error)) from error
 
 
-def _parse_batch(raw: Any, now: datetime) -> list[NewEvent]:
+def _check_batch_size(raw: Any) -> None:
     if not isinstance(raw, list):
         raise InvalidInput.of("", "a batch must be an array of events")
     if not raw:
         raise InvalidInput.of("", "the batch is empty")
     if len(raw) > BATCH_LIMIT:
         raise Problem(413, f"A batch may have {BATCH_LIMIT} events; this one has {len(raw)}.")
+
+
+def _parse_batch(raw: Any, now: datetime) -> list[NewEvent]:
+    _check_batch_size(raw)
     events: list[NewEvent] = []
     errors: list[FieldError] = []
     for place, each in enumerate(raw):

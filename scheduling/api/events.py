@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,9 +14,10 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from scheduling.api.auth import ApiKeyAuth, charge_events, get_principal
-from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
+from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_each_event, read_events
 from scheduling.api.errors import RETRY_AFTER, Problem, build_unavailable_problem
-from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
+from scheduling.api.schemas import EventIn, EventsOut, PartialOut, ProblemOut
+from scheduling.errors import InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
 from scheduling.planning.ingest import NewEvent, Receipt
@@ -34,15 +36,18 @@ EVENTS_BODY = {"requestBody": {"required": True, "content": _ONE | _MANY}}
 @router.post(
     "/events",
     auth=ApiKeyAuth("events"),
-    response={202: EventsOut, (400, 401, 403, 408, 413, 415, 422, 429, 503): ProblemOut},
+    response={202: EventsOut | PartialOut, (400, 401, 403, 408, 413, 415, 422, 429, 503): ProblemOut},
     openapi_extra=EVENTS_BODY,
 )
-async def post_events(request: HttpRequest) -> HttpResponse:
+async def post_events(request: HttpRequest, partial: bool = False) -> HttpResponse:
     """Record one CloudEvent (structured or binary) or a batch of up to 500, and plan their touches.
 
     The response follows the commit. Idempotent by source and id: a known event counts as a duplicate and returns its
-    touches. A batch is stored completely or not at all.
+    touches. A batch is stored completely or not at all. With `partial=true` the valid events of a batch are stored, and
+    `results` has an entry for each: accepted, duplicate or refused.
     """
+    if partial:
+        return await _store_valid_events(request)
     events = read_events(request, datetime.now(UTC))
     await charge_events(get_principal(request), len(events))
     receipts = await _submit_events(events)
@@ -57,6 +62,26 @@ def allow_delivery(request: HttpRequest) -> HttpResponse:
         answer["WebHook-Allowed-Origin"] = origin
         answer["WebHook-Allowed-Rate"] = str(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
     return answer
+
+
+async def _store_valid_events(request: HttpRequest) -> HttpResponse:
+    found = read_each_event(request, datetime.now(UTC))
+    await charge_events(get_principal(request), len(found))
+    valid = [each for each in found if isinstance(each, NewEvent)]
+    receipts = iter(await _submit_events(valid) if valid else ())
+    results: list[dict[str, Any]] = []
+    for index, each in enumerate(found):
+        if isinstance(each, InvalidInput):
+            errors = [{"field": error.field, "message": error.message} for error in each.errors]
+            results.append({"index": index, "status": "refused", "touches": [], "errors": errors})
+            continue
+        receipt = next(receipts)
+        status = "duplicate" if receipt.duplicate else "accepted"
+        touches = [str(task_id) for task_id in receipt.task_ids]
+        results.append({"index": index, "status": status, "touches": touches, "errors": []})
+    statuses = Counter(each["status"] for each in results)
+    request_metrics.count_ingested(statuses["accepted"], statuses["duplicate"])
+    return HttpResponse(json.dumps({"results": results}, ensure_ascii=False), content_type=PLAIN, status=202)
 
 
 async def _submit_events(events: Sequence[NewEvent]) -> list[Receipt]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
@@ -52,6 +52,19 @@ class EventsOut(Schema):
     duplicates: int
     touches: list[UUID]
     events: list[EventReceiptOut]
+
+
+class EventResultOut(Schema):
+    index: int
+    status: Literal["accepted", "duplicate", "refused"]
+    touches: list[UUID]
+    errors: list[FieldErrorOut]
+
+
+class PartialOut(Schema):
+    """The answer with `partial=true`: a result for each event, in their order."""
+
+    results: list[EventResultOut]
 
 
 class EventIn(Schema):

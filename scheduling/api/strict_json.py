@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from scheduling.errors import FieldError, InvalidInput
@@ -78,6 +78,29 @@ def decode_strict_json(body: bytes, *, array: str = "") -> Any:
         NotJson: the text is not UTF-8 or not JSON.
         InvalidInput: values that cannot be stored, each with its place; at most `ERRORS_SHOWN`.
     """
+    value, is_suspect = _decode(body)
+    if is_suspect:
+        _raise_invalid_values(_find_invalid_values(value, array if isinstance(value, list) else ""))
+    return value
+
+
+def decode_each(body: bytes, *, array: str) -> Any:
+    """Return the value of a JSON text. In an array, errors stand in place of each entry that cannot be stored.
+
+    Raises:
+        NotJson: the text is not UTF-8 or not JSON.
+    """
+    value, is_suspect = _decode(body)
+    if is_suspect and isinstance(value, list):
+        for place, entry in enumerate(value):
+            errors = list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=1), ERRORS_SHOWN))
+            if errors:
+                value[place] = InvalidInput(*errors)
+    return value
+
+
+def _decode(body: bytes) -> tuple[Any, bool]:
+    """Return the value, and whether something in it may not be storable."""
     document = _JsonDocument()
     decoder = json.JSONDecoder(
         object_pairs_hook=document.members,
@@ -93,9 +116,7 @@ def decode_strict_json(body: bytes, *, array: str = "") -> Any:
         raise NotJson(f"The body is nested deeper than {DEPTH_LIMIT} levels.") from error
     except json.JSONDecodeError as error:
         raise NotJson(f"The body is not JSON: {error}.") from error
-    if document.has_invalid_value or SUSPECT_ESCAPE.search(body) or _is_too_deep(value):
-        _raise_invalid_values(_find_invalid_values(value, array))
-    return value
+    return value, document.has_invalid_value or SUSPECT_ESCAPE.search(body) is not None or _is_too_deep(value)
 
 
 def _is_too_deep(value: Any) -> bool:
@@ -109,14 +130,14 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def _raise_invalid_values(found: Iterator[FieldError]) -> None:
-    errors = [error for error, _ in zip(found, range(ERRORS_SHOWN), strict=False)]
+    errors = list(islice(found, ERRORS_SHOWN))
     if errors:
         raise InvalidInput(*errors)
 
 
-def _find_invalid_values(value: Any, array: str) -> Iterator[FieldError]:
+def _find_invalid_values(value: Any, path: str, *, depth: int = 0) -> Iterator[FieldError]:
     """Yield all invalid values in document order. Iterative, because the depth is what is checked."""
-    waiting: list[tuple[Any, str, int]] = [(value, array if isinstance(value, list) else "", 0)]
+    waiting = [(value, path, depth)]
     while waiting:
         node, path, depth = waiting.pop()
         if isinstance(node, _InvalidJsonValue):

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 import requests
 
+from scheduling.api.cloudevents import BATCH, STRUCTURED
 from scheduling.models import Customer, Event, Touch
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
 from tests.support.matrix import MatrixBuilder
@@ -139,6 +140,39 @@ def test_json_in_base64_is_stored_as_data(api: Client) -> None:
     encoded = b64encode('{"order": {"no": "甲-1"}}'.encode()).decode()
     assert api.event(cloud_event(data=None, data_base64=encoded)).status_code == 202
     assert Event.objects.get().data == {"order": {"no": "甲-1"}}
+
+
+def test_partial_batch_stores_its_valid_events_and_names_the_others(api: Client, matrix: MatrixBuilder) -> None:
+    matrix.node(trigger="order.paid")
+    api.event(cloud_event("known", type="order.paid"))
+    batch = [
+        cloud_event("e0", type="order.paid"), cloud_event("e1", subject="undefined"),
+        cloud_event("known", type="order.paid"), "no event", cloud_event("e4", data={"n": [1, 2**70]}),
+        cloud_event("e5"),
+    ]  # fmt: skip
+    answer = api("POST", "/events?partial=true", batch, headers={"Content-Type": BATCH})
+    assert answer.status_code == 202
+    results = answer.json()["results"]
+    assert [each["index"] for each in results] == list(range(6))
+    assert [each["status"] for each in results] == [
+        "accepted", "refused", "duplicate", "refused", "refused", "accepted",
+    ]  # fmt: skip
+    assert [[error["field"] for error in each["errors"]] for each in results] == [
+        [], ["events.1.subject"], [], ["events.3"], ["events.4.data.n.1"], [],
+    ]  # fmt: skip
+    assert [len(each["touches"]) for each in results] == [1, 0, 1, 0, 0, 0]
+    assert set(Event.objects.values_list("event_id", flat=True)) == {"known", "e0", "e5"}
+
+    whole = api("POST", "/events", batch, headers={"Content-Type": BATCH})
+    assert (whole.status_code, Event.objects.count()) == (422, 3)
+
+
+def test_partial_request_without_events_is_refused(api: Client) -> None:
+    for body, status in (([], 422), ({}, 422), ([cloud_event()] * 501, 413)):
+        answer = api("POST", "/events?partial=true", body, headers={"Content-Type": BATCH})
+        assert answer.status_code == status
+    one = api("POST", "/events?partial=true", cloud_event(subject=""), headers={"Content-Type": STRUCTURED})
+    assert [each["status"] for each in one.json()["results"]] == ["refused"]
 
 
 def test_validation_handshake_of_a_webhook_is_answered(api: Client) -> None:
