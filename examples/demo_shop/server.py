@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,7 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in given.headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the browser left the page
+            self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
         """Log nothing, so that the terminal keeps showing the address."""
