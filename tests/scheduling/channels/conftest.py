@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ def deadline() -> datetime:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's and a trusting client's TLS context for the names touch.test and 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("missing service: openssl")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
