@@ -7,31 +7,15 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from pydantic import AfterValidator
 
 from rpa_tasks.jobs.publish import MAX_DELAY
 from rpa_tasks.models import JobState, LoginState
 from scheduling.api.pagination import Page
-from scheduling.api.schemas import ActionIn, Request, Text
-from scheduling.api.strict_json import find_unstorable_text
+from scheduling.api.schemas import ActionIn, Instant, Request, Text, check_storable
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 
-
-def _require_storable(text: str) -> str:
-    if odd := find_unstorable_text(text):
-        raise ValueError(odd)
-    return text
-
-
-def _parse_rfc3339(value: Any) -> Any:
-    try:
-        return datetime.fromisoformat(value.upper()) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError("must be an instant of RFC 3339, like 2026-03-01T06:00:00+08:00") from None
-
-
-Instant = Annotated[AwareDatetime, BeforeValidator(_parse_rfc3339)]
-ShortText = Annotated[str, Field(max_length=200), AfterValidator(_require_storable)]
+ShortText = Annotated[str, Field(max_length=200), AfterValidator(check_storable)]
 PriorityName = Literal["high", "normal", "low"]
 
 

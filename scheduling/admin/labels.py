@@ -326,6 +326,8 @@ ERROR_LABELS = (
     (r"a customer has at most (?P<most>\d+) tags", gettext_noop("a customer has at most %(most)s tags")),
     (r"the customer was erased", gettext_noop("the customer was erased")),
     (r"an opt-out stays: .*", gettext_noop("an opt-out stays: the customer may have confirmed it since")),
+    (r"the customer opted out in person; .*",
+     gettext_noop("the customer opted out in person; only a consent by the API or an operator lifts it")),
     (r"was changed later by (?P<name>.*)", gettext_noop("was changed later by %(name)s")),
     (r"was changed later", gettext_noop("was changed later")),
     (r"too many imports wait or run; .*", gettext_noop("Too many imports wait or run. Discard one first.")),

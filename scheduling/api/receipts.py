@@ -8,12 +8,12 @@ from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Field, Router, Schema
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, charge_batch
 from scheduling.api.cloudevents import EARLIEST, LATEST
-from scheduling.api.schemas import ProblemOut, Request, Text, check_storable
+from scheduling.api.schemas import Instant, ProblemOut, Request, Text, check_storable
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.receipts.bounce_mail import record_bounce
 from scheduling.receipts.recording import BATCH, DETAIL, RecordingResult, Report, record_reports
@@ -22,14 +22,7 @@ router = Router(tags=["receipts"], auth=ApiKeyAuth("receipts"))
 PROBLEMS = (400, 401, 403, 413, 422, 429, 503)
 
 
-def _check_is_text(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError("must be an RFC 3339 time with its offset, such as 2026-01-31T08:00:00+08:00")
-    return value
-
-
 VendorId = Annotated[str, Field(max_length=120), AfterValidator(check_storable)]
-Time = Annotated[datetime, Field(strict=False), BeforeValidator(_check_is_text)]
 Detail = Annotated[str, Field(max_length=DETAIL), AfterValidator(check_storable)]
 
 
@@ -40,7 +33,7 @@ class ReceiptIn(Request):
     delivery_key: Annotated[UUID, Field(strict=False)] | None = None
     channel: Text = ""
     vendor_id: VendorId = ""
-    time: Time | None = None
+    time: Instant | None = None
     detail: Detail = ""
     permanent: bool = False
     address: Text = ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from scheduling.api.strict_json import find_unstorable_text
 
@@ -19,6 +20,20 @@ def check_storable(text: str) -> str:
     return text
 
 
+_RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,18})?([Zz]|[+-]\d{2}:\d{2})\Z", re.ASCII)
+
+
+def parse_instant(value: Any) -> datetime:
+    """Return an instant in UTC. Raises `ValueError` for what is no text of RFC 3339 with its offset."""
+    try:
+        if not isinstance(value, str) or not _RFC3339.match(value):
+            raise ValueError
+        return datetime.fromisoformat(value.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("must be an RFC 3339 time with its offset, such as 2026-01-31T08:00:00+08:00") from None
+
+
+Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
 Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 

@@ -27,10 +27,11 @@ from scheduling.policy.profile import InvalidValue, merge_attributes
 BATCH = 500  #: most customers per transaction
 MAX_ADDRESSES = 20  #: of a customer
 PLAIN_FIELDS = ("name", "level", "locale", "timezone", "addresses", "opted_out")
+CONSENT_FIELDS = ("opted_out_at", "objected_at", "consent")
 #: Values of a customer without any.
 NO_VALUES: Mapping[str, Any] = {
     "name": "", "level": "", "locale": "", "timezone": "", "addresses": {}, "opted_out": False, "opted_out_at": None,
-    "attributes": {}, "tags": [],
+    "objected_at": None, "consent": {}, "attributes": {}, "tags": [],
 }  # fmt: skip
 
 
@@ -44,6 +45,9 @@ class CustomerInput:
 
     `attributes` are merged by name, in stored form; None removes one. `tags` replace the stored ones, sorted.
     `addresses` replace the stored ones; `address_kinds` are merged by kind, and None removes one.
+
+    `objects` is true if the person opts out: by the link, or through an operator. `consent` has `given_at`,
+    an aware time, and `source`.
     """
 
     user_id: str
@@ -60,6 +64,8 @@ class StoredCustomer:
     created: bool = False
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
+    #: Given fields that must not change.
+    ignored: list[str] = field(default_factory=list)
 
     def change(self, fields: Mapping[str, Any], at: datetime) -> None:
         """Apply the values that differ and note the old and the new ones.
@@ -72,14 +78,40 @@ class StoredCustomer:
                 self._change_attributes(value)
             elif name == "address_kinds":
                 self.change({"addresses": _merge_addresses(self.values["addresses"], value)}, at)
-            elif self.values[name] != value:
-                self.before[name], self.after[name] = self.values[name], value
-                self.values[name] = value
-        if "opted_out" in self.after:
-            since = self.values["opted_out_at"]
-            if since and not self.values["opted_out"]:
+            elif name not in ("opted_out", "objects", "consent"):
+                self._set(name, value)
+        if fields.keys() & {"opted_out", "objects"}:
+            self._change_opt_out(fields, at)
+
+    def _set(self, name: str, value: Any) -> None:
+        stored = self.values[name]
+        if stored != value:
+            self.before[name], self.after[name] = (
+                each.isoformat() if isinstance(each, datetime) else each for each in (stored, value)
+            )
+            self.values[name] = value
+
+    def _change_opt_out(self, fields: Mapping[str, Any], at: datetime) -> None:
+        """Opt the customer out or in. A person's own opt-out is lifted only by a consent that was given after it."""
+        since, objected_at, consent = self.values["opted_out_at"], self.values["objected_at"], fields.get("consent")
+        if fields.get("objects"):
+            self._set("opted_out", True)
+            self.values["opted_out_at"] = since or at
+            self._set("objected_at", at)
+        elif fields["opted_out"]:
+            self._set("opted_out", True)
+            self.values["opted_out_at"] = since or at
+        elif objected_at and not (consent and consent["given_at"] > objected_at):
+            self.ignored.append("opted_out")
+        else:
+            if since:
                 self.before["opted_out_at"] = since.isoformat()  # for the undo of an import
-            self.values["opted_out_at"] = (since or at) if self.values["opted_out"] else None
+            self._set("opted_out", False)
+            self._set("objected_at", None)
+            self.values["opted_out_at"] = None
+            stored = self.values["consent"]
+            if consent and not (stored and datetime.fromisoformat(stored["given_at"]) >= consent["given_at"]):
+                self._set("consent", {"given_at": consent["given_at"].isoformat(), "source": consent["source"]})
 
     def _change_attributes(self, changes: Mapping[str, Any]) -> None:
         stored = self.values["attributes"]
@@ -170,7 +202,7 @@ def read_locked(customer_ids: Sequence[int]) -> list[StoredCustomer]:
 
 
 def _read_stored(row: Sequence[Any]) -> StoredCustomer:
-    names = (*PLAIN_FIELDS, "opted_out_at", "attributes", "tags")
+    names = (*PLAIN_FIELDS, *CONSENT_FIELDS, "attributes", "tags")
     return StoredCustomer(row[0], row[1], dict(zip(names, row[2:], strict=True)))
 
 
@@ -190,9 +222,8 @@ def write_customers(changed: Sequence[StoredCustomer]) -> None:
     """Write the changed values of locked customers."""
     plain = [row for row in changed if not row.after.keys() <= {"attributes", "tags"}]
     if plain:
-        names = (*PLAIN_FIELDS, "opted_out_at")
-        values = {name: [row.values[name] for row in plain] for name in names}
-        values["addresses"] = [Jsonb(each) for each in values["addresses"]]
+        values = {name: [row.values[name] for row in plain] for name in (*PLAIN_FIELDS, *CONSENT_FIELDS)}
+        values |= {name: [Jsonb(each) for each in values[name]] for name in ("addresses", "consent")}
         sql.execute(_WRITE_PLAIN, values | {"ids": [row.id for row in plain]})
         enable_targets(address for row in plain for address in _list_changed_addresses(row))
     with_profile = [row for row in changed if row.after.keys() & {"attributes", "tags"}]
@@ -228,7 +259,7 @@ def store_changes(
 
 _VALUES = """
 SELECT c.id, c.user_id, c.name, c.level, c.locale, c.timezone, c.addresses, c.opted_out, c.opted_out_at,
-       COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
+       c.objected_at, c.consent, COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
 """
 _STORED = f"""{_VALUES}
 FROM unnest(%(ids)b::bigint[]) AS v(id) JOIN scheduling_customer AS c ON c.id = v.id
@@ -242,10 +273,11 @@ LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
 _WRITE_PLAIN = """
 UPDATE scheduling_customer AS c
 SET name = v.name, level = v.level, locale = v.locale, timezone = v.timezone, addresses = v.addresses,
-    opted_out = v.opted_out, opted_out_at = v.opted_out_at
+    opted_out = v.opted_out, opted_out_at = v.opted_out_at, objected_at = v.objected_at, consent = v.consent
 FROM unnest(%(ids)b::bigint[], %(name)b::text[], %(level)b::text[], %(locale)b::text[], %(timezone)b::text[],
-            %(addresses)b::jsonb[], %(opted_out)b::bool[], %(opted_out_at)b::timestamptz[])
-    AS v(id, name, level, locale, timezone, addresses, opted_out, opted_out_at)
+            %(addresses)b::jsonb[], %(opted_out)b::bool[], %(opted_out_at)b::timestamptz[],
+            %(objected_at)b::timestamptz[], %(consent)b::jsonb[])
+    AS v(id, name, level, locale, timezone, addresses, opted_out, opted_out_at, objected_at, consent)
 WHERE c.id = v.id
 """
 

@@ -87,7 +87,7 @@ def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
     anonymization.cancel_unsent(row.pk)
     row.user_id = f"erased:{erasure_id}"
     row.name = row.locale = row.timezone = ""
-    row.addresses = {}
+    row.addresses = row.consent = {}
     row.last_active_at = row.conversation_at = row.inactive_since = None
     row.save()
     return counts | {"customers": 1}

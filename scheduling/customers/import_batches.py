@@ -37,6 +37,8 @@ MAX_TRIES = 5  #: of one batch before the import fails
 #: Nodes note the time of an erasure and of an upload by clocks that may differ by so much.
 CLOCK_SKEW = timedelta(minutes=1)
 
+OPT_OUT_STAYS = "the customer opted out in person; only a consent by the API or an operator lifts it"
+
 #: Line, column and message.
 Refusal = tuple[int, str, str]
 
@@ -142,9 +144,11 @@ def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], 
         unchanged=sum(not each.after and not each.created for each in stored),
         refused=len({line for line, _column, _message in refused}),
     )
+    if kept := [(lines[each.user_id][-1], field, OPT_OUT_STAYS) for each in stored for field in each.ignored]:
+        counts["kept"] = len(kept)
     if records:
         row.position, row.line = records[-1].end, records[-1].next_line
-    return counts, sorted(refused), not records or row.position >= row.size
+    return counts, sorted(refused + kept), not records or row.position >= row.size
 
 
 def _take_records(row: CustomerImport) -> Iterator[CsvRecord]:

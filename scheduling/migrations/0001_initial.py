@@ -767,6 +767,8 @@ class Migration(migrations.Migration):
                     ('addresses', models.JSONField(blank=True, default=dict, verbose_name='addresses')),
                     ('opted_out', models.BooleanField(default=False, verbose_name='opted out of marketing')),
                     ('opted_out_at', models.DateTimeField(blank=True, null=True, verbose_name='opted out at')),
+                    ('objected_at', models.DateTimeField(blank=True, null=True, verbose_name='objected at')),
+                    ('consent', models.JSONField(blank=True, db_default=models.Value({}, models.JSONField()), default=dict, verbose_name='consent')),
                     ('last_active_at', models.DateTimeField(blank=True, null=True, verbose_name='last active at')),
                     ('conversation_at', models.DateTimeField(blank=True, null=True, verbose_name='conversation at')),
                     ('inactive_since', models.DateTimeField(blank=True, null=True, verbose_name='inactive since')),

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import F, Q, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.utils.crypto import salted_hmac
 from django.utils.timezone import now
@@ -34,6 +34,11 @@ class Customer(Addressed):
     #: No marketing content; service content is still sent.
     opted_out = models.BooleanField(_("opted out of marketing"), default=False)
     opted_out_at = models.DateTimeField(_("opted out at"), null=True, blank=True)
+    #: The person's latest own act against marketing; null while only a client has opted the customer out. It is lifted
+    #: by a later consent, never by an update.
+    objected_at = models.DateTimeField(_("objected at"), null=True, blank=True)
+    #: The latest consent to marketing: `given_at`, an instant, and `source`; empty for none.
+    consent = models.JSONField(_("consent"), default=dict, db_default=Value({}, models.JSONField()), blank=True)
     last_active_at = models.DateTimeField(_("last active at"), null=True, blank=True)
     #: Start of the current conversation. A touch planned by an earlier event is not sent.
     conversation_at = models.DateTimeField(_("conversation at"), null=True, blank=True)

@@ -370,7 +370,8 @@ UPDATE scheduling_customer AS c
 SET last_active_at = GREATEST(c.last_active_at, v.active),
     conversation_at = GREATEST(c.conversation_at, v.talking),
     opted_out = c.opted_out OR v.unhappy,
-    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END
+    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END,
+    objected_at = CASE WHEN v.unhappy THEN statement_timestamp() ELSE c.objected_at END
 FROM unnest(%(ids)b::bigint[], %(active)b::timestamptz[], %(talking)b::timestamptz[], %(unhappy)b::bool[])
     AS v(id, active, talking, unhappy)
 WHERE c.id = v.id

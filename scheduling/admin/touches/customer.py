@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django import forms
@@ -17,6 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.form_fields import NamesField, SettingsField
@@ -198,6 +200,10 @@ class CustomerForm(CheckedForm):
         help_text=_("One a line: “city: Shanghai”, “paid: 520.5”, “member: true”, “since: 2026-03-03T12:00:00Z”."),
     )
     tags = NamesField(label=_("tags"), help_text=_("One a line, or separated by commas."))
+    consent_source = forms.CharField(
+        label=_("where the consent was given"), required=False, max_length=200, widget=UnfoldAdminTextInputWidget,
+        help_text=_("Needed to allow marketing again to a customer who opted out in person."),
+    )  # fmt: skip
 
     class Meta:
         model = Customer
@@ -220,6 +226,22 @@ class CustomerForm(CheckedForm):
         """Include the profile, which is stored in a row of its own."""
         version = super()._compute_version()
         return version and salted_hmac(version, repr(self._stored_profile())).hexdigest()
+
+    def clean_consent_source(self) -> str:
+        source: str = self.cleaned_data["consent_source"]
+        allows = not self.cleaned_data.get("opted_out", self.instance.opted_out)
+        if self.instance.objected_at and allows and not source:
+            raise forms.ValidationError(_("Enter where the customer has agreed since, for example “call of 3 March”."))
+        return source
+
+    def read_opt_out(self) -> dict[str, Any]:
+        """Return the person's decision as `CustomerInput` has it."""
+        if "opted_out" not in self.changed_data:
+            return {}
+        if self.cleaned_data["opted_out"]:
+            return {"objects": True}
+        source = self.cleaned_data["consent_source"]
+        return {"opted_out": False, **({"consent": {"given_at": now(), "source": source}} if source else {})}
 
     def clean_attributes(self) -> dict[str, Any]:
         """Return the edited attributes. A removed one has the value None."""
@@ -255,14 +277,17 @@ class CustomerAdmin(BigTable, OpsAdmin):
     ordering = ("-pk",)
     search_fields = ("user_id",)
     search_help_text = _("Part of the name, or start of the user id")
-    readonly_fields = ("opted_out_at", "last_active_at", "conversation_at", "created_at")
+    readonly_fields = (
+        "opted_out_at", "objected_at", "consent_text", "last_active_at", "conversation_at", "created_at",
+    )  # fmt: skip
     shown_as: ClassVar[dict[str, str]] = {
         "addresses": "addresses_text", "attributes": "attributes_text", "tags": "tags_text",
     }  # fmt: skip
+    write_only = frozenset({"consent_source"})
     fieldsets = (
         (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), "addresses")}),
         (_("Profile"), {"fields": ("attributes", "tags")}),
-        (_("Consent"), {"fields": (("opted_out", "opted_out_at"),)}),
+        (_("Consent"), {"fields": (("opted_out", "consent_source"), ("opted_out_at", "objected_at"), "consent_text")}),
         (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
     )
     change_form_outer_before_template = "ops/customer_now.html"
@@ -289,8 +314,8 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
-        editable = {*CustomerForm.Meta.fields, "attributes", "tags"}
-        changes = {name: form.cleaned_data[name] for name in names if name in editable}
+        editable = {*CustomerForm.Meta.fields, "attributes", "tags"} - {"opted_out"}
+        changes = {name: form.cleaned_data[name] for name in names if name in editable} | form.read_opt_out()
         obj.pk = commands.update_customer(obj.user_id, changes, actor=request.user.get_username()).pk
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
@@ -336,6 +361,11 @@ class CustomerAdmin(BigTable, OpsAdmin):
     @display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})  # type: ignore[untyped-decorator]
     def consent(self, row: Customer) -> tuple[str, Any]:
         return ("opted_out", _("Opted out")) if row.opted_out else ("allowed", _("Allowed"))
+
+    @display(description=_("latest consent"))  # type: ignore[untyped-decorator]
+    def consent_text(self, row: Customer) -> str:
+        given = row.consent
+        return f"{given['source']} · {format_instant(datetime.fromisoformat(given['given_at']))}" if given else ""
 
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:

@@ -41,12 +41,12 @@ FIGURES = {
     State.CHECKING: (
         ("lines", gettext_lazy("lines")), ("created", gettext_lazy("new customers")),
         ("changed", gettext_lazy("customers that change")), ("unchanged", gettext_lazy("unchanged")),
-        ("refused", gettext_lazy("refused lines")),
+        ("refused", gettext_lazy("refused lines")), ("kept", gettext_lazy("values that stay")),
     ),
     State.RUNNING: (
         ("lines", gettext_lazy("lines")), ("created", gettext_lazy("customers created")),
         ("changed", gettext_lazy("customers changed")), ("unchanged", gettext_lazy("unchanged")),
-        ("refused", gettext_lazy("refused lines")),
+        ("refused", gettext_lazy("refused lines")), ("kept", gettext_lazy("values that stay")),
     ),
     State.UNDOING: (
         ("restored", gettext_lazy("customers restored")), ("kept", gettext_lazy("values that stay")),

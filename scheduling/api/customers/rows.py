@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any
 from uuid import UUID
@@ -19,9 +19,9 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch
-from scheduling.api.cloudevents import FORBIDDEN
+from scheduling.api.cloudevents import FORBIDDEN, LATEST
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import ProblemOut, Request, Text, check_storable
+from scheduling.api.schemas import Instant, ProblemOut, Request, Text, check_storable
 from scheduling.audit.audit_log import record_action
 from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, change_customer, change_customers
 from scheduling.customers.erasure import request_erasure
@@ -36,7 +36,8 @@ router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
 ERASE = ApiKeyAuth("customers.erase")
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 SAME = (
-    "user_id", "level", "name", "locale", "timezone", "opted_out", "opted_out_at", "addresses", "last_active_at",
+    "user_id", "level", "name", "locale", "timezone", "opted_out", "opted_out_at", "objected_at", "addresses",
+    "last_active_at",
 )  # fmt: skip
 
 
@@ -55,6 +56,12 @@ def _check_timezone(name: str) -> str:
     if name and name not in _list_timezones():
         raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
     return name
+
+
+def _check_past(at: datetime) -> datetime:
+    if at > datetime.now(UTC) + LATEST:
+        raise ValueError("is more than 5 minutes ahead")
+    return at
 
 
 def _check_attribute_name(name: str) -> str:
@@ -88,12 +95,20 @@ AttributeIn = Annotated[
 Tags = Annotated[list[str], Field(max_length=MAX_TAGS), AfterValidator(normalize_tags)]
 
 
+class ConsentIn(Request):
+    """A person's consent to marketing. `source`: where it was given, such as `checkout`."""
+
+    given_at: Annotated[Instant, AfterValidator(_check_past)]
+    source: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
+
+
 class CustomerIn(Request):
     level: Annotated[str, Field(max_length=40), AfterValidator(_check_characters)] = ""
     name: Annotated[str, Field(max_length=200), AfterValidator(_check_characters)] = ""
     locale: Annotated[str, Field(max_length=20), AfterValidator(_check_characters)] = ""
     timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
     opted_out: bool = False
+    consent: ConsentIn | None = None
     addresses: Annotated[dict[AddressKind, Address | None], Field(max_length=2 * MAX_ADDRESSES)] = {}
     attributes: Annotated[dict[AttributeName, AttributeIn], Field(max_length=2 * MAX_ATTRIBUTES)] = {}
     tags: Tags = []
@@ -101,6 +116,8 @@ class CustomerIn(Request):
     def list_given(self) -> dict[str, Any]:
         """Return the given fields. Addresses are merged by kind."""
         given = self.model_dump(exclude_unset=True, exclude={"user_id"})
+        if given.get("consent") is None:
+            given.pop("consent", None)
         if "addresses" in given:
             given["address_kinds"] = given.pop("addresses")
         return given
@@ -115,13 +132,21 @@ class CustomersIn(Request):
 
 
 class CustomerReceiptOut(Schema):
+    """`ignored`: given fields that did not change, because only a later consent lifts a person's own opt-out."""
+
     user_id: str
     created: bool
     changed: list[str]
+    ignored: list[str]
 
 
 class CustomerReceiptsOut(Schema):
     customers: list[CustomerReceiptOut]
+
+
+class ConsentOut(Schema):
+    given_at: datetime
+    source: str
 
 
 class CustomerOut(Schema):
@@ -132,10 +157,16 @@ class CustomerOut(Schema):
     timezone: str
     opted_out: bool
     opted_out_at: datetime | None
+    objected_at: datetime | None  #: of the person's own opt-out
+    consent: ConsentOut | None
     addresses: dict[str, Any]
     last_active_at: datetime | None
     attributes: dict[str, str | bool | int | float]
     tags: list[str]
+
+
+class StoredCustomerOut(CustomerOut):
+    ignored: list[str]  #: as in `CustomerReceiptOut`
 
 
 class CustomersOut(Schema):
@@ -175,8 +206,12 @@ def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
     inputs = [CustomerInput(each.user_id, each.list_given()) for each in batch.customers]
     with sql.brief_lock_waits():
         stored = change_customers(inputs, actor=build_api_key_actor(request).name)
-    receipts = [{"user_id": row.user_id, "created": row.created, "changed": sorted(row.after)} for row in stored]
-    return {"customers": receipts}
+    return {
+        "customers": [
+            {"user_id": row.user_id, "created": row.created, "changed": sorted(row.after), "ignored": row.ignored}
+            for row in stored
+        ]
+    }
 
 
 @router.get("/customers", response={200: CustomersOut, PROBLEMS: ProblemOut})
@@ -217,17 +252,19 @@ def delete_customer(request: HttpRequest, user_id: Path[StoredUserId]) -> tuple[
     return 202, {"erasure_id": row.pk, "state": row.state}
 
 
-@router.put("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
+@router.put("/customers/{path:user_id}", response={200: StoredCustomerOut, PROBLEMS: ProblemOut})
 def put_customer(request: HttpRequest, user_id: Path[UserId], customer: CustomerIn) -> dict[str, Any]:
     """Create a customer or change the given fields. Other fields stay unchanged.
 
     `attributes` and `addresses` are merged by name; null removes one. `tags` replace the stored ones.
+    `opted_out: false` lifts a person's own opt-out only with a later `consent`; else `ignored` names it.
     """
+    _check_consent(customer, "consent")
     _check_email(customer, "addresses.email")
     with sql.brief_lock_waits():
         actor = build_api_key_actor(request).name
-        change_customer(user_id, customer.list_given(), actor=actor)
-        return serialize_customer(_find_customer(user_id))
+        stored = change_customer(user_id, customer.list_given(), actor=actor)
+        return serialize_customer(_find_customer(user_id)) | {"ignored": stored.ignored}
 
 
 @router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
@@ -253,7 +290,13 @@ def _check_batch(customers: Sequence[NamedCustomerIn]) -> None:
     if errors:
         raise InvalidInput(*errors)
     for position, each in enumerate(customers):
+        _check_consent(each, f"customers.{position}.consent")
         _check_email(each, f"customers.{position}.addresses.email")
+
+
+def _check_consent(customer: CustomerIn, field: str) -> None:
+    if customer.consent and ("opted_out" not in customer.model_fields_set or customer.opted_out):
+        raise InvalidInput.of(field, "is given with “opted_out: false” only")
 
 
 def _check_email(customer: CustomerIn, field: str) -> None:
@@ -270,4 +313,4 @@ def serialize_customer(row: Customer) -> dict[str, Any]:
     """Return the fields of a customer with its profile."""
     stored = getattr(row, "profile", None)
     profile = {"attributes": stored.attributes, "tags": stored.tags} if stored else {"attributes": {}, "tags": []}
-    return {name: getattr(row, name) for name in SAME} | profile
+    return {name: getattr(row, name) for name in SAME} | {"consent": row.consent or None} | profile

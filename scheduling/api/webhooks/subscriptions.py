@@ -8,12 +8,11 @@ from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Field, Path, Query, Router, Schema
-from pydantic import AwareDatetime
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import ProblemOut, Request, Text
+from scheduling.api.schemas import Instant, ProblemOut, Request, Text
 from scheduling.models import WebhookMessage, WebhookSubscription
 from scheduling.monitoring.webhook_stats import read_webhook_backlogs
 from scheduling.webhooks.message_history import replay_messages, write_test_message
@@ -77,8 +76,8 @@ class MessagesPage(Page):
 
 
 class ReplayIn(Request):
-    since: AwareDatetime = Field(alias="from", strict=False)
-    until: AwareDatetime = Field(alias="to", strict=False)
+    since: Instant = Field(alias="from")
+    until: Instant = Field(alias="to")
 
 
 class ReplayOut(Schema):

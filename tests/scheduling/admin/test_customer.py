@@ -13,7 +13,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin.touches.timeline import format_instant
 from scheduling.delivery.pipeline import deliver_touches
-from scheduling.models import Complaint, Customer, CustomerProfile, HarassmentRule, Touch
+from scheduling.models import Complaint, Customer, CustomerChange, CustomerProfile, HarassmentRule, Touch
 from scheduling.operations import commands
 from tests.support.matrix import MatrixBuilder
 
@@ -115,6 +115,26 @@ def test_customer_opted_out_shows_blocked_nodes(
         "ad": ("Would not be sent", "Customer opted out", ""), "care": ("May be sent", "", ""),
     }  # fmt: skip
     assert "opted out" in answer.content.decode()
+
+
+def test_operator_lifts_a_person_s_own_opt_out_with_a_source(
+    record_event: RecordEvent, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    record_event("complaint.received")
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = fill_form(url)
+    del page["opted_out"]
+    assert "where the customer has agreed" in editor.post(url, page).content.decode()
+    assert Customer.objects.get().opted_out
+    assert editor.post(url, page | {"consent_source": "call of 3 March"}).status_code == 302
+    ann = Customer.objects.get()
+    assert (ann.opted_out, ann.objected_at, ann.consent["source"]) == (False, None, "call of 3 March")
+    assert "call of 3 March" in editor.get(url).content.decode()
+    page = fill_form(url)
+    assert editor.post(url, page | {"opted_out": "on"}).status_code == 302
+    assert Customer.objects.get().objected_at
+    told = [(each.actor, each.after["opted_out"]) for each in CustomerChange.objects.order_by("pk")]
+    assert told == [("editor", False), ("editor", True)]
 
 
 def test_customer_without_nodes_has_no_next_time(

@@ -20,6 +20,7 @@ ANN = {
     "opted_out": False,
     "addresses": {"email": "ann@example.com", "inapp": "ann"},
 }
+AGREED = {"given_at": "2026-03-03T12:00:00Z", "source": "shop"}
 
 
 def test_put_customer_creates_and_returns_it(api: Client) -> None:
@@ -28,11 +29,14 @@ def test_put_customer_creates_and_returns_it(api: Client) -> None:
     assert made.json() == ANN | {
         "user_id": "ann",
         "opted_out_at": None,
+        "objected_at": None,
+        "consent": None,
         "last_active_at": None,
         "attributes": {},
         "tags": [],
+        "ignored": [],
     }
-    assert api.get("/customers/ann").json() == made.json()
+    assert api.get("/customers/ann").json() | {"ignored": []} == made.json()
 
 
 def test_put_customer_keeps_unnamed_fields(api: Client) -> None:
@@ -82,6 +86,12 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"timezone": "/etc/localtime"}, "timezone"),
         ({"opted_out": "yes"}, "opted_out"),
         ({"opted_out": 1}, "opted_out"),
+        ({"consent": AGREED}, "consent"),
+        ({"opted_out": True, "consent": AGREED}, "consent"),
+        ({"opted_out": False, "consent": {"source": "shop"}}, "consent.given_at"),
+        ({"opted_out": False, "consent": AGREED | {"given_at": "2026-03-03"}}, "consent.given_at"),
+        ({"opted_out": False, "consent": AGREED | {"given_at": "2126-03-03T12:00:00Z"}}, "consent.given_at"),
+        ({"opted_out": False, "consent": AGREED | {"source": ""}}, "consent.source"),
         ({"addresses": []}, "addresses"),
         ({"addresses": {"email": 7}}, "addresses.email"),
         ({"addresses": {"email": "nobody"}}, "addresses.email"),
@@ -169,9 +179,9 @@ def test_post_customers_answers_each_row(api: Client) -> None:
     answer = api("POST", "/customers", {"customers": rows})
     assert answer.json() == {
         "customers": [
-            {"user_id": "ann", "created": False, "changed": []},
-            {"user_id": "bob", "created": True, "changed": ["tags"]},
-            {"user_id": "eve", "created": True, "changed": []},
+            {"user_id": "ann", "created": False, "changed": [], "ignored": []},
+            {"user_id": "bob", "created": True, "changed": ["tags"], "ignored": []},
+            {"user_id": "eve", "created": True, "changed": [], "ignored": []},
         ]
     }
     assert api.get("/customers/bob").json()["tags"] == ["a"]

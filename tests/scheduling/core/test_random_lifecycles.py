@@ -250,7 +250,8 @@ class RandomLifecycles(RuleBasedStateMachine):
         self.model.opted_out.add(user)
 
     def _opt_in_again(self, user: str, place: int) -> None:
-        commands.update_customer(user, {"opted_out": False})
+        consent = {"given_at": now() + timedelta(days=1), "source": "shop"}  # later than any complaint
+        commands.update_customer(user, {"opted_out": False, "consent": consent})
         self.model.opted_out.discard(user)
 
     def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
