@@ -13,6 +13,7 @@ from rpa_tasks.jobs import shops
 from rpa_tasks.models import ExecutionNode, Job, Lane, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
+from scheduling.models import AuditEntry
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
 
@@ -95,6 +96,8 @@ def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop:
     assert other.task_id == pick.claim.task_id
     row.refresh_from_db()
     assert row.end == TakeOverEnd.NODE_LOST
+    ends = AuditEntry.objects.filter(object_id=str(row.pk), action="ended").values_list("actor", "reason")
+    assert list(ends) == [("ann", "node_lost")]
     assert not leases.end_take_over(row, TakeOverEnd.ENDED)
     assert Lane.objects.get(shop=shop).task_id == pick.claim.task_id
 
