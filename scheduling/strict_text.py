@@ -43,6 +43,11 @@ class InvalidText(ValueError):
     """The text is not valid. The message names the line."""
 
 
+def is_same_json(one: Any, other: Any) -> bool:
+    """Compare JSON values with their types: for Python `True == 1`."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
 def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
     """Parse one YAML document of at most `most` bytes of UTF-8. Raises `InvalidText`."""
     try:

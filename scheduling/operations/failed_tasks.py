@@ -27,6 +27,7 @@ from scheduling.ledger import deletion, insertion
 from scheduling.ledger.touches import touches
 from scheduling.models import FailedTask
 from scheduling.operations import touch_texts
+from scheduling.strict_text import is_same_json
 
 State = FailedTask.State
 RETRYABLE = (State.OPEN, State.IGNORED)
@@ -100,7 +101,7 @@ def retry_failed_task(
         before = None
         if payload is not None:
             before = republisher.read_payload(row)
-            retry = replace(retry, payload=None if payload == before else payload)
+            retry = replace(retry, payload=None if is_same_json(payload, before) else payload)
         if retry.payload is not None and row.failure == "unknown" and not as_new:
             raise InvalidInput.of("as_new", "must be true: the first one may have had its effect")
         after = republisher.publish(row, retry)

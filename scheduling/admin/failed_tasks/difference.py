@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 
 from scheduling.models import FailedTask
 from scheduling.redaction import redact
+from scheduling.strict_text import is_same_json
 
 MOST_SHOWN = 50  #: changed values
 ABSENT = object()
@@ -32,7 +33,9 @@ def list_changed_values(difference: Any) -> list[ChangedValue]:
         return []
     plain = [dict(_iterate_values(difference.get(side) or {})) for side in ("before", "after")]
     shown = [dict(_iterate_values(redact(difference.get(side) or {}))) for side in ("before", "after")]
-    paths = [path for path in {**plain[0], **plain[1]} if plain[0].get(path, ABSENT) != plain[1].get(path, ABSENT)]
+    before, after = plain
+    kept = {path for path in before.keys() & after.keys() if is_same_json(before[path], after[path])}
+    paths = [path for path in {**before, **after} if path not in kept]
     return [
         ChangedValue(path, *(_format_value(side.get(path, ABSENT)) for side in shown)) for path in paths[:MOST_SHOWN]
     ]

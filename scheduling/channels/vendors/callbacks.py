@@ -252,7 +252,7 @@ def _clean(text: object) -> str:
 
 def _check_age(request: CallbackRequest) -> None:
     given = request.query.get("timestamp", "")
-    if not (given.isascii() and given.isdecimal() and len(given) <= 12):
+    if not (given.isascii() and given.isdecimal() and len(given) <= 10):
         raise CallbackRefused
     if abs(request.now - datetime.fromtimestamp(int(given), UTC)) > LONGEST_AGE:
         raise CallbackRefused

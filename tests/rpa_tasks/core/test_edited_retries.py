@@ -11,6 +11,7 @@ from django.utils.timezone import now
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.payloads import key_of_payload
 from rpa_tasks.models import DedupeWindow, Job
+from scheduling.admin.failed_tasks.difference import list_changed_values
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Actor, retry_failed_task
@@ -62,6 +63,18 @@ def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
     job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1}))
     row.refresh_from_db()
     assert (job.root_id, row.difference) == (row.root_id, None)
+
+
+def test_value_of_another_type_is_an_edit(market: Market) -> None:
+    market.shop()
+    market.flow()
+    row = fail(market, payload={"refund": 1, "sizes": [1]})
+    job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"refund": True, "sizes": [True]}))
+    assert job.payload["refund"] is True
+    row.refresh_from_db()
+    assert sorted((each.path, each.before, each.after) for each in list_changed_values(row.difference)) == [
+        ("refund", "1", "true"), ("sizes", "[1]", "[true]"),
+    ]  # fmt: skip
 
 
 def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:

@@ -106,6 +106,13 @@ def test_old_or_early_callback_is_refused(minutes: int) -> None:
         WeComApp(WECOM, SPAN).answer_callback(request)
 
 
+@pytest.mark.parametrize("timestamp", ["", "-1", "1e9", "99999999999", "999999999999", "９"])
+def test_callback_without_a_usable_time_is_refused(timestamp: str) -> None:
+    request = CallbackRequest(ECHO | {"timestamp": timestamp}, None, "", at(ECHO["timestamp"]))
+    with pytest.raises(CallbackRefused):
+        WeComApp(WECOM, SPAN).answer_callback(request)
+
+
 def test_message_for_another_corporation_is_refused() -> None:
     channel = WeComApp(WECOM | {"corp_id": "ww-other"}, SPAN)
     with pytest.raises(CallbackRefused):
