@@ -48,7 +48,7 @@ def field_default(field: Field) -> str:
     return f"`{str(written).lower() if isinstance(written, bool) else written}`"
 
 
-def _describe_kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:  # noqa: PLR0911 (a case for each kind of field)
     match value:
         case Text(longest=longest):
             return f"text of up to {longest:,} characters"

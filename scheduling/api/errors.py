@@ -84,7 +84,7 @@ def _handle_exception(request: HttpRequest, error: Exception | type[Exception]) 
     return problem.response()
 
 
-def _convert_exception(error: BaseException) -> Problem | None:
+def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, PLR0911 (a case for each exception)
     match error:
         case Problem():
             return error

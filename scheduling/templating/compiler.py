@@ -223,7 +223,7 @@ class _Compiler:
 
         return loop
 
-    def _compile(self, node: nodes.Node) -> Evaluate:
+    def _compile(self, node: nodes.Node) -> Evaluate:  # noqa: C901, PLR0911, PLR0912 (a case for each token)
         """Compile an expression whose value may be missing."""
         match node:
             case nodes.Const(value=value):
