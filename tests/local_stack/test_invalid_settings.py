@@ -272,6 +272,16 @@ def test_weak_production_values_stop_start_without_their_text(
     assert secrets_keys not in refused.stderr
 
 
+@pytest.mark.parametrize("words", [["celery"], [sys.executable, "-m", "celery"]])
+def test_celery_finds_the_application_from_its_script_and_module(tmp_path: Path, words: list[str]) -> None:
+    script = [str(Path(sys.executable).with_name(words[0]))] if words == ["celery"] else words
+    done = subprocess.run(
+        [*script, "-A", "config", "report"], cwd=ROOT, text=True, capture_output=True, timeout=180, check=False,
+        env={**os.environ, **PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("module", ["config.asgi", "config.wsgi", "config.celery.application"])
 def test_entry_point_without_settings_uses_production(tmp_path: Path, module: str) -> None:
     refused = load(module, AFTERTOUCH_STATE_DIR=str(tmp_path))
