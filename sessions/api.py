@@ -83,7 +83,11 @@ class BatchOut(Schema):
 
 
 class PolicyChoiceOut(Schema):
-    """A policy of the session, and the session's tags that chose it; without tags: the default policy."""
+    """A policy of the session, and the session's tags that chose it; without tags: the default policy.
+
+    Of the policies whose tags the session all has, the one with most tags applies; of equal ones, the one with the
+    shortest threshold, then the first by key.
+    """
 
     key: str
     tags: list[str]

@@ -22,7 +22,8 @@ from sessions.policy import CUSTOMER as AFTER_CUSTOMER
 class SilencePolicy(Versioned):
     """Policy of sessions with certain tags. An edit applies from the next arming; deadlines already set do not change.
 
-    Of several policies whose tags a session has, the one with most tags applies; of equal ones, the first by key.
+    Of several policies whose tags a session has, the one with most tags applies; of equal ones,
+    the one with the shortest threshold, then the first by key.
     """
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])

@@ -71,7 +71,7 @@ class PolicySet:
             for each in self.campaigns
         )
         words = [_policy_words(key, policy) for key, policy in policies.items()]
-        words.sort(key=lambda each: (-len(each["tags"]), each["key"]))
+        words.sort(key=lambda each: (-len(each["tags"]), each["threshold"], each["key"]))
         return json.dumps({"policies": words, "campaigns": campaigns}, ensure_ascii=False, separators=(",", ":"))
 
     @cached_property

@@ -40,7 +40,7 @@ class SilencePolicyForm(CheckedForm):
         label=_("tags"),
         help_text=_(
             "The chat must have all of these tags, which gateways send. The policy with most tags applies; of equal "
-            "ones, the first by key. Empty: the key."
+            "ones, the one with the shortest threshold, then the first by key. Empty: the key."
         ),
     )
     threshold = DurationField(

@@ -14,7 +14,7 @@ end
 
 -- {policies = {{key =, version =, tags =, threshold = ms, jitter = ms, grace = ms, grace_for =, most = guide messages,
 --    growth =, after =, hours =}, …}, campaigns = {{from ms, to ms, threshold ms}, …}}
---   policies  those with most tags first; the last one has none
+--   policies  those with most tags first, of equal ones the shortest threshold; the last one has no tags
 --   after     whose message starts the timer: any; agent (the customer is silent); customer (no agent answers)
 --   hours     the spans in which time counts: {from ms, to ms, from ms, to ms …}; empty: always
 local function read_policies(key)

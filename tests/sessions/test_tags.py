@@ -25,6 +25,7 @@ def tagged(chats: Chats) -> Chats:
     chats.policies(
         new=Policy(30 * SECOND), vip=Policy(180 * SECOND),
         new_vip=Policy(20 * SECOND, tags=("vip", "new")), also_vip=Policy(99 * SECOND, tags=("vip", "old")),
+        big_vip=Policy(20 * SECOND, tags=("vip", "big")),
     )  # fmt: skip
     return chats
 
@@ -42,8 +43,9 @@ def deadline(chats: Chats, session: str = "s1") -> datetime:
         (("new",), "new", ("new",), 30),
         (("sale", "new"), "new", ("new",), 30),
         (("vip", "new", "sale"), "new_vip", ("new", "vip"), 20),
-        # Two fit with the same number of tags: the first by key.
-        (("old", "vip", "new"), "also_vip", ("old", "vip"), 99),
+        # Two fit with the same number of tags: the shorter threshold, then the first by key.
+        (("old", "vip", "new"), "new_vip", ("new", "vip"), 20),
+        (("vip", "new", "big"), "big_vip", ("big", "vip"), 20),
         (("vipp", "ne"), "default", (), 60),
     ],
 )

@@ -55,6 +55,7 @@ def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Cha
     page = text(editor.get(chat_url("s 1")))
     assert "the customer wrote last" in page
     assert "because of vip" in page
+    assert "the one with the shortest threshold" in page
     chats.agent("s 1")
     chats.pass_time(61)
     (claim,) = chats.claim()
