@@ -37,7 +37,10 @@ def test_effect_shows_goal_beside_control_group(
 
 
 def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
-    assert "No node has a goal yet." in viewer.get(admin_url("node_conversion")).content.decode()
+    page = viewer.get(admin_url("node_conversion")).content.decode()
+    assert "No node has a goal yet." in page
+    assert "also set a hold-out" in page
+    assert all(f'href="{admin_url(each)}"' in page for each in ("node_changelist", "holdout_changelist"))
     matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
     assert "No control group" in viewer.get(admin_url("node_conversion"), {"days": "30"}).content.decode()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -40,11 +40,12 @@ def bootstrap() -> str:
 
 
 def test_bootstrap_stores_the_shipped_matrix() -> None:
-    assert bootstrap().startswith("Shipped matrix: 10 nodes\n")
+    assert bootstrap().startswith("Shipped matrix: 11 nodes\n")
     assert [
         (node.stage.name, node.trigger, node.delay.total_seconds(), node.template.content_type, node.channel.kind)
         for node in Node.objects.filter(enabled=True)
     ] == [
+        ("售前", "consultation.ended", 86400, "consultation-followup", "log"),
         ("售前", "material.downloaded", 900, "guide", "log"),
         ("售中", "order.paid", 7200, "order-followup", "log"),
         ("售后", "service.completed", 604800, "survey", "log"),
@@ -65,18 +66,22 @@ def test_bootstrap_stores_the_shipped_matrix() -> None:
     ]  # fmt: skip
 
 
-def test_shipped_dynamic_delays_are_those_of_the_matrix_without_a_level() -> None:
+def test_shipped_node_after_a_consultation_has_the_dynamic_delay() -> None:
     bootstrap()
     config = snapshot.current()
-    dynamic = [node for node in config.nodes.values() if node.dynamic]
-    assert [node.key for node in dynamic] == ["aftersale-completed", "churn-inactive"]
+    (node,) = (node for node in config.nodes.values() if node.dynamic)
+    assert node.key == "presale-consultation"
     at = datetime(2026, 3, 3, tzinfo=UTC)
-    for node in dynamic:
-        plain, vip = (
-            delay_for(node, CustomerSpec(1, "ann", level=level, last_active_at=at), config.delay_rules, occurred_at=at)
-            for level in ("", "vip")
-        )
-        assert plain == node.delay > vip
+    hours = {
+        (level, idle): delay_for(
+            node, CustomerSpec(1, "ann", level=level, last_active_at=at - timedelta(days=idle)), config.delay_rules,
+            occurred_at=at,
+        ) / timedelta(hours=1)
+        for level in ("vip", "normal", "") for idle in (2, 1)
+    }  # fmt: skip
+    assert hours == {
+        ("vip", 2): 1, ("vip", 1): 0.6, ("normal", 2): 2, ("normal", 1): 1.2, ("", 2): 24, ("", 1): 14.4,
+    }  # fmt: skip
 
 
 def test_shipped_nodes_have_goals_and_one_holdout() -> None:
@@ -148,7 +153,7 @@ def test_bootstrap_keeps_existing_configuration() -> None:
     assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
     Node.objects.filter(trigger="order.paid").delete()
     bootstrap()
-    assert Node.objects.count() == 8
+    assert Node.objects.count() == 9
 
 
 def test_bootstrap_names_event_types() -> None:
@@ -217,7 +222,7 @@ def test_bootstrap_does_not_print_changed_password() -> None:
 def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: Path) -> None:
     settings.AFTERTOUCH_DEMO = False
     assert bootstrap().splitlines() == [
-        "Shipped matrix: 10 nodes", "Shipped platforms, not in use: pdd, temu, tiktok"
+        "Shipped matrix: 11 nodes", "Shipped platforms, not in use: pdd, temu, tiktok"
     ]  # fmt: skip
     del settings.AFTERTOUCH_DEMO
     assert bootstrap() == ""
@@ -246,4 +251,4 @@ def test_concurrent_bootstraps_ship_once() -> None:
     assert failed == []
     assert sorted("Shipped" in each for each in said) == [False, False, True]
     assert len({each.splitlines()[-1] for each in said}) == 1
-    assert Node.objects.count() == 10
+    assert Node.objects.count() == 11
