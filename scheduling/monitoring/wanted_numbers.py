@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 ANSWER_KEPT = 5.0  #: seconds, by the database's clock
 MEMORY_KEPT_MS = 86_400_000  #: the longest hold
-MOST_DUE = 100_000  #: due touches that are counted in each state
+MOST_DUE = 100_000  #: due touches that are counted of each priority in the table, and of all at the broker
 RATE_SPAN = 10.0  #: seconds over which settled touches are counted
 
 #: Store the new memory if the old one is still there. Returns the memory that holds: of two processes one wins.
@@ -127,8 +127,10 @@ def measure_workers(deadline: Deadline) -> tuple[int, Need]:
 _DUE_TOUCHES = """
 SELECT priority, count(*), GREATEST(0, extract(epoch FROM statement_timestamp() - min(due_at)))::float8
 FROM (
-    (SELECT priority, due_at FROM scheduling_touch_live
-     WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+    (SELECT level AS priority, touch.due_at FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
+         SELECT due_at FROM scheduling_touch_live
+         WHERE state = 'scheduled' AND paused_by = '' AND priority = level AND due_at <= statement_timestamp()
+         ORDER BY due_at LIMIT %(most)s) AS touch)
     UNION ALL
     (SELECT priority, due_at FROM (
         SELECT priority, due_at, state FROM scheduling_touch_live

@@ -164,8 +164,8 @@ SELECT count(*) FROM (
     SELECT FROM scheduling_touch_live WHERE state IN ('queued', 'running') AND node_id = ANY(%(nodes)b)
         AND due_at <= statement_timestamp()
     UNION ALL
-    SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND node_id = ANY(%(nodes)b)
-        AND due_at <= statement_timestamp()
+    SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND priority IN (0, 1, 2)
+        AND due_at <= statement_timestamp() AND node_id = ANY(%(nodes)b)
     LIMIT %(limit)s
 ) AS undelivered
 """

@@ -466,8 +466,6 @@ def test_reason_text_is_escaped(touch: Callable[..., Touch], viewer: Client) -> 
 @pytest.mark.parametrize(
     ("read", "index", "rival"),
     [
-        (lambda: statistics.count_due_within(HOUR), "touch_due", "touch_waiting"),
-        (statistics.count_overdue, "touch_due", "touch_waiting"),
         (statistics.measure_lateness, "touch_ended", ""),
         (statistics.measure_touch_rates, "touch_ended", ""),
         (statistics.measure_touch_rates, "touch_leased", ""),

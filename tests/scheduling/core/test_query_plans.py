@@ -31,8 +31,11 @@ from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Touch
+from scheduling.monitoring import collectors, statistics, wanted_numbers
+from scheduling.monitoring.alerting import conditions
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
+from sessions.detection import silence_events
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
@@ -144,6 +147,44 @@ def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event:
             assert not wrong, _format_plans(statistics, wrong)
             if analyzed:
                 break  # no second connection can analyze a table that this transaction analyzed
+
+
+def test_statements_that_look_for_due_touches_name_the_priorities(
+    matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    """The index `touch_due` starts with the priority. Without it each of them reads all touches that wait."""
+    node = matrix.node()
+    (task_id,) = record_event().task_ids
+    most = {"most": 10_000}
+    soon = {"soon": timedelta(minutes=10), "dead": ["target_down"]}
+    silent = {"nodes": [node.pk], "limit": 1000}
+    looks: dict[str, Callable[[], Any]] = {
+        "dispatch": lambda: touches.dispatch_due(horizon=timedelta(seconds=30)),
+        "next due": lambda: touches.seconds_until_due(timedelta(seconds=30)),
+        "metrics": lambda: sql.rows(collectors._WAITING, most),
+        "due within": lambda: statistics.count_due_within(timedelta(hours=1)),
+        "overdue": statistics.count_overdue,
+        "unanswered": lambda: sql.rows(conditions._UNANSWERED, most | soon),
+        "wanted workers": lambda: sql.rows(wanted_numbers._DUE_TOUCHES, most),
+        "undelivered guides": lambda: sql.rows(silence_events._UNDELIVERED, silent),
+    }
+    waiting = {
+        "event_id": "gen_random_uuid()", "state": "'scheduled'", "lease_until": "NULL", "priority": "mod(n, 3)",
+        "due_at": "now() + n * interval '1 minute'",
+    }  # fmt: skip
+    wrong = {}
+    with rolled_back():
+        keep_autovacuum_from("scheduling_touch")
+        _insert("scheduling_touch", task_id, waiting, WAITING)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE scheduling_touch_live")
+            cursor.execute("SET LOCAL enable_seqscan = off")  # one of the gauges counts all rows that wait
+        for name, act in looks.items():
+            for kind, plan in plans_of(act):
+                reads = re.findall(r"\btouch_due\b.*\n(.*)", plan)
+                if not reads or not all(re.search(r"Index Cond: .*\bpriority\b", line) for line in reads):
+                    wrong[f"{name} ({kind})"] = plan
+    assert not wrong, _format_plans("", wrong)
 
 
 @pytest.mark.parametrize("analyzed", [0, 60])
