@@ -34,6 +34,7 @@ OWN = (
     "scheduling.monitoring.collectors.LedgerCollector",
     "scheduling.monitoring.collectors.BrokerCollector",
     "scheduling.experiments.rollout_stats.RolloutCollector",
+    "scheduling.monitoring.complaint_stats.ComplaintCollector",
     "scheduling.monitoring.wanted_numbers.ScalingCollector",
     "scheduling.monitoring.webhook_stats.WebhookCollector",
     "scheduling.monitoring.history_stats.HistoryCollector",

@@ -24,7 +24,7 @@ from scheduling.channels.circuit_breaker import DEAD_REASONS
 from scheduling.db_timeouts import Deadline
 from scheduling.dispatch.publisher import TOUCH_QUEUES
 from scheduling.models import FailedTask
-from scheduling.monitoring import collectors
+from scheduling.monitoring import collectors, complaint_stats
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +128,11 @@ OWN = [
         page="admin:scheduling_node_changelist",
     ),
     Condition(
+        "complaints_rising", "complaints_rising", _("Complaints about %(what)s rise"),
+        _("Compare the complaint rates, then edit or switch off the node. A roll-out in steps tries the next text."),
+        label="text", page="admin:scheduling_complaint_rates",
+    ),
+    Condition(
         "webhook", "aftertouch_webhook_resting", _("Webhook %(what)s gets no answer"),
         _("Its messages wait, each for a day at most. Repair the receiver; enable the webhook to send at once."),
         label="webhook", page="admin:scheduling_webhooksubscription_changelist",
@@ -182,6 +187,8 @@ def read_metrics(wanted: frozenset[str]) -> MetricSamples:
     for name, label, statement, parameters in _COUNTED:
         if name in wanted:
             found |= _count_rows(deadline, name, label, statement, parameters)
+    if "complaints_rising" in wanted:
+        found |= _find_rising_complaints(deadline)
     if "queue_unattended" in wanted and "celery_queue_length" in found:
         found |= _find_unattended_queues(found["celery_queue_length"])
     return found
@@ -196,6 +203,18 @@ def _count_rows(
     except Exception as error:
         log.warning("alert_figure_missing", figure=name, error=str(error))
         return {}
+
+
+def _find_rising_complaints(deadline: Deadline) -> dict[str, Samples]:
+    try:
+        texts = complaint_stats.read_complaint_rates(deadline)
+    except Exception as error:  # any exception of PostgreSQL or Redis
+        log.warning("alert_figure_missing", figure="complaints_rising", error=str(error))
+        return {}
+    if texts is None:
+        return {}
+    rising = {f"{each.node}: {each.template} v{each.version}": each.rate for each in texts if each.is_rising}
+    return {"complaints_rising": [({"text": text}, rate) for text, rate in rising.items()]}
 
 
 def _find_unattended_queues(lengths: Samples) -> dict[str, Samples]:

@@ -1,0 +1,152 @@
+"""Complaint rates of texts: counted once by hour, compared with the week before, and an alert when one rises."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import pytest
+import redis
+from django.db import connection
+from django.utils.timezone import now
+
+from scheduling import sql
+from scheduling.db_timeouts import Deadline
+from scheduling.ids import first_id_at, new_id
+from scheduling.models import Complaint, Event, Template, Touch
+from scheduling.monitoring import complaint_stats
+from scheduling.monitoring.alerting import conditions
+from scheduling.monitoring.complaint_stats import HOUR, TextComplaints, read_complaint_rates
+from tests.scheduling.api.serving import eventually
+from tests.scheduling.metrics.test_collectors import read_cluster_metrics
+from tests.support.matrix import MatrixBuilder, RecordEvent
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+
+
+class Deliveries:
+    """Delivered touches of the node `guide`, some with a complaint."""
+
+    def __init__(self, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+        matrix.node()
+        self.like = Touch.objects.get(pk=record_event().task_ids[0])
+
+    def add(self, count: int, complaints: int, *, days_ago: float, version: int = 1, template: str = "guide") -> None:
+        """Add touches. The complaints arrive in the same hour."""
+        at = now() - timedelta(days=days_ago)
+        values = {each.attname: getattr(self.like, each.attname) for each in Touch._meta.concrete_fields}
+        values |= {
+            "state": "delivered", "lease_until": None, "settled_at": at, "template_version": version,
+            "template_id": Template.objects.get(key=template).pk,
+        }  # fmt: skip
+        ids = [new_id() for _ in range(count)]
+        Touch.objects.bulk_create(
+            Touch(**values | {"task_id": each, "root_id": each, "retry_of": each}) for each in ids
+        )
+        for task_id in ids[:complaints]:
+            self.complain(task_id, at)
+
+    def complain(self, touch_id: UUID, at: datetime) -> None:
+        event_id = UUID(int=first_id_at(at).int + Complaint.objects.count())
+        event = Event.objects.create(
+            id=event_id, source="shop", event_id=str(event_id), type="complaint.received", occurred_at=at,
+            received_at=at, customer_id=self.like.customer_id, user_id="ann", chat_id="", data={},
+        )  # fmt: skip
+        Complaint.objects.create(event=event, customer_id=self.like.customer_id, touch_id=touch_id, complained_at=at)
+
+
+@pytest.fixture
+def deliveries(matrix: MatrixBuilder, record_event: RecordEvent) -> Deliveries:
+    return Deliveries(matrix, record_event)
+
+
+def read_rates() -> dict[tuple[str, int], TextComplaints]:
+    texts = eventually(lambda: read_complaint_rates(Deadline(60.0)))
+    return {(each.template, each.version): each for each in texts}
+
+
+def test_rates_are_those_of_texts_beside_the_week_before(deliveries: Deliveries, matrix: MatrixBuilder) -> None:
+    matrix.template("other")
+    deliveries.add(250, 1, days_ago=9)
+    deliveries.add(250, 5, days_ago=2)
+    deliveries.add(200, 1, days_ago=1, version=2)
+    deliveries.add(10, 5, days_ago=1, template="other")
+    deliveries.add(500, 50, days_ago=15)
+    deliveries.add(1, 1, days_ago=0)  # the hour has not ended
+    rates = read_rates()
+    assert rates == {
+        ("guide", 1): TextComplaints("guide", "guide", 1, 250, 0.02, 0.004),
+        # Without touches of its own in the week before, a text is compared with its node.
+        ("guide", 2): TextComplaints("guide", "guide", 2, 200, 0.005, 0.004),
+        ("other", 1): TextComplaints("guide", "other", 1, 10, 0.5, 0.004),
+    }
+    assert [key for key, each in rates.items() if each.is_rising] == [("guide", 1)]
+    exported = read_cluster_metrics()
+    labels = '{node="guide",template="guide",version="1"}'
+    assert exported[f"aftertouch_complaint_rate{labels}"] == 0.02
+    assert exported[f"aftertouch_complaint_rate_before{labels}"] == 0.004
+    assert exported[f"aftertouch_complaint_touches{labels}"] == 250
+    condition = conditions.load_conditions()["complaints_rising"]
+    figures = conditions.read_metrics(frozenset({condition.metric}))
+    assert condition.find_violations(figures, condition.limit) == {"guide: guide v1": 0.02}
+
+
+def test_text_without_comparison_never_rises(deliveries: Deliveries) -> None:
+    deliveries.add(199, 0, days_ago=9)
+    deliveries.add(300, 30, days_ago=2)
+    (rate,) = read_rates().values()
+    assert (rate.before, rate.is_rising) == (None, False)
+    assert "aftertouch_complaint_rate_before{" not in "".join(read_cluster_metrics())
+
+
+def test_late_complaints_count_once_a_touch(deliveries: Deliveries, valkey: redis.Redis) -> None:
+    deliveries.add(100, 1, days_ago=2)
+    complained = Complaint.objects.get().touch_id
+    late = Touch.objects.filter(state="delivered", complaints=None).latest("pk").pk
+    assert complained
+    for touch_id in (complained, late, late):
+        deliveries.complain(touch_id, now() - timedelta(days=1))
+    assert read_rates()["guide", 1] == TextComplaints("guide", "guide", 1, 100, 0.02, None)
+
+
+def test_hours_are_counted_once(deliveries: Deliveries, valkey: redis.Redis) -> None:
+    deliveries.add(100, 1, days_ago=2)
+    assert read_rates()["guide", 1].touches == 100
+    deliveries.add(50, 0, days_ago=2)
+    assert read_rates()["guide", 1].touches == 100
+    valkey.flushall()
+    assert read_rates()["guide", 1].touches == 150
+    assert len(valkey.hkeys(complaint_stats.HOURS)) == 14 * 24
+
+
+def test_call_counts_for_a_bounded_time(
+    deliveries: Deliveries, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of Redis no scrape reads two weeks of touches, and no share of them is taken for all."""
+    deliveries.add(10, 1, days_ago=2)
+    monkeypatch.setattr(complaint_stats, "FILL_SECONDS", 0.02)
+    valkey.hset(complaint_stats.HOURS, "0", "[[], []]")
+    calls, counted = 1, 0
+    while (texts := read_complaint_rates(Deadline(60.0))) is None:
+        calls, before, counted = calls + 1, counted, len(valkey.hkeys(complaint_stats.HOURS))
+        assert counted >= before
+    assert calls > 1
+    assert [each.touches for each in texts] == [10]
+    assert not valkey.hexists(complaint_stats.HOURS, "0"), "hours that are over are dropped"
+
+
+@pytest.mark.usefixtures("fresh_tables")
+def test_hours_are_counted_by_indexes() -> None:
+    until = now()
+    since = until - HOUR
+    received = {"first": first_id_at(since), "next": first_id_at(until), "since": since}
+    statements = [
+        (complaint_stats._DELIVERED, {"since": since, "until": until}, "settled_at"),
+        (complaint_stats._COMPLAINED, received, "event_id"),
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    for statement, parameters, column in statements:
+        plan = "\n".join(row[0] for row in sql.rows(f"EXPLAIN {statement}", parameters))
+        assert "Seq Scan" not in plan
+        assert f"Index Cond: (({column} >=" in plan, plan
