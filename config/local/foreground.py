@@ -18,7 +18,7 @@ from xmlrpc.client import Error as RpcError
 from config.environment import ROOT, Environment
 from config.local import servers
 from config.local.endpoints import read_or_create_secret, remove_stack_settings, write_stack_settings
-from config.local.ownership import LEFTOVERS_WITHIN, add_stack_marker, kill_stale_processes, single_instance_lock
+from config.local.ownership import add_stack_marker, end_leftovers, kill_stale_processes, single_instance_lock
 from config.local.processes import is_port_free, tail_of, wait_until
 from config.local.programs import Program, StackError, stop_time_limit
 from config.local.supervisor import StackWatch, Supervisor, start_supervisor, write_configuration
@@ -199,7 +199,7 @@ class Foreground:
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        kill_stale_processes(self.state_dir, seconds=LEFTOVERS_WITHIN)
+        end_leftovers(self.state_dir)
         servers.stop_servers(self.state_dir)
         print_status("Aftertouch has stopped.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,15 +14,19 @@ from config.local import servers
 from config.local.processes import (
     command_line_of,
     end_process,
+    is_alive,
     kill_leftovers,
     open_lock_file,
     processes_with_variable,
     send_signal,
     try_lock,
+    variable_of,
 )
 from config.local.programs import PROGRAMS, StackError, stop_time_limit
 
-LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL for processes that outlived their program
+#: Seconds from the end of the programs to SIGKILL for what outlived them: runs with a deaf command, and their browsers.
+#: A supervisor of a run needs 17 s after the loss of its worker. The maintainer of the browsers ends after both.
+LEFTOVERS_WITHIN = 60.0
 #: Seconds from SIGTERM to the end of a stack: its programs, their leftovers, its servers.
 OWNER_WITHIN = stop_time_limit(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
 STACK_MARKER = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
@@ -61,16 +65,44 @@ def is_owned(state_dir: Path) -> bool:
         return not try_lock(lock)
 
 
-def kill_stale_processes(state_dir: Path, seconds: float = 15.0) -> None:
-    """End marked processes: SIGTERM, then SIGKILL after `seconds`."""
+def kill_stale_processes(state_dir: Path) -> None:
+    """End the programs of an earlier stack: SIGTERM, then SIGKILL after 15 s. Its runs end, and its browsers are ended
+    by the new maintainer.
+    """
+    _end_processes(state_dir, lambda: list_programs(state_dir), 15.0)
 
-    def find() -> list[psutil.Process]:
-        return processes_with_variable(STACK_MARKER, str(state_dir))
 
-    for process in find():
+def end_leftovers(state_dir: Path) -> None:
+    """Wait until runs and browsers of the stack have ended too: SIGTERM to programs, SIGKILL after a minute to all."""
+    _end_processes(state_dir, lambda: [*list_programs(state_dir), *list_run_processes(state_dir)], LEFTOVERS_WITHIN)
+
+
+def _end_processes(state_dir: Path, find: Callable[[], list[psutil.Process]], seconds: float) -> None:
+    for process in list_programs(state_dir):
         send_signal(process, signal.SIGTERM)
     if left := kill_leftovers(find, seconds):
         raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
+
+
+def list_programs(state_dir: Path) -> list[psutil.Process]:
+    return processes_with_variable(STACK_MARKER, str(state_dir))
+
+
+def list_run_processes(state_dir: Path) -> list[psutil.Process]:
+    """Return the processes of runs and browsers: their environment has other marks. Supervisors have them as words."""
+    mark = f"AFTERTOUCH_STATE_DIR={state_dir}"
+
+    def is_of_run(process: psutil.Process) -> bool:
+        return (
+            variable_of(process, "AFTERTOUCH_BROWSER").startswith(f"{state_dir}/")
+            or mark in command_line_of(process)
+            or (
+                variable_of(process, "AFTERTOUCH_TASK_ID") != ""
+                and variable_of(process, "AFTERTOUCH_STATE_DIR") == str(state_dir)
+            )
+        )
+
+    return [process for process in psutil.process_iter() if is_of_run(process) and is_alive(process)]
 
 
 def stop_stack(state_dir: Path) -> None:
@@ -81,5 +113,5 @@ def stop_stack(state_dir: Path) -> None:
         owner = psutil.Process(pid)
         if "config.local" in command_line_of(owner):
             end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
-    kill_stale_processes(state_dir, seconds=5.0)
+    end_leftovers(state_dir)
     servers.stop_servers(state_dir)

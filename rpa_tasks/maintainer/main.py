@@ -1,9 +1,9 @@
 """Maintain the browsers and runs of a node: `python -m rpa_tasks.maintainer.main`.
 
 Each execution worker of the node starts one; the holder of the lock works and the others wait. It stops when its
-standard input closes or its parent ends, and then ends unused browsers. The main thread maintains the browsers. One
-thread does what needs PostgreSQL, another ends runs without a supervisor process, others host the take-overs. So none
-of them delays another.
+standard input closes or its parent ends, not at SIGTERM, and then ends unused browsers. The main thread maintains the
+browsers. One thread does what needs PostgreSQL, another ends runs without a supervisor process, others host the
+take-overs. So none of them delays another.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,9 @@ def main(words: list[str]) -> None:
     queues = [name for name in order.queues.split(",") if name]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
     django.setup()
+    # A SIGTERM to all processes of a stack must not stop it before runs and browsers have ended. Not SIG_IGN: browsers
+    # would inherit that.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     worker = ParentWorker(order.parent)
     lock = Lock(registry.browsers_dir() / "maintainer.lock")
     while not lock.try_acquire():

@@ -1,4 +1,4 @@
-"""A run of tests, of the demo or of the benchmarks leaves no process, however it ends."""
+"""A run of tests, of the demo, of the benchmarks or of a stack leaves no process, however it ends."""
 
 from __future__ import annotations
 
@@ -179,3 +179,37 @@ def test_demo_or_benchmark_ended_by_signal_leaves_no_process(
     check_all_ended(run, folder)
     if number != signal.SIGKILL:
         assert not any(folder.glob("aftertouch-*")), "its temporary folder is still there"
+
+
+#: Two shops. The command of one is returned when its node stops; that of the other runs until its worker is killed.
+DEAF_JOBS = """
+from rpa_tasks.jobs.publish import PublishRequest, publish_job
+from rpa_tasks.models import Flow, Platform, Shop
+platform = Platform.objects.create(key="p")
+deaf = ["/bin/sh", "-c", "trap '' TERM; : > deaf; while :; do sleep 1; done", "{param}"]
+for name in ("waits", "stays"):
+    Shop.objects.create(platform=platform, shop_id=name)
+    Flow.objects.create(
+        platform=platform, task_type=name, command=deaf, needs_browser=True, idempotent=name == "waits"
+    )
+    publish_job(PublishRequest(platform="p", shop_id=name, task_type=name))
+"""
+
+
+def test_stack_with_deaf_browser_jobs_leaves_no_process(
+    folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    state = folder / "state"
+    run = start_run("config.local", "run", "execution", "ticks", "beat", AFTERTOUCH_RPA_SLOTS="2")
+    assert wait_until((state / "stack.json").exists, WAIT_LIMIT), (folder / "output").read_text()
+    subprocess.run(
+        [sys.executable, "manage.py", "shell", "--no-imports", "-c", DEAF_JOBS],
+        cwd=ROOT, env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state)}, check=True, timeout=WAIT_LIMIT,
+    )  # fmt: skip
+    began = wait_until(lambda: len(list(state.glob("rpa/runs/**/deaf"))) == 2, WAIT_LIMIT)
+    assert began, "\n".join(path.read_text() for path in (state / "logs").glob("execution.log"))
+    assert any("--user-data-dir" in words for words in processes_of(folder))
+
+    signal_run(run, signal.SIGINT)
+    run.wait(WAIT_LIMIT)
+    assert processes_of(folder) == []  # at once: the stack waits for its runs and browsers
