@@ -11,6 +11,7 @@ from django.db import connections
 
 from rpa_tasks import isolation, shop_uids
 from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.providers.chromium_program import NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import validate_command
 
@@ -101,6 +102,21 @@ def _check_subordinate_ids() -> list[CheckMessage]:
     ]
 
 
+@register
+def check_browser_program(**_: Any) -> list[CheckMessage]:
+    """Check that the browser is no snap on a machine that runs jobs. A worker checks again when it starts."""
+    if not _runs_jobs():
+        return []
+    try:
+        find_program(settings.RPA_CHROMIUM_PATH)
+    except OnlySnap as error:
+        kind, number = (Error, "E003") if settings.RPA_CHROMIUM_PATH else (Warning, "W007")
+        return [kind(str(error), id=f"rpa_tasks.{number}")]
+    except NoProgram:
+        pass  # flows without a browser run here
+    return []
+
+
 @register(deploy=True)
 def check_browser_sandbox(**_: Any) -> list[CheckMessage]:
     """Check that Chromium runs with its sandbox on a machine that runs browsers. It opens pages of other parties."""
@@ -112,7 +128,7 @@ def check_browser_sandbox(**_: Any) -> list[CheckMessage]:
         chromium.find_chromium()
         obstacle = chromium.find_sandbox_obstacle()
     except (isolation.CannotIsolate, NoBrowser):
-        return []  # `check_isolation` reports the one; without Chromium nothing runs
+        return []  # other checks report them; without Chromium nothing runs
     if not obstacle:
         return []
     return [

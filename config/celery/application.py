@@ -127,6 +127,25 @@ def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
         log.warning("isolation_incomplete", check=gap.id, detail=gap.msg, hint=gap.hint)
 
 
+@celeryd_after_setup.connect
+def refuse_snap(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """Refuse a browser of snap that the setting names. One that would be found is logged: flows may need none."""
+    from django.conf import settings
+
+    from rpa_tasks.browsers.providers.chromium_program import NoProgram, OnlySnap, find_program
+
+    if not set(instance.app.amqp.queues.consume_from) - set(CORE_QUEUES):
+        return
+    try:
+        find_program(settings.RPA_CHROMIUM_PATH)
+    except OnlySnap as error:
+        if settings.RPA_CHROMIUM_PATH:
+            sys.exit(str(error))
+        log.warning("browser_is_snap", detail=str(error))
+    except NoProgram:
+        pass  # flows without a browser run here
+
+
 @worker_process_init.connect
 def freeze_gc(**_: Any) -> None:
     """Exclude loaded modules and settings from garbage collection. Full collections cost a burst a few per cent of

@@ -19,6 +19,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
+from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
 from rpa_tasks.browsers.providers.downloads import set_download_folder
 from rpa_tasks.browsers.providers.extensions import find_extensions, make_extension_flags
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
@@ -29,8 +30,7 @@ from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
 MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
 SPAWNER = Path(__file__).with_name("spawn_process.py")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATH = "/usr/local/bin:/usr/bin:/bin:/snap/bin"
+PATH = "/usr/local/bin:/usr/bin:/bin"
 
 FLAGS = [
     "--headless=new",
@@ -74,12 +74,11 @@ class RunningBrowser:
 
 
 def find_chromium() -> str:
-    """Return the path of Chromium. Raises `NoBrowser` if there is none."""
-    wanted = settings.RPA_CHROMIUM_PATH
-    for name in [wanted] if wanted else NAMES:
-        if found := shutil.which(name):
-            return found
-    raise NoBrowser(BROWSER_FAILED, f"Chromium was not found ({wanted or ', '.join(NAMES)}).")
+    """Return the path of Chromium. Raises `NoBrowser` if there is none, or only one of snap."""
+    try:
+        return find_program(settings.RPA_CHROMIUM_PATH)
+    except NoProgram as error:
+        raise NoBrowser(BROWSER_FAILED, str(error)) from error
 
 
 def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> RunningBrowser:

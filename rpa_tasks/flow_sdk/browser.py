@@ -6,7 +6,6 @@ Workers give flows the browsers of their pool instead.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
 from rpa_tasks.flow_sdk.errors import Misused, Transient
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Playwright
 
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_TIMEOUT = 30.0  #: seconds
 CLOSE_TIMEOUT = 5.0  #: seconds to store its data before it is killed
 FLAGS = (
@@ -49,11 +48,15 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
 
     Raises: `Misused` if there is no Chromium or it does not start.
     """
+    try:
+        program = find_program(os.environ.get("RPA_CHROMIUM_PATH", ""))
+    except NoProgram as error:
+        raise Misused(str(error)) from None
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "DevToolsActivePort").unlink(missing_ok=True)
-        words = [_find_browser_program(), *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
+        words = [program, *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
         if os.geteuid() == 0:
             words.append("--no-sandbox")  # otherwise it refuses to run as root
         process = subprocess.Popen(  # noqa: S603  (our own words)
@@ -66,14 +69,6 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
         finally:
             _ask_to_close(port_file)
             _end_process(process)
-
-
-def _find_browser_program() -> str:
-    wanted = os.environ.get("RPA_CHROMIUM_PATH")
-    for name in [wanted] if wanted else NAMES:
-        if found := shutil.which(name):
-            return found
-    raise Misused(f"Chromium was not found ({wanted or ', '.join(NAMES)}). Set RPA_CHROMIUM_PATH to its path.")
 
 
 def _read_debug_address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:

@@ -20,8 +20,8 @@ from pytest_django import DjangoDbBlocker, Settings
 
 from config.environment import ROOT, environment
 from rpa_tasks.browsers import recycling
-from rpa_tasks.browsers.chromium import NAMES
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
+from rpa_tasks.browsers.providers.chromium_program import NAMES
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.takeover import relay

@@ -6,13 +6,20 @@ import errno
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pytest_django import Settings
 
+from config.celery.application import refuse_snap
 from rpa_tasks.browsers import chromium, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.providers import chromium_program
+from rpa_tasks.browsers.providers.chromium_program import find_program
+from rpa_tasks.checks import check_browser_program
+from rpa_tasks.flow_sdk.browser import open_browser
+from rpa_tasks.flow_sdk.errors import Misused
 from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_states
 
 Acquire = Callable[..., AcquiredBrowser]
@@ -25,6 +32,52 @@ def test_acquire_without_chromium_names_path(acquire: Acquire, settings: Setting
     assert refused.value.reason == BROWSER_FAILED
     assert "/nowhere/chromium" in refused.value.detail
     assert read_slot_states() == {}
+
+
+@pytest.mark.parametrize("kind", ["link", "script", "program"])
+def test_chromium_of_snap_is_refused_with_the_remedy(
+    acquire: Acquire, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On Ubuntu /snap/bin/chromium is a link to `snap`, and /usr/bin/chromium-browser a script that starts it."""
+    program, started = tmp_path / "chromium", tmp_path / "started"
+    match kind:
+        case "link":
+            (tmp_path / "snap").write_text(f"#!/bin/sh\n: > {started}\n")
+            program.symlink_to(tmp_path / "snap")
+        case "script":
+            program.write_text(f'#!/bin/sh\n: > {started}\nexec /snap/bin/chromium "$@"\n')
+        case "program":
+            monkeypatch.setattr(chromium_program, "SNAPS", f"{tmp_path}/")
+            program.write_text(f"#!/bin/sh\n: > {started}\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    worker = SimpleNamespace(app=SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=["high"]))))
+
+    settings.RPA_CHROMIUM_PATH = ""  # found on the PATH: other flows may need no browser
+    refuse_snap("worker", worker, None)
+    with pytest.raises(NoBrowser) as refused:
+        acquire("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert f"{program} is a snap" in refused.value.detail
+    assert "Install Google Chrome" in refused.value.detail
+    assert [each.id for each in check_browser_program()] == ["rpa_tasks.W007"]
+
+    settings.RPA_CHROMIUM_PATH = str(program)
+    with pytest.raises(SystemExit, match=f"RPA_CHROMIUM_PATH: {program} is a snap"):
+        refuse_snap("worker", worker, None)
+    assert [each.id for each in check_browser_program()] == ["rpa_tasks.E003"]
+    monkeypatch.setenv("RPA_CHROMIUM_PATH", str(program))
+    with pytest.raises(Misused, match=f"RPA_CHROMIUM_PATH: {program} is a snap"), open_browser():
+        pass
+    assert not started.exists()
+
+
+def test_chromium_beside_a_snap_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("chromium", "exec /snap/bin/chromium"), ("google-chrome", "exec /opt/google/chrome/chrome")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program("") == str(tmp_path / "google-chrome")
 
 
 def test_acquire_with_failing_chromium_shows_its_output(acquire: Acquire, settings: Settings, tmp_path: Path) -> None:

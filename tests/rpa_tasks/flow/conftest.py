@@ -22,7 +22,8 @@ from config.environment import ROOT
 from examples.demo_shop.market import Market
 from examples.demo_shop.server import Server
 from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
-from rpa_tasks.flow_sdk.browser import NAMES, open_browser
+from rpa_tasks.browsers.providers.chromium_program import NAMES
+from rpa_tasks.flow_sdk.browser import open_browser
 
 WAIT_LIMIT = 150.0  #: seconds; three runs at once start three drivers of Playwright on a machine that is busy
 

@@ -17,7 +17,7 @@ import pytest
 
 from config.environment import ROOT, environment
 from rpa_tasks import isolation
-from rpa_tasks.browsers.chromium import NAMES
+from rpa_tasks.browsers.providers.chromium_program import NAMES
 
 pytestmark = pytest.mark.timeout(600)  # two browsers start, and a flow reads all files below /tmp
 HERE = Path(__file__).parent
