@@ -34,8 +34,6 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 FLAGS = [
     "--headless=new",
-    # The kernel assigns a free port and Chromium reports it, so two browsers never collide.
-    "--remote-debugging-port=0",
     "--no-first-run",
     "--no-default-browser-check",
     "--no-service-autorun",
@@ -94,23 +92,23 @@ def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> Running
     # The holder of the profile's lock may end browsers on it. No record names them, so no other process would.
     end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
     release_singleton(profile)
-    port_file = profile / "DevToolsActivePort"
-    port_file.unlink(missing_ok=True)
     log = registry.browser_logs_dir() / f"browser-{slot}.log"
     set_download_folder(profile, launch.downloads)
     forwarding = open_forwarding(launch)
     try:
-        pid = _spawn_chromium(slot, profile_id, launch, forwarding, log=log)
+        with devtools.reserve_port() as port:
+            pid = _spawn_chromium(slot, profile_id, launch, forwarding, port, log=log)
+            process = read_process(pid)
+            for _ in _poll_until(START_TIMEOUT):
+                if process is None or not is_alive(pid, process.started):
+                    break
+                # Other processes can listen on a port: it must belong to this browser.
+                if (path := _read_debug_path(port)) and listens_on(pid, port):
+                    proxy_port = forwarding.port if forwarding else 0
+                    return RunningBrowser(pid, process.started, port, path, proxy_port=proxy_port)
     finally:
         if forwarding:
             forwarding.listener.close()
-    process = read_process(pid)
-    for _ in _poll_until(START_TIMEOUT):
-        if process is None or not is_alive(pid, process.started):
-            break
-        # Other processes can write to the profile: the port must belong to this browser.
-        if (found := _read_debug_port(port_file)) and listens_on(pid, found[0]) and _answers_on_port(*found):
-            return RunningBrowser(pid, process.started, *found, proxy_port=forwarding.port if forwarding else 0)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_tail_of_log(log)}")
 
 
@@ -145,13 +143,13 @@ def may_use_namespaces() -> bool:
 
 
 def _spawn_chromium(
-    slot: int, profile_id: str, launch: LaunchSettings, forwarding: Forwarding | None, *, log: Path
+    slot: int, profile_id: str, launch: LaunchSettings, forwarding: Forwarding | None, port: int, *, log: Path
 ) -> int:
     """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser`."""
     profile = registry.profile_dir(profile_id)
     extensions = find_extensions(launch.extensions)
     flags = [*_launch_flags(profile), *launch.command_line, *make_extension_flags(extensions)]
-    flags += [*(forwarding.flags if forwarding else ()), "about:blank"]
+    flags += [*devtools.debug_flags(port), *(forwarding.flags if forwarding else ()), "about:blank"]
     environment = browser_environment(slot, profile) | launch.environment
     try:
         with isolation.plan_for_browser(profile_id, forwarding.port if forwarding else None, extensions) as plan:
@@ -208,19 +206,11 @@ def browser_environment(slot: int, profile: Path) -> dict[str, str]:
     }
 
 
-def _read_debug_port(port_file: Path) -> tuple[int, str] | None:
+def _read_debug_path(port: int) -> str:
     try:
-        port, path = registry.read_own(port_file).decode().split()
-        return int(port), path
-    except (OSError, ValueError):
-        return None
-
-
-def _answers_on_port(port: int, path: str) -> bool:
-    try:
-        return devtools.websocket_path(port) == path
+        return devtools.websocket_path(port)
     except devtools.NoAnswer:
-        return False
+        return ""
 
 
 def _poll_until(seconds: float) -> Iterator[None]:

@@ -6,8 +6,10 @@ It uses HTTP where possible, otherwise one WebSocket per command. All connection
 from __future__ import annotations
 
 import json
+import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,6 +20,29 @@ from websockets.sync.client import connect
 HOST = "127.0.0.1"
 TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
 CLOSE_TIMEOUT = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
+
+
+@contextmanager
+def reserve_port() -> Iterator[int]:
+    """Reserve a free debug port for a browser that starts in the block.
+
+    The socket is bound but does not listen. So the kernel gives its port to no other process, and Chromium, which
+    reuses addresses, can listen on it. A port that Chromium chooses is unknown when the origins are named.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((HOST, 0))
+        yield reserved.getsockname()[1]
+
+
+def debug_flags(port: int) -> list[str]:
+    """Return the flags of a browser with this debug port.
+
+    Some clients send the address that they connect to as their origin, which Chromium refuses unless it is named. Pages
+    send their own origin, so none of them reaches the port.
+    """
+    origins = ",".join(f"http://{host}:{port}" for host in (HOST, "localhost"))
+    return [f"--remote-debugging-port={port}", f"--remote-allow-origins={origins}"]
 
 
 class NoAnswer(Exception):
@@ -70,9 +95,9 @@ def send_command(port: int, path: str, method: str, *, timeout: float | None = N
             max_size=None,
             open_timeout=timeout,
             close_timeout=0.2,
-        ) as socket:
-            socket.send(json.dumps({"id": 1, "method": method, "params": params}))
-            while (answer := json.loads(socket.recv(timeout=timeout))).get("id") != 1:
+        ) as connection:
+            connection.send(json.dumps({"id": 1, "method": method, "params": params}))
+            while (answer := json.loads(connection.recv(timeout=timeout))).get("id") != 1:
                 pass  # an event
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error

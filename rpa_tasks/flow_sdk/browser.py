@@ -16,9 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from websockets.exceptions import WebSocketException
-from websockets.sync.client import connect
-
+from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
 from rpa_tasks.flow_sdk.errors import Misused, Transient
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 START_TIMEOUT = 30.0  #: seconds
 CLOSE_TIMEOUT = 5.0  #: seconds to store its data before it is killed
 FLAGS = (
-    "--remote-debugging-port=0",  # a free port; the profile has its number
     "--no-first-run",
     "--no-default-browser-check",
     "--disable-breakpad",
@@ -55,40 +52,36 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "DevToolsActivePort").unlink(missing_ok=True)
         words = [program, *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
         if os.geteuid() == 0:
             words.append("--no-sandbox")  # otherwise it refuses to run as root
-        process = subprocess.Popen(  # noqa: S603  (our own words)
-            [*words, "about:blank"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        port_file = folder / "DevToolsActivePort"
+        with devtools.reserve_port() as port:
+            process = subprocess.Popen(  # noqa: S603  (our own words)
+                [*words, *devtools.debug_flags(port), "about:blank"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            try:
+                path = _wait_for_debug_path(process, port)
+            except BaseException:
+                _end_process(process)
+                raise
         try:
-            yield _read_debug_address(process, port_file)[0]
+            yield port
         finally:
-            _ask_to_close(port_file)
+            # SIGTERM would lose the cookies of the last 30 seconds, and so a new login.
+            with suppress(devtools.NoAnswer):
+                devtools.send_command(port, path, "Browser.close", timeout=CLOSE_TIMEOUT)
             _end_process(process)
 
 
-def _read_debug_address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
-    """Return port and path of its debugging socket."""
+def _wait_for_debug_path(process: subprocess.Popen[bytes], port: int) -> str:
+    """Return the path of its debugging socket."""
     ends_at = time.monotonic() + START_TIMEOUT
     while time.monotonic() < ends_at and process.poll() is None:
-        with suppress(OSError, ValueError):
-            port, path = file.read_text().split()
-            return int(port), path
+        with suppress(devtools.NoAnswer):
+            return devtools.websocket_path(port)
         time.sleep(0.02)
     raise Misused("Chromium did not start. Is its profile in use, or, with --show, is there no display?")
-
-
-def _ask_to_close(file: Path) -> None:
-    """Ask it to close: SIGTERM would lose the cookies of the last 30 seconds, and so a new login."""
-    with suppress(OSError, ValueError, WebSocketException):
-        port, path = file.read_text().split()
-        with connect(f"ws://127.0.0.1:{port}{path}", proxy=None, open_timeout=CLOSE_TIMEOUT) as socket:
-            socket.send('{"id": 1, "method": "Browser.close"}')
-            socket.recv(timeout=CLOSE_TIMEOUT)
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

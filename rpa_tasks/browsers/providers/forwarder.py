@@ -57,7 +57,12 @@ async def _forward_connection(reader: StreamReader, writer: StreamWriter, order:
         if order["kind"] == "socks5":
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await _greet_socks(reader, writer, up, upstream, order)
-        send = _send_requests(reader, upstream, order) if order["kind"] == "http" else _copy_stream(reader, upstream)
+        if order["kind"] == "http":
+            send = _send_requests(reader, upstream, order)
+        elif order["kind"] == "plain":
+            send = _send_without_own_origin(reader, upstream, writer.get_extra_info("sockname")[1])
+        else:
+            send = _copy_stream(reader, upstream)
         tasks = [asyncio.create_task(send), asyncio.create_task(_copy_stream(up, writer))]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -114,6 +119,17 @@ async def _send_requests(reader: StreamReader, upstream: StreamWriter, order: di
             left -= len(chunk)
             upstream.write(chunk)
             await upstream.drain()
+
+
+async def _send_without_own_origin(reader: StreamReader, upstream: StreamWriter, port: int) -> None:
+    """Send the first request without the origin that names the forwarder itself. The browser would refuse it.
+
+    A connection to its WebSocket has no second request. Origins of pages stay, so it refuses them.
+    """
+    head = await reader.readuntil(b"\r\n\r\n")
+    own = (b"origin: http://127.0.0.1:%d" % port, b"origin: http://localhost:%d" % port)
+    upstream.write(b"\r\n".join(line for line in head.split(b"\r\n") if line.lower() not in own))
+    await _copy_stream(reader, upstream)
 
 
 async def _copy_stream(reader: StreamReader, writer: StreamWriter) -> None:

@@ -18,10 +18,9 @@ class Elsewhere:
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.port = port or select_port()  # not of the kernel's range: it stays free for a restart
-        flags = [each for each in FLAGS if "debugging-port" not in each]
         words = [
             find_chromium(),
-            *flags,
+            *FLAGS,
             "--no-sandbox",
             f"--remote-debugging-port={self.port}",
             f"--user-data-dir={folder}",
