@@ -1,6 +1,9 @@
 """Start the maintainer from a worker, restart it after a crash, and stop it with the worker.
 
 The maintainer runs as long as the pipe to its standard input is open. So it also ends when the worker is killed.
+
+The worker adopts and reaps orphans, because PID 1 of a container may reap nothing: browsers, which outlive the process
+that started them, their helpers, and what killed processes leave.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ from collections.abc import Sequence
 import structlog
 from django.conf import settings
 
+from rpa_tasks.supervisor.child import adopt_orphans
+from rpa_tasks.supervisor.processes import reap_orphans
 from rpa_tasks.worker import node
 
 log = structlog.get_logger(__name__)
 
 RESTART_AFTER = 5.0  #: seconds after a crash
+REAP_INTERVAL = 5.0  #: seconds
 STOP_WITHIN = 30.0  #: seconds to end the browsers
 
 _supervision: Supervision | None = None
@@ -48,7 +54,9 @@ class Supervision:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._supervise, name="maintainer", daemon=True)
+        adopt_orphans()
         self._thread.start()
+        threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
@@ -64,6 +72,15 @@ class Supervision:
         if process is not None and process.poll() is None:
             log.warning("maintainer_killed", pid=process.pid)
             process.kill()
+        self._reap_once()
+        adopt_orphans(False)
+
+    def _reap(self) -> None:
+        while not self._stopping.wait(REAP_INTERVAL):
+            self._reap_once()
+
+    def _reap_once(self) -> None:
+        reap_orphans([self.pid] if self.pid else [])
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():

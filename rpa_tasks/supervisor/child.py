@@ -16,7 +16,7 @@ else:
     import _signal as signal  # `signal` imports enum: 4 ms
 
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 REASONS = {
     errno.ENOENT: "command_missing",
     errno.ENOTDIR: "command_missing",
@@ -33,9 +33,15 @@ class NotStarted(Exception):
     """The command did not start. The arguments are a reason code and a sentence."""
 
 
-def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process, instead of init, the parent of orphaned descendants such as daemons."""
+def adopt_orphans(adopt: bool = True) -> bool:
+    """Make this process, instead of init, the parent of orphaned descendants such as daemons.
+
+    Returns whether it was that before.
+    """
+    before = ctypes.c_int()
+    _libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    return bool(before.value)
 
 
 def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:

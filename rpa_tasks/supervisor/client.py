@@ -127,7 +127,7 @@ class SupervisedCommand:
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + OVERDUE_AFTER
         line = order.line()
         # If the supervisor process is killed, its adopted processes become ours instead of init's.
-        adopt_orphans()
+        self._adopted_before = adopt_orphans()
         try:
             self._process = _start_supervisor(order.env, order.confine.get("ruleset", -1))
         except OSError as error:
@@ -229,7 +229,7 @@ class SupervisedCommand:
             self._end(ExitCause(event.pop("ended")), **event)
 
     def _end(self, ended: ExitCause, **details: Any) -> None:
-        adopt_orphans(False)
+        adopt_orphans(self._adopted_before)
         self._ending = CommandResult(ended, result=self._result, started=self._pid is not None, **details)
         self._events.append(self._ending)
         try:

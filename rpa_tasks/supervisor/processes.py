@@ -12,7 +12,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 else:
     import _signal as signal  # `signal` imports enum: 4 ms
 
@@ -184,6 +184,24 @@ def _wait_for_end(
         if not left or time.monotonic() >= until:
             return left
         time.sleep(PAUSE_SECONDS)
+
+
+def reap_orphans(spared: Container[int]) -> None:
+    """Reap the ended orphans that this process has adopted: its children in other sessions, except `spared`.
+
+    All children that a worker starts are in its session, except those that it names.
+    """
+    me = os.getpid()
+    session = os.getsid(0)
+    tasks = f"/proc/{me}/task"
+    children = [int(pid) for task in os.listdir(tasks) for pid in read_file(f"{tasks}/{task}/children").split()]
+    for pid in children:
+        child = read_process(pid)
+        if child and child.gone and child.session != session and pid not in spared:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue  # another thread has reaped it
 
 
 def descends(process: Process, ancestor: int, living: dict[int, Process]) -> bool:

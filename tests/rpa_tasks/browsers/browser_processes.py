@@ -61,10 +61,9 @@ def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = 
 class AcquiringProcess:
     """See acquiring_process.py."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
-        script = Path(__file__).with_name("acquiring_process.py")
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], script: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(script), *words],
+            [sys.executable, str(Path(__file__).with_name(script)), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

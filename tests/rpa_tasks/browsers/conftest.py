@@ -96,8 +96,9 @@ def start_acquiring_process(pool: Path) -> Iterator[Callable[..., AcquiringProce
     """Acquire in another process."""
     started: list[AcquiringProcess] = []
 
-    def begin(*words: str, **environment: str) -> AcquiringProcess:
-        started.append(AcquiringProcess(words, {**os.environ, "AFTERTOUCH_STATE_DIR": str(pool), **environment}))
+    def begin(*words: str, script: str = "acquiring_process.py", **environment: str) -> AcquiringProcess:
+        environ = {**os.environ, "AFTERTOUCH_STATE_DIR": str(pool), **environment}
+        started.append(AcquiringProcess(words, environ, script))
         return started[-1]
 
     yield begin
