@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
 TRIAL_TIMEOUT = 20.0  #: seconds
 DELETE_TIMEOUT = 20.0  #: seconds; much less than the lease of a run
+PARAM_FILE = "param.json"
 DELETE_FOR = 5.0  #: seconds of one deletion step of the housekeeping; the node reports between its passes
 #: Sockets of local services are in /run: some accept a client by uid alone.
 PRIVATE_DIRECTORIES = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
@@ -169,8 +170,8 @@ def limits_ports() -> bool:
 
 
 @contextmanager
-def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | None, cwd: str = "") -> Iterator[Plan]:
-    """Return the plan of a shop's command: run directory and home are writable, the browser's profile is readable.
+def plan_for_run(profile_id: str, reads: Iterable[str], port: int | None, cwd: str) -> Iterator[Plan]:
+    """Return the plan of a shop's command: run directories and home are writable, the browser's profile is readable.
 
     `reads` are additional readable directories. Authors of flows must not control their content. The shop's browser
     listens on `port`. The descriptors of the plan are closed at the end.
@@ -178,7 +179,7 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
     kind = mode()
     binds = dict.fromkeys(reads, confine.READ)
     binds |= {
-        str(run): confine.WRITE,
+        str(registry.shop_runs_dir(profile_id)): confine.WRITE,
         str(home_dir(profile_id)): confine.WRITE,
         str(registry.profile_dir(profile_id)): confine.READ,
     }
@@ -190,14 +191,16 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
 def plan_for_browser(profile_id: str, proxy_port: int | None, extensions: Iterable[Path]) -> Iterator[Plan]:
     """Return the plan of a shop's browser: its profile is writable. It reaches no debug port, not even its own.
 
-    With a proxy it reaches only the port of its forwarder.
+    The folder of the shop's runs is writable too: each run names a folder in it for downloads later. With a
+    proxy it reaches only the port of its forwarder.
     """
     kind = mode()
     profile, owner = registry.profile_dir(profile_id), _owner_uid(profile_id, kind)
     if kind == UID:
         _change_owner(profile, owner)
     with _ruleset(kind, proxy_port, alone=proxy_port is not None) as ruleset:
-        binds = {str(profile): confine.WRITE, **dict.fromkeys(map(str, extensions), confine.READ)}
+        binds = dict.fromkeys((str(profile), str(registry.shop_runs_dir(profile_id))), confine.WRITE)
+        binds |= dict.fromkeys(map(str, extensions), confine.READ)
         yield _build_plan(kind, owner, binds, ruleset, lasting=True)
 
 
@@ -328,20 +331,29 @@ def home_dir(profile_id: str) -> Path:
         return _create_owned(folder, profile_id)
 
 
-def make_run_directory(profile_id: str, folder: Path) -> None:
-    """Create the working directory of one run, with `tmp` in it. Raises `OSError`."""
-    _create_owned(folder, profile_id)
-    _create_owned(folder / "tmp", profile_id)
+def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", param: str | None = None) -> Path:
+    """Create the working directory of one run, with `tmp`, the folder for downloads and the file of the parameter.
 
-
-def store_file(profile_id: str, path: Path, text: str) -> None:
-    """Write a new file that only the shop's commands can read, without following links. Raises `OSError`."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-        if os.geteuid() == 0:
-            owner = _owner_uid(profile_id, mode())
-            os.fchown(file.fileno(), owner, owner)
-        file.write(text)
+    Only the shop's programs can read it. Its browser can write beside it, so no link is followed. Raises `OSError`.
+    """
+    folder = registry.shop_runs_dir(profile_id) / str(lease_no)
+    delete_directory(folder)  # the browser may have made one
+    owner = _owner_uid(profile_id, mode()) if os.geteuid() == 0 else -1
+    folder.mkdir(mode=0o700)
+    made = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in ("tmp", *([downloads] if downloads else ())):
+            os.mkdir(name, 0o700, dir_fd=made)
+            os.chown(name, owner, owner, dir_fd=made, follow_symlinks=False)
+        if param is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(PARAM_FILE, flags, 0o600, dir_fd=made), "w", encoding="utf-8") as file:
+                os.fchown(file.fileno(), owner, owner)
+                file.write(param)
+        os.fchown(made, owner, owner)  # last: until then no program of the shop changes it
+    finally:
+        os.close(made)
+    return folder
 
 
 def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:

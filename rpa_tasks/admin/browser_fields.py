@@ -26,7 +26,7 @@ LABELS = {
     "language": (_("language"), _("Like zh-CN. Pages see it; empty: the server's.")),
     "timezone": (_("time zone"), _("Like Asia/Shanghai. Pages see it; empty: the server's.")),
     "window": (_("window size"), _("Like 1366x768.")),
-    "downloads": (_("download folder"), _("Name of a folder in the browser profile; empty: Downloads.")),
+    "downloads": (_("download folder"), _("Name of the folder in a run's directory; empty: Downloads.")),
     "flags": (_("more flags"), _("One a line. Allowed: %(flags)s")),
     "extensions": (_("extensions"), _(
         "Names of folders in AFTERTOUCH_RPA_EXTENSIONS_DIR of the execution nodes, one a line. A run does not start "

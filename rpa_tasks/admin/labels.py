@@ -104,7 +104,7 @@ ERROR_PATTERNS = (
     (r"must be a time zone like .*", gettext_noop("must be a time zone like Asia/Shanghai")),
     (r"must be a size like .*", gettext_noop("must be a size like 1366x768, from 100 to 9999")),
     (r"must be a folder name of .*", gettext_noop(
-        "must be a folder name of letters, digits, “-” and “_”, at most 64, not one of Chromium")),
+        "must be a folder name of letters, digits, “-” and “_”, at most 64, not tmp")),
     (r"must be a list of at most (?P<most>\d+) flags", gettext_noop("must be at most %(most)s flags")),
     (r"“(?P<name>.*)” is not one of (?P<known>--.*)", gettext_noop("“%(name)s” is not one of %(known)s")),
     (r"must be an address like (?P<known>http:.*)", gettext_noop("must be an address like %(known)s")),

@@ -148,18 +148,26 @@ def listens_on(pid: int, port: int) -> bool:
     return any(_has_socket(each.pid, sockets) for each in all_processes() if each.session == pid)
 
 
+def writes_downloads(pid: int, runs: str) -> bool:
+    """Return whether the browser has a file of its shop's runs open, maybe a deleted one, or an unfinished download."""
+    family = [pid, *(each.pid for each in all_processes() if each.session == pid)]
+    return any(f"{runs}/" in path or ".crdownload" in path for each in family for path in _open_files(each))
+
+
 def has_listener(port: int) -> bool:
     """Return whether any process listens on this port, also one whose descriptors are hidden."""
     return bool(_listening_sockets(port))
 
 
 def _has_socket(pid: int, sockets: set[str]) -> bool:
+    return any(path in sockets for path in _open_files(pid))
+
+
+def _open_files(pid: int) -> Iterator[str]:
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{name}") in sockets:
-                    return True
-    return False
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def memory_by_session() -> dict[int, int]:

@@ -20,7 +20,6 @@ from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
 from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
-from rpa_tasks.browsers.providers.downloads import set_download_folder
 from rpa_tasks.browsers.providers.extensions import find_extensions, make_extension_flags
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.providers.proxy import Forwarding, open_forwarding
@@ -93,7 +92,6 @@ def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> Running
     end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
     release_singleton(profile)
     log = registry.browser_logs_dir() / f"browser-{slot}.log"
-    set_download_folder(profile, launch.downloads)
     forwarding = open_forwarding(launch)
     try:
         with devtools.reserve_port() as port:

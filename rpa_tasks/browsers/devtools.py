@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from websockets.exceptions import WebSocketException
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 HOST = "127.0.0.1"
 TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
@@ -84,26 +84,40 @@ def reset_to_blank_page(port: int) -> bool:
     return closed
 
 
-def send_command(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
-    """Send one command to the browser. Raises `NoAnswer`, also if the browser refuses it."""
-    timeout = TIMEOUT if timeout is None else timeout
+def open_connection(port: int, path: str, *, timeout: float | None = None) -> ClientConnection:
+    """Connect to a WebSocket of the browser. Raises `NoAnswer`."""
     try:
-        with connect(
+        return connect(
             f"ws://{HOST}:{port}{path}",
             proxy=None,
             compression=None,
             max_size=None,
-            open_timeout=timeout,
+            open_timeout=TIMEOUT if timeout is None else timeout,
             close_timeout=0.2,
-        ) as connection:
-            connection.send(json.dumps({"id": 1, "method": method, "params": params}))
-            while (answer := json.loads(connection.recv(timeout=timeout))).get("id") != 1:
-                pass  # an event
+            ping_interval=None,  # a browser that is busy for long keeps a connection
+        )
+    except (OSError, WebSocketException) as error:
+        raise NoAnswer(f"{path}: {error!r}") from error
+
+
+def ask(connection: ClientConnection, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
+    """Send one command. Raises `NoAnswer`, also if the browser refuses it."""
+    timeout = TIMEOUT if timeout is None else timeout
+    try:
+        connection.send(json.dumps({"id": 1, "method": method, "params": params}))
+        while (answer := json.loads(connection.recv(timeout=timeout))).get("id") != 1:
+            pass  # an event
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error
     if "error" in answer:
         raise NoAnswer(f"{method}: {answer['error']}")
     return dict(answer["result"])
+
+
+def send_command(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
+    """Send one command over a connection of its own. Raises `NoAnswer`, also if the browser refuses it."""
+    with open_connection(port, path, timeout=timeout) as connection:
+        return ask(connection, method, timeout=timeout, **params)
 
 
 def clear_cookies(port: int) -> None:

@@ -124,6 +124,8 @@ def _delete_profile(folder: Path, at: datetime, ends_at: float) -> bool:
         for path in (aside, *(folder / name for name in names)):
             if not isolation.delete_directory(path, ends_at - time.monotonic()):
                 return False
+        with suppress(OSError):  # not empty: a run begins
+            registry.shop_runs_path(folder.name).rmdir()
         # Last, so that an interrupted deletion starts again. A run may have removed it.
         (folder / UNNEEDED_MARK).unlink(missing_ok=True)
     finally:

@@ -72,8 +72,11 @@ def _open_connection(port: int, timeout: float) -> Iterator[Browser]:
 
 
 def _connect(playwright: Playwright, port: int, timeout: float) -> Browser:
-    """Connect to the browser. Closing the result, or leaving Playwright, only disconnects."""
-    return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000)
+    """Connect to the browser. Closing the result, or leaving Playwright, only disconnects.
+
+    Without its defaults it leaves downloads as the pool has set them.
+    """
+    return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000, no_defaults=True)
 
 
 def _check_navigation(browser: Browser, profile_dir: str, timeout: float) -> Health:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +12,17 @@ from types import TracebackType
 from typing import Self
 
 import structlog
+from websockets.sync.client import ClientConnection
 
 from rpa_tasks.browsers import devtools, profiles, recycling, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
-from rpa_tasks.browsers.browser_processes import has_listener, listens_on, names_profile, read_command_line
+from rpa_tasks.browsers.browser_processes import (
+    has_listener,
+    listens_on,
+    names_profile,
+    read_command_line,
+    writes_downloads,
+)
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.providers.proxy import prove_proxy
 from rpa_tasks.browsers.providers.remote_browser import choose_provider
@@ -25,6 +33,7 @@ from rpa_tasks.supervisor.processes import is_alive
 log = structlog.get_logger(__name__)
 
 POLL_INTERVAL = 0.03  #: seconds
+DOWNLOADS = "Downloads"  #: folder of a run for downloads, unless the shop names one
 ALIVE_WITHIN = 1.0  #: seconds in which a healthy browser returns its address
 TIME_TO_START = 1.0  #: seconds of the wait that must remain to start a browser, except at the first attempt
 
@@ -35,16 +44,21 @@ class AcquiredBrowser:
     As a context manager it releases the browser at the end, as dirty after an exception.
     """
 
-    def __init__(self, slot: Slot, profile_lock: Lock, record: Record, *, waited: timedelta, warm: bool) -> None:
+    def __init__(
+        self, slot: Slot, profile_lock: Lock, record: Record, *, download_folder: str, waited: timedelta, warm: bool
+    ) -> None:
         self.port = record.port
         self.pid = record.pid
         self.slot = record.slot
         self.profile_id = record.profile
         self.profile_dir: Path = registry.profile_dir(record.profile)
+        self.download_folder = download_folder  #: name of the folder in the working directory of a run
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was already running
         self._slot = slot
         self._profile_lock = profile_lock
+        self._connections = ExitStack()
+        self._downloads: ClientConnection | None = None  #: what it says about downloads counts while it is open
         self._given_back = False
 
     def release(self, dirty: bool = False) -> None:
@@ -58,8 +72,31 @@ class AcquiredBrowser:
             # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
+            self._connections.close()  # after the pages, which would download into the profile without it
             self._slot.release()
             self._profile_lock.release()
+
+    def keep_downloads(self, folder: Path) -> None:
+        """Let pages download into this folder until `stop_downloads`, or into that of a client which names one.
+
+        A browser that runs elsewhere cannot write here. Raises `NoBrowser` if the browser does not answer.
+        """
+        record = self._slot.record
+        assert record is not None
+        if record.remote:
+            return
+        try:
+            connection = devtools.open_connection(record.port, record.path)
+            self._downloads = self._connections.enter_context(connection)
+            devtools.ask(self._downloads, "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        except devtools.NoAnswer as error:
+            raise NoBrowser(BROWSER_FAILED, f"Downloads were not set up: {error}") from error
+
+    def stop_downloads(self) -> None:
+        """Refuse downloads until the release. One that runs goes on, and the release ends its browser."""
+        if self._downloads:
+            with suppress(devtools.NoAnswer):  # the release finds out
+                devtools.ask(self._downloads, "Browser.setDownloadBehavior", behavior="deny")
 
     def clear_cookies(self) -> None:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
@@ -101,7 +138,8 @@ def acquire_browser(
     except OSError as error:
         raise no_browser_for(error) from error
     waited = timedelta(seconds=time.monotonic() - began)
-    return AcquiredBrowser(slot, profile_lock, record, waited=waited, warm=warm)
+    folder = launch.downloads or DOWNLOADS
+    return AcquiredBrowser(slot, profile_lock, record, download_folder=folder, waited=waited, warm=warm)
 
 
 def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:
@@ -210,6 +248,9 @@ def _return_to_slot(slot: Slot, why: str) -> None:
 
 def _cleanup_problem(record: Record) -> str:
     try:
-        return "" if devtools.reset_to_blank_page(record.port) else "a page would not close"
+        if not devtools.reset_to_blank_page(record.port):
+            return "a page would not close"
     except devtools.NoAnswer:
         return "does not answer"
+    runs = str(registry.shop_runs_dir(record.profile))
+    return "a download runs" if not record.remote and writes_downloads(record.pid, runs) else ""

@@ -46,6 +46,29 @@ def runs_dir() -> Path:
     return _create_directory(browser_root() / "runs")
 
 
+def shop_runs_path(name: str) -> Path:
+    """Return the path of the folder of a shop's runs, by the directory name of its profile.
+
+    Short, because programs put sockets below it.
+    """
+    return runs_dir() / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def run_path(profile_id: str, lease_no: int) -> Path:
+    """Return the path of a run's working directory."""
+    return shop_runs_path(directory_name(profile_id)) / str(lease_no)
+
+
+def shop_runs_dir(profile_id: str) -> Path:
+    """Return the folder of the working directories of a shop's runs. It is the same for its browser and all its runs.
+
+    With a uid for each shop it belongs to root: programs of the shop pass it and cannot replace a directory in it.
+    """
+    folder = _create_directory(shop_runs_path(directory_name(profile_id)))
+    folder.chmod(0o711)
+    return folder
+
+
 def run_slots_dir() -> Path:
     return _create_directory(browser_root() / "slots")
 

@@ -47,8 +47,6 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?")
 _WINDOW = re.compile(r"([1-9][0-9]{2,3})x([1-9][0-9]{2,3})")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-#: Folders of Chromium itself.
-_TAKEN_FOLDERS = re.compile(r"(?i)default|.*profile.*|.*cache.*|local state|crash.*")
 
 
 def check_browser_settings(
@@ -98,10 +96,8 @@ def _launch_problems(given: Mapping[str, Any]) -> dict[str, str]:
         problems["timezone"] = "must be a time zone like Asia/Shanghai"
     if "window" in given and not _WINDOW.fullmatch(given["window"]):
         problems["window"] = "must be a size like 1366x768, from 100 to 9999"
-    if "downloads" in given and (
-        not _FOLDER.fullmatch(given["downloads"]) or _TAKEN_FOLDERS.fullmatch(given["downloads"])
-    ):
-        problems["downloads"] = "must be a folder name of letters, digits, “-” and “_”, at most 64, not one of Chromium"
+    if "downloads" in given and (not _FOLDER.fullmatch(given["downloads"]) or given["downloads"] == "tmp"):
+        problems["downloads"] = "must be a folder name of letters, digits, “-” and “_”, at most 64, not tmp"
     if "flags" in given and (problem := _flag_problem(given["flags"])):
         problems["flags"] = problem
     if "extensions" in given and (problem := _extension_problem(given["extensions"])):

@@ -7,6 +7,7 @@ nodes. Each step is bounded, because the node must report between the passes.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -151,7 +152,7 @@ class LeftoverRuns:
     """Scan of working directories, with parameter files, of runs whose worker was killed."""
 
     def __init__(self) -> None:
-        self._walk = _scan_directory(registry.runs_dir())
+        self._walk = _scan_runs()
         self._left: list[str] = []
 
     def delete_some(self) -> None:
@@ -160,10 +161,11 @@ class LeftoverRuns:
         if not self._left:
             entries = list(islice(self._walk, LOGS_AT_ONCE))
             if len(entries) < LOGS_AT_ONCE:
-                self._walk = _scan_directory(registry.runs_dir())  # the next pass starts again
-            self._left = [entry.name for entry in _entries_of_ended_runs(entries)]
+                self._walk = _scan_runs()  # the next pass starts again
+            running = _running_directories(entries)
+            self._left = [entry.path for entry in _entries_of_ended_runs(entries) if Path(entry.path) not in running]
         while self._left and (within := ends_at - time.monotonic()) > 0:
-            isolation.delete_directory(registry.runs_dir() / self._left.pop(), within)
+            isolation.delete_directory(Path(self._left.pop()), within)
 
 
 class OldLogs:
@@ -188,6 +190,21 @@ class OldLogs:
             with suppress(OSError):
                 os.unlink(entry)
         return len(entries)
+
+
+def _scan_runs() -> Iterator[os.DirEntry[str]]:
+    """Yield the working directories of runs. Each shop has a folder for its own; earlier versions had none."""
+    for entry in _scan_directory(registry.runs_dir()):
+        if _run_of_entry(entry.name):
+            yield entry
+        else:
+            yield from _scan_directory(Path(entry.path))
+
+
+def _running_directories(entries: list[os.DirEntry[str]]) -> set[Path]:
+    leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
+    jobs = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases).select_related("shop__platform")
+    return {registry.run_path(job.shop.profile, job.lease_no) for job in jobs.defer("payload")} if leases else set()
 
 
 def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -215,7 +232,7 @@ def _entries_of_ended_runs(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[
 
 
 def _run_of_entry(name: str) -> RunId | None:
-    """Parse the name `<task>-<lease number>` of a working directory; a log has `.log` behind it."""
+    """Parse the name `<task>-<lease number>.log` of a log. Directories of earlier versions have no `.log` behind it."""
     task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
     return _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
 

@@ -20,7 +20,6 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.chromium import MIN_FREE_BYTES
 
-#: Starts with a point, which no download folder of a shop does.
 PREFIX = ".take-over-"
 MOST_UPLOADS = 1_000  #: of a take-over. Discarded ones count: their empty files stay until its end.
 _DOWNLOAD = re.compile(r"[0-9A-Fa-f-]{1,36}")

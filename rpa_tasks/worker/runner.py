@@ -294,24 +294,29 @@ class JobRun:
     def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
         """Prepare the working directory and the sandbox. Closing `prepared` deletes them.
 
-        Raises: `UnusableParam`, `OSError`, `isolation.CannotIsolate`.
+        Raises: `UnusableParam`, `OSError`, `isolation.CannotIsolate`, `NoBrowser`.
         """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
-        folder = registry.runs_dir() / f"{self.job.pk}-{claim.lease_no}"
-        param_file = folder / "param.json"
+        folder = registry.run_path(shop.profile, claim.lease_no)
+        param_file = folder / isolation.PARAM_FILE
         param = self._build_param()
         argv = command.argv_for(
             flow.command, flow=flow.name, param=param, timeout=flow.timeout, param_file=str(param_file)
         )
         prepared.callback(isolation.delete_directory, folder)
-        isolation.make_run_directory(shop.profile, folder)
-        if command.uses_placeholder(flow.command, "param_file"):
-            isolation.store_file(shop.profile, param_file, command.param_text(param))
+        isolation.make_run_directory(
+            shop.profile,
+            claim.lease_no,
+            downloads=self.browser.download_folder if self.browser else "",
+            param=command.param_text(param) if command.uses_placeholder(flow.command, "param_file") else None,
+        )
+        if self.browser:
+            prepared.callback(self.browser.stop_downloads)  # before the directory is deleted
+            self.browser.keep_downloads(folder / self.browser.download_folder)
         environment = self._build_environment(folder)
         plan = prepared.enter_context(
             isolation.plan_for_run(
                 shop.profile,
-                folder,
                 reads=_list_flow_folders(flow),
                 port=self.browser.port if self.browser else None,
                 cwd=flow.cwd or str(folder),
@@ -340,6 +345,8 @@ class JobRun:
             fixed=flow.env,
             path=flow.path,
         )
+        if self.browser:
+            environment["AFTERTOUCH_DOWNLOADS"] = str(folder / self.browser.download_folder)
         if flow.command[0] == "{python}":  # the flow runner of this project
             environment["PYTHONPATH"] = str(settings.BASE_DIR)
         return environment

@@ -1,4 +1,4 @@
-"""A shop's browser starts with its own proxy, language, time zone, window and download folder."""
+"""A shop's browser starts with its own proxy, language, time zone, window, flags and extensions."""
 
 from __future__ import annotations
 
@@ -165,9 +165,8 @@ def test_isolation_lets_only_the_browser_to_its_forwarder(
     assert record
     attempt = f"import socket; socket.create_connection(('127.0.0.1', {record.proxy_port}))"
     for shop in ("s1", "s2"):
-        folder = registry.runs_dir() / f"run-{shop}"
-        isolation.make_run_directory(shop, folder)
-        with isolation.plan_for_run(shop, folder, [], browser.port) as plan:
+        folder = isolation.make_run_directory(shop, 1)
+        with isolation.plan_for_run(shop, [], browser.port, cwd=str(folder)) as plan:
             tried = subprocess.run(
                 [*isolation._start_command(plan), sys.executable, "-c", attempt],
                 cwd=folder, capture_output=True, text=True, timeout=WAIT_LIMIT, check=False, pass_fds=plan.descriptors,
@@ -200,26 +199,6 @@ def test_browser_has_language_time_zone_window_and_flags(acquire: Acquire, echo:
     assert found == ["pt-BR", "America/Sao_Paulo", 1111, 777, "Kiosk 7"]
     headers = "fetch('/').then(answer => answer.headers.get('X-Languages'))"
     assert evaluate(browser.port, echo, headers).startswith("pt-BR,pt")
-
-
-def test_download_lands_in_folder_of_profile(acquire: Acquire, echo: str) -> None:
-    for folder in ("exports", "other", ""):
-        browser = acquire("s1", launch=LaunchSettings(downloads=folder))
-        devtools._request_http(browser.port, f"/json/new?{echo}file", WAIT_LIMIT, method="PUT")
-        wanted = browser.profile_dir / (folder or "Downloads") / "orders.csv"
-        eventually(wanted.exists, f"no file in “{folder}”")
-        browser.release()
-
-
-def test_hostile_preferences_lead_nowhere(state: Path, tmp_path: Path) -> None:
-    from rpa_tasks.browsers.providers.downloads import set_download_folder
-
-    profile = registry.profile_dir("s1")
-    (tmp_path / "outside").mkdir()
-    (profile / "Default").symlink_to(tmp_path / "outside")
-    with pytest.raises(OSError):
-        set_download_folder(profile, "exports")
-    assert list((tmp_path / "outside").iterdir()) == []
 
 
 @pytest.fixture

@@ -197,11 +197,12 @@ def test_file_that_cannot_be_recorded_reaches_no_page(
 def test_downloads_of_a_shared_run_stay_its_own(
     shop: Shop, open_page: Open, platform: Platform, run: RunWithBrowser
 ) -> None:
+    folder = registry.shop_runs_dir(shop.profile) / "run"
+    run.browser.keep_downloads(folder)
     ann, cookie = create_operator("ann")
     page = open_page(start(shop, ann), cookie)
     open_files(page, platform)
     page.click(page.size[0] / 2, page.size[1] * 3 / 4)
-    folder = run.browser.profile_dir / "Downloads"
     page.wait(lambda: list(folder.glob("*.csv")), "the run does not get its download")
     assert page.state["files"]["downloads"] == []
     send_file(page, open_chooser(page), b"x")

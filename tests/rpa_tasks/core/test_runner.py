@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.conf import settings
@@ -137,7 +136,7 @@ def test_flat_parameter_never_replaces_members_of_run(run_script: Callable[..., 
 def test_run_without_working_directory_names_the_disk_only_if_it_is_full(
     run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, code: int, reason: str
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(isolation, "make_run_directory", fail)
@@ -687,6 +686,22 @@ def test_command_starts_in_its_folder_with_its_variables(market: Market, tmp_pat
     assert Job.objects.get(state="scheduled").reason == "directory_missing"
 
 
+def test_link_in_place_of_the_working_directory_leads_nowhere(
+    run_script: Callable[..., Job], market: Market, tmp_path: Path
+) -> None:
+    """The shop's browser can write beside the directories of its runs, and the names of later ones can be guessed."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    job = run_script("open('made', 'w')", run=False)
+    runs = registry.shop_runs_dir(job.shop.profile)
+    for lease_no in range(1, 10):
+        (runs / str(lease_no)).symlink_to(outside)
+    assert runner.run_startable_jobs(EVERY) == 1
+
+    job.refresh_from_db()
+    assert (job.state, list(outside.iterdir())) == ("succeeded", [])
+
+
 def test_leftover_runs_deletes_only_folders_of_ended_runs(
     run_script: Callable[..., Job], market: Market, tmp_path: Path
 ) -> None:
@@ -695,8 +710,8 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     """
     job = run_script("pass", run=False)
     pick = market.pick()
-    kept = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no}"
-    left = registry.runs_dir() / f"{job.pk}-{pick.claim.lease_no - 1}"
+    kept = registry.shop_runs_dir(job.shop.profile) / str(pick.claim.lease_no)
+    left = registry.shop_runs_dir(job.shop.profile) / str(pick.claim.lease_no - 1)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -728,7 +743,7 @@ def test_leftover_runs_deletion_is_limited_for_each_pass(
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     clock: list[float] = [0.0]
     given: list[tuple[Path, float]] = []
-    folders = {registry.runs_dir() / f"{uuid4()}-1" for _ in range(3)}
+    folders = {registry.shop_runs_dir(f"s{number}") / "1" for number in range(3)}
     for folder in folders:
         folder.mkdir()
 
@@ -758,7 +773,13 @@ def test_successful_run_is_settled_before_browser_release(
         pass
 
     class Browser:
-        port, waited, warm = 1, timedelta(0), False
+        port, waited, warm, download_folder = 1, timedelta(0), False, "Downloads"
+
+        def keep_downloads(self, folder: Path) -> None:
+            pass
+
+        def stop_downloads(self) -> None:
+            pass
 
         def release(self, dirty: bool = False) -> None:
             raise Killed

@@ -43,8 +43,7 @@ def main(database: str) -> None:
             acquire_browser("p-s1", "p/s1", wait=WAIT, lease_no=1, launch=LaunchSettings()) as own,
         ):
             (registry.profile_dir("p-s2") / "cookies").write_text(word)
-            folder = registry.runs_dir() / "run"
-            isolation.make_run_directory("p-s1", folder)
+            folder = isolation.make_run_directory("p-s1", 1)
             environment = {
                 "PATH": "/usr/bin:/bin", "HOME": str(isolation.home_dir("p-s1")), "TMPDIR": str(folder / "tmp"),
                 "PYTHONPATH": str(settings.BASE_DIR),
@@ -54,7 +53,7 @@ def main(database: str) -> None:
                 "pid": holder.pid, "worker": os.getpid(), "port": own.port, "other_port": other.port,
                 "profile": str(own.profile_dir), "other_profile": str(other.profile_dir), "database": database,
             }  # fmt: skip
-            with isolation.plan_for_run("p-s1", folder, [], own.port) as plan:
+            with isolation.plan_for_run("p-s1", [], own.port, cwd=str(folder)) as plan:
                 order = RunSpec(
                     argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
                     env=environment, timeout=LIMIT, extension=LIMIT, log_path=str(state / "run.log"), cwd=str(folder),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from config.local.processes import wait_until
 from rpa_tasks import isolation
-from rpa_tasks.browsers import registry
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.processes import Process, all_processes, read_process
@@ -40,9 +39,8 @@ def find_hidden_processes(word: str) -> list[Process]:
 
 def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
-    folder = registry.runs_dir() / word
-    isolation.make_run_directory("p-s1", folder)
-    with isolation.plan_for_run("p-s1", folder, [], None) as plan:
+    folder = isolation.make_run_directory("p-s1", os.getpid())
+    with isolation.plan_for_run("p-s1", [], None, cwd=str(folder)) as plan:
         order = RunSpec(
             argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=600,
             extension=600, log_path=str(tmp_path / "log"), cwd=str(folder), prefix=plan.prefix, confine=plan.confine,

@@ -17,10 +17,9 @@ pytestmark = pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRA
 
 
 def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
-    folder = registry.runs_dir() / f"cwd-{os.getpid()}"
-    isolation.make_run_directory("p-s1", folder)
+    folder = isolation.make_run_directory("p-s1", os.getpid())
     try:
-        with isolation.plan_for_run("p-s1", folder, [], None, cwd=str(cwd)) as plan:
+        with isolation.plan_for_run("p-s1", [], None, cwd=str(cwd)) as plan:
             order = RunSpec(
                 argv=["ls", "-d", os.curdir, "here"], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=60,
                 log_path=str(tmp_path / "log"), cwd=str(cwd), prefix=plan.prefix, confine=plan.confine,
