@@ -42,10 +42,10 @@ from rpa_tasks.jobs.bulk.filters import (
 from rpa_tasks.jobs.dead_letters import digest_jobs
 from rpa_tasks.models import ExecutionNode, Flow, Job, Platform
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
-from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.timeline import format_instant
@@ -165,7 +165,7 @@ def describe_job_count(count: int | None) -> str:
 
 
 @admin.register(Job)
-class JobAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
+class JobAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
         "made",
         "state_tag",

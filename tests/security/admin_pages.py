@@ -653,9 +653,9 @@ PAGES: dict[str, Page] = {
         NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=open"},
     ),
     "scheduling_failedtask_delete_filter": Page(NOBODY, VIEWER, own_failed_filter, form=False, hides=True),
-    "scheduling_failedtask_export": Page(OPERATOR, notes=True),
+    "scheduling_failedtask_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
-    "scheduling_auditentry_export": Page(ADMIN, notes=True),
+    "scheduling_auditentry_export": Page(ADMIN, args=lambda user: ("xlsx",), notes=True),
     # Customers and their imports.
     "scheduling_customer_enable_addresses": Page(EDITOR, EDITOR, created(disabled_customer)),
     "scheduling_customerimport_part": Page(
@@ -671,7 +671,7 @@ PAGES: dict[str, Page] = {
         NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=failed"},
     ),
     "scheduling_touch_delete_filter": Page(NOBODY, VIEWER, own_filter, form=False, hides=True),
-    "scheduling_touch_export": Page(OPERATOR, notes=True),
+    "scheduling_touch_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_touch_cancel": Page(OPERATOR, OPERATOR, first(Touch, state="scheduled")),
     # Looks at what happens.
     "scheduling_complaint_rates": Page(VIEWER),
@@ -716,7 +716,7 @@ PAGES: dict[str, Page] = {
     "rpa_tasks_job_delete_filter": Page(NOBODY, VIEWER, own_job_filter, form=False, hides=True),
     "rpa_tasks_job_live": Page(STAFF),
     "rpa_tasks_job_evidence": Page(VIEWER, args=evidence),
-    "rpa_tasks_job_export": Page(OPERATOR, notes=True),
+    "rpa_tasks_job_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "rpa_tasks_job_cancel": Page(OPERATOR, OPERATOR, first(Job, state="scheduled")),
     "rpa_tasks_job_again": Page(OPERATOR, OPERATOR, first(Job, state="failed")),
     "rpa_tasks_platform_close_breaker": Page(OPERATOR, OPERATOR, open_breaker),

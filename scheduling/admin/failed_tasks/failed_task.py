@@ -23,7 +23,6 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.failed_tasks.edit_page import edit_page, may_edit
@@ -32,6 +31,7 @@ from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_page, bui
 from scheduling.admin.failed_tasks.retry_sample import find_task, get_task_link, retry_sample_page
 from scheduling.admin.failed_tasks.trend import draw_trends
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ColumnFilter, ReasonFilter
 from scheduling.admin.retirement import CappedPaginator
 from scheduling.admin.saved_filters import SavedFiltersMixin
@@ -146,7 +146,7 @@ def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(SavedFiltersMixin, CsvExportMixin, ReadOnlyAdmin):
+class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
     list_display = (
         "failed",
         "state_label",

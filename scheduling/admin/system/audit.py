@@ -17,7 +17,7 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 from unfold.decorators import display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
-from scheduling.admin.csv_export import CsvExportMixin
+from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import AuditEntry
 
@@ -62,7 +62,7 @@ TONES = dict.fromkeys(AuditEntry.Action.values, "default") | dict.fromkeys(
 
 
 @admin.register(AuditEntry)
-class AuditEntryAdmin(CsvExportMixin, BigTable, ReadOnlyAdmin):
+class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("at", "who", "action_label", "kind_name", "target", "summary", "address")
     list_display_links = ("at",)
     list_filter = (("action", ChoicesDropdownFilter), KindFilter, ("at", SpanFilter))

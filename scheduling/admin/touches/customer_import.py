@@ -21,8 +21,8 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.csv_export import BOM, format_cell, format_csv_rows, stream_csv
 from scheduling.admin.labels import translate_error
+from scheduling.admin.list_export import stream_table
 from scheduling.customers import imports
 from scheduling.customers.csv_records import ENCODINGS
 from scheduling.customers.import_columns import map_header
@@ -206,7 +206,7 @@ class CustomerImportAdmin(ReadOnlyAdmin):
         if not self.has_add_permission(request):
             raise PermissionDenied
         row = self.get_row_or_404(request, str(pk))
-        return stream_csv(request, "refused", _generate_refusals(row, _get_phase(row)))
+        return stream_table(request, "refused", "csv", _generate_refusals(row, _get_phase(row)))
 
 
 def _get_phase(row: CustomerImport) -> str:
@@ -254,8 +254,8 @@ def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
     ]
 
 
-def _generate_refusals(row: CustomerImport, phase: str) -> Iterator[str]:
+def _generate_refusals(row: CustomerImport, phase: str) -> Iterator[list[list[str]]]:
     first = _("customer") if phase == State.UNDOING else _("line")
-    yield BOM + format_csv_rows([[first, _("column"), _("reason")]])
+    yield [[first, _("column"), _("reason")]]
     for each in row.refused.filter(phase=phase).order_by("pk").iterator(chunk_size=10):
-        yield format_csv_rows([[format_cell(cell) for cell in entry] for entry in _describe_entries(each)])
+        yield [list(entry) for entry in _describe_entries(each)]

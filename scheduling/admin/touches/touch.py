@@ -29,11 +29,11 @@ from unfold.utils import parse_datetime_str
 
 from scheduling import sql
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
-from scheduling.admin.csv_export import CsvExportMixin
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.touches.receipts import format_receipt_kinds, receipt_kinds_subquery
@@ -189,7 +189,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(SavedFiltersMixin, CsvExportMixin, BigTable, ReadOnlyAdmin):
+class TouchAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (

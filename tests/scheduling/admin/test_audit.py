@@ -156,7 +156,7 @@ def test_page_searches_filters_links_and_exports(matrix: MatrixBuilder, administ
     assert admin_url("node_change", node.pk) in text
     found = administrator.get(admin_url("auditentry_changelist"), {"action__exact": "exported"})
     assert [row.actor for row in found.context["cl"].result_list] == ["otto"]
-    answer: Any = administrator.get(admin_url("auditentry_export"), {"q": "guide"})
+    answer: Any = administrator.get(admin_url("auditentry_export", "csv"), {"q": "guide"})
     assert "delay: 1h → 2h" in b"".join(answer.streaming_content).decode()
     assert administrator.get(admin_url("auditentry_change", AuditEntry.objects.first().pk)).status_code == 200  # type: ignore[union-attr]
 

@@ -41,7 +41,7 @@ def asked(get: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 def page(client: Client, name: str, **values: str) -> tuple[str, list[str]]:
     def get() -> str:
-        answer = client.get(reverse(name), values)
+        answer = client.get(reverse(name, args=["csv"] if name.endswith("_export") else None), values)
         assert answer.status_code == 200
         content = b"".join(answer.streaming_content) if answer.streaming else answer.content
         return content.decode()

@@ -13,7 +13,7 @@ from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, DisabledTarget, Touch
 from scheduling.planning.disabled_targets import digest_address, store_disabled_targets
 from scheduling.receipts.recording import Report, record_reports
-from tests.scheduling.admin.test_csv_export import read_csv_rows
+from tests.scheduling.admin.test_list_export import read_csv_rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
@@ -53,7 +53,7 @@ def test_node_shows_the_shares_of_its_receipts(
 
 
 def test_export_lists_the_kinds_of_receipts(operator: Client, admin_url: Url, read: Touch) -> None:
-    found = {row["user id"]: row["receipts"] for row in read_csv_rows(operator.get(admin_url("touch_export")))}
+    found = {row["user id"]: row["receipts"] for row in read_csv_rows(operator.get(admin_url("touch_export", "csv")))}
     assert found == {"ann": "Link opened, Read", "bob": ""}
 
 

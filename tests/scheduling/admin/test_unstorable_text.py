@@ -23,7 +23,7 @@ def root(client: Client) -> Client:
 def lists() -> list[str]:
     """Of all that the back office shows, and their files."""
     pages = [reverse(f"admin:{model._meta.label_lower.replace('.', '_')}_changelist") for model in admin.site._registry]
-    return [*pages, reverse("admin:scheduling_touch_export"), reverse("admin:scheduling_failedtask_export")]
+    return [*pages, *(reverse(f"admin:scheduling_{name}_export", args=["csv"]) for name in ("touch", "failedtask"))]
 
 
 def test_lists_refuse_nul_characters(root: Client) -> None:
