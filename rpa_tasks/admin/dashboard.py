@@ -23,7 +23,7 @@ from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.count_time_limits import PageTimeLimit, count_within
 from scheduling.admin.dashboard.cards import ActionLine, DashboardCard, Figure, format_capped_count
 from scheduling.admin.dashboard.charts import read_requested_days, split_period
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.models import Priority
 from scheduling.monitoring.worker_reports import WorkerReport
 
@@ -108,7 +108,7 @@ def list_logins(request: HttpRequest) -> list[ActionLine]:
         ActionLine(
             "login", _("Shop %(name)s needs a login") % {"name": shop},
             reverse(f"admin:rpa_tasks_shop_{page}", args=[shop.pk]),
-            _("since %(time)s") % {"time": format_instant(shop.login_lost_at)} if shop.login_lost_at else "",
+            insert_values(_("since %(time)s"), time=format_instant(shop.login_lost_at)) if shop.login_lost_at else "",
         )
         for shop in shops[:SHOPS_NAMED]
     ]  # fmt: skip

@@ -48,7 +48,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.saved_filters import SavedFiltersMixin
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError

@@ -25,7 +25,7 @@ from rpa_tasks.models import Evidence, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.models import WAITING, FailedTask, Pause
 from scheduling.monitoring.duration_text import describe_duration
@@ -51,7 +51,9 @@ def closed_gate_reason(shop: Shop, *, is_check: bool = False) -> str:
 def breaker_text(platform: Platform) -> str:
     """Return the text for an open breaker of the platform, or ""."""
     until = breaker_blocks_until(platform)
-    return _("The platform blocks runs; next attempt at %(time)s") % {"time": format_instant(until)} if until else ""
+    if until is None:
+        return ""
+    return insert_values(_("The platform blocks runs; next attempt at %(time)s"), time=format_instant(until))
 
 
 def breaker_blocks_until(platform: Platform) -> datetime | None:

@@ -24,6 +24,7 @@ from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.shown_values import render_time
 from scheduling.monitoring.duration_text import describe_duration
 
 UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
@@ -232,11 +233,11 @@ def _parse_instant(text: Any) -> datetime | None:
 
 
 def format_age(at: datetime | None) -> str:
-    """Format an age in the largest unit that fits."""
+    """Format the age of an instant in the largest unit that fits."""
     if at is None:
         return "–"
     span = now() - at
     if span < timedelta(seconds=1):
-        return gettext("now")
+        return render_time(at, gettext("now"))
     unit = next(each for each in UNITS if span >= each)
-    return gettext("%(span)s ago") % {"span": describe_duration(span // unit * unit)}
+    return render_time(at, gettext("%(span)s ago") % {"span": describe_duration(span // unit * unit)})

@@ -26,7 +26,7 @@ from rpa_tasks.models import Breaker, Platform, Shop
 from scheduling.admin.base import HistoryAdmin, OpsAdmin
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.errors import NotFound
 
 
@@ -132,7 +132,7 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
             return "warning", gettext("closed, %(count)s errors in a row") % {"count": breaker.errors}
         return "success", gettext("closed")
     if breaker.open_until > now():
-        return "danger", gettext("open until %(time)s") % {"time": format_instant(breaker.open_until)}
+        return "danger", insert_values(gettext("open until %(time)s"), time=format_instant(breaker.open_until))
     if breaker.probe:
         return "warning", gettext("half open, one run tries")
     return "warning", gettext("half open, the next run tries")
@@ -201,7 +201,9 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         if breaker.opened_at is None:
             return "–"
         words = gettext("opened at %(time)s, %(count)s times in a row, after %(errors)s errors")
-        return words % {"time": format_instant(breaker.opened_at), "count": breaker.openings, "errors": breaker.errors}
+        return insert_values(
+            words, time=format_instant(breaker.opened_at), count=breaker.openings, errors=breaker.errors
+        )
 
     @display(description=_("shops"))  # type: ignore[untyped-decorator]
     def shop_count(self, row: Any) -> str:

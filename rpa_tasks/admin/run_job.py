@@ -26,7 +26,7 @@ from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish
 from rpa_tasks.models import Flow, Job, JobState, Shop
 from scheduling.admin.base import build_user_actor
 from scheduling.admin.labels import translate_error
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import describe_instant
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask, Priority
 from scheduling.operations.failed_tasks import retry_failed_task
@@ -146,7 +146,7 @@ def show_receipt(request: HttpRequest, receipt: Receipt) -> None:
 def describe_window(receipt: Receipt) -> str:
     words = _("No new job: one of its kind (%(state)s) has the time window until %(end)s.")
     state = JobState(receipt.state).label if receipt.state else "–"
-    return words % {"state": state, "end": format_instant(receipt.window_ends_at)}
+    return words % {"state": state, "end": describe_instant(receipt.window_ends_at) if receipt.window_ends_at else "–"}
 
 
 MOST_AT_ONCE = 500  #: shops; a request must end

@@ -31,7 +31,7 @@ from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_ar
 from rpa_tasks.models import Flow, Platform
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_error
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant
 from scheduling.errors import InvalidInput
 from scheduling.models import Priority
 from scheduling.monitoring.duration_text import describe_duration

@@ -12,13 +12,16 @@ from django.utils.translation import gettext_lazy as _
 from rpa_tasks.models import Job, Shop
 from scheduling.admin.base import parse_uuid
 from scheduling.admin.global_search import MOST_READ, Finder, Found, fits_term
+from scheduling.ids import reveal_odd_characters
 
 
 def find_shops(request: HttpRequest, term: str) -> Iterator[Found]:
     for row in Shop.objects.filter(retired_at=None).select_related("platform")[:MOST_READ]:
         if fits_term(term, row.platform.key, row.shop_id, row.name, row.platform.name):
             link = reverse("admin:rpa_tasks_shop_change", args=[row.pk])
-            yield Found(_("Shop"), "storefront", str(row), link, f"{row.platform} · {row.shop_id}")
+            yield Found(
+                _("Shop"), "storefront", str(row), link, f"{row.platform} · {reveal_odd_characters(row.shop_id)}"
+            )
 
 
 def find_jobs(request: HttpRequest, term: str) -> Iterator[Found]:

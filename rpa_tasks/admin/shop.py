@@ -34,7 +34,8 @@ from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
 from scheduling.admin.base import HistoryAdmin
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 
@@ -141,10 +142,10 @@ def work_of(shop: Any) -> SafeString | str:
     if shop.run:
         return render_running_job(shop.run)
     if shop.login_state == LoginState.NEEDED and shop.login_lost_at and not shop.checked:
-        since = gettext("since %(time)s") % {"time": format_instant(shop.login_lost_at)}
-        return f"{since} · {describe_failed_check(shop.lane)}" if shop.lane.check_reason else since
+        since = insert_values(gettext("since %(time)s"), time=format_instant(shop.login_lost_at))
+        return format_html("{} · {}", since, describe_failed_check(shop.lane)) if shop.lane.check_reason else since
     if until := breaker_blocks_until(shop.platform):
-        return gettext("next try at %(time)s") % {"time": format_instant(until)}
+        return insert_values(gettext("next try at %(time)s"), time=format_instant(until))
     return ""
 
 
@@ -278,8 +279,9 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     @display(description=_("shop"), ordering="shop_id")  # type: ignore[untyped-decorator]
     def name_and_id(self, row: Shop) -> str:
-        more = format_html('<br><span class="at-quiet">{}</span>', row.shop_id) if row.name else ""
-        return format_html("{}{}", row.name or row.shop_id, more)
+        shop_id = reveal_odd_characters(row.shop_id)
+        more = format_html('<br><span class="at-quiet">{}</span>', shop_id) if row.name else ""
+        return format_html("{}{}", row.name or shop_id, more)
 
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_tag(self, row: Any) -> str:
@@ -299,10 +301,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @display(description=_("last success"), ordering="lane__last_success_at")  # type: ignore[untyped-decorator]
     def last_success(self, row: Any) -> str:
         at = row.lane.last_success_at
-        words = (
-            format_html('<span title="{}">{}</span>', format_instant(at), format_age(at)) if at else gettext("never")
-        )
-        return self._cell(row, "success", words)
+        return self._cell(row, "success", format_age(at) if at else gettext("never"))
 
     @display(description=_("preferred node"), ordering="lane__home")  # type: ignore[untyped-decorator]
     def home(self, row: Any) -> str:
@@ -337,7 +336,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     @display(description=_("browser profile"))  # type: ignore[untyped-decorator]
     def profile_name(self, row: Shop) -> str:
-        return row.profile
+        return reveal_odd_characters(row.profile)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         context = dict(extra_context or {})

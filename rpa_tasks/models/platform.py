@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
 from rpa_tasks.outcomes import DEFAULT_DELAYS
+from scheduling.ids import reveal_odd_characters
 from scheduling.models.encrypted import NodeSecretField
 from scheduling.models.node import key_validator
 from scheduling.models.versioned import Versioned
@@ -245,7 +246,7 @@ class Shop(WithBrowser, Versioned):
         ]
 
     def __str__(self) -> str:
-        return self.name or f"{self.platform.key}/{self.shop_id}"
+        return self.name or reveal_odd_characters(f"{self.platform.key}/{self.shop_id}")
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save without the login fields: a run may have changed them since the form was loaded."""

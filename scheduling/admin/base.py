@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, AdminForm
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -25,9 +26,11 @@ from django.utils.translation import gettext, gettext_lazy
 from django.views.decorators.http import require_safe
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.template_utils import HistoricalRecordContextHelper
+from unfold import fields as unfold_fields
 from unfold.admin import ModelAdmin
 from unfold.paginator import InfinitePaginator
 from unfold.templatetags import unfold_list
+from unfold.utils import display_for_field
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.drafting import DraftableAdmin
@@ -36,8 +39,10 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.replica_pages import render_from_replica
 from scheduling.admin.restoring import RestorableAdmin
+from scheduling.admin.shown_values import format_instant
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
+from scheduling.ids import reveal_odd_characters
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.window_forms import format_window
@@ -46,6 +51,21 @@ from scheduling.policy.window_forms import format_window
 unfold_list.ROW_CLASSES[:] = ()
 unfold_list.CHECKBOX_CLASSES[:] = ("action-checkbox",)
 unfold_list.LINK_CLASSES[:] = ()
+
+#: Columns with ids that other systems chose.
+ID_COLUMNS = frozenset({"user_id", "shop_id", "session_id", "chat_id", "event_id", "dedupe_key"})
+
+
+def _display_for_field(value: Any, field: Any, empty_value_display: str) -> str:
+    """Show instants and ids of columns and read-only fields as all pages do."""
+    if isinstance(value, datetime):
+        return format_instant(value)
+    if field.name in ID_COLUMNS and isinstance(value, str):
+        value = reveal_odd_characters(value)
+    return display_for_field(value, field, empty_value_display)  # type: ignore[no-any-return]
+
+
+unfold_list.display_for_field = unfold_fields.display_for_field = _display_for_field
 
 
 def build_user_actor(request: HttpRequest, reason: str = "") -> Actor:
@@ -280,6 +300,7 @@ class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
     def set_history_delta_changes(self, request: HttpRequest, historical_records: Any, **kwargs: Any) -> None:
         super().set_history_delta_changes(request, historical_records, **kwargs)
         for record in historical_records:
+            record.history_date = format_instant(record.history_date)
             record.history_change_reason = record.history_change_reason or "–"
             if record.history_user_id is None:
                 record.history_user = get_user_model()(username=gettext("system or configuration file"))
@@ -299,6 +320,12 @@ class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
         if isinstance(value, list):
             return ", ".join(map(_format_entry, value))
         return super().prepare_delta_change_value(change, value)
+
+    def stringify_delta_change_values(self, change: Any, old: Any, new: Any) -> Any:
+        """Keep the markup of instants whole: long texts are shortened."""
+        if isinstance(change.old, datetime) or isinstance(change.new, datetime):
+            return format_instant(change.old), format_instant(change.new)
+        return super().stringify_delta_change_values(change, old, new)
 
 
 def _format_entry(value: Any) -> str:
@@ -328,6 +355,11 @@ class BigTable:
 
     show_full_result_count = False
     paginator = InfinitePaginator
+
+    def get_paginator(self: Any, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator[Any]:
+        """Count the entries of a row's history: they are few."""
+        kind = self.paginator if queryset.model is self.model else Paginator
+        return kind(queryset, *args, **kwargs)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         view = super().changelist_view  # type: ignore[misc]

@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html_join
 from django.utils.http import urlencode
 from django.utils.module_loading import import_string
 from django.utils.translation import get_language, gettext, override
@@ -29,10 +30,11 @@ from scheduling import sql
 from scheduling.admin.base import parse_uuid
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import Text, iterate_open_entries
 from scheduling.admin.touches.pause import describe_scope
-from scheduling.admin.touches.timeline import format_instant
 from scheduling.customers.search import MAX_TERM, find_first_customers
+from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, Community, Customer, Event, FailedTask, Node, Pause, Template, Touch
 from scheduling.operations.queries import find_events_by_term
 
@@ -183,7 +185,7 @@ def find_customers(request: HttpRequest, term: str) -> Iterator[Found]:
     rows = Customer.objects.in_bulk(keys)
     for row in (rows[key] for key in dict.fromkeys(keys) if key in rows):
         link = reverse("admin:scheduling_customer_change", args=[row.pk])
-        yield Found(_("Customer"), "person", str(row), link, row.user_id)
+        yield Found(_("Customer"), "person", str(row), link, reveal_odd_characters(row.user_id))
 
 
 def find_touches(request: HttpRequest, term: str) -> Iterator[Found]:
@@ -228,8 +230,9 @@ LIMIT %(found)s
 def _describe_events(rows: Iterable[Event]) -> Iterator[Found]:
     for row in rows:
         link = reverse("admin:scheduling_event_change", args=[row.pk])
-        detail = f"{row.source} · {row.user_id} · {format_instant(row.occurred_at)}"
-        yield Found(_("Event"), "bolt", f"{row.type} {row.event_id}", link, detail)
+        shown = (row.source, reveal_odd_characters(row.user_id), format_instant(row.occurred_at))
+        detail = format_html_join(" · ", "{}", ((each,) for each in shown))
+        yield Found(_("Event"), "bolt", f"{row.type} {reveal_odd_characters(row.event_id)}", link, detail)
 
 
 FINDERS: tuple[Finder, ...] = (

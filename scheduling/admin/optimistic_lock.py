@@ -11,7 +11,7 @@ from django.db.models import Model
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import describe_instant
 from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write
 
@@ -84,5 +84,5 @@ def _describe_last_change(row: Model) -> str:
         return _("Changed after you opened the page. Reload the page to see the current values.")
     return _("Changed by %(who)s at %(time)s. Reload the page to see the current values.") % {
         "who": last.history_user or _("system or configuration file"),
-        "time": format_instant(last.history_date),
+        "time": describe_instant(last.history_date),
     }

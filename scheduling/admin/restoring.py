@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import describe_instant
 
 PARAMETER = "restore"  #: of the form's address: the id of a version
 
@@ -103,4 +103,4 @@ class RestorableAdmin:
 
 
 def describe_version(version: Any) -> str:
-    return _("version of %(time)s") % {"time": format_instant(version.history_date)}
+    return _("version of %(time)s") % {"time": describe_instant(version.history_date)}

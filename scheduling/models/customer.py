@@ -12,7 +12,7 @@ from django.utils.crypto import salted_hmac
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.ids import new_id
+from scheduling.ids import new_id, reveal_odd_characters
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.node import Addressed
 from scheduling.policy.profile import MAX_TAG, NO_PROFILE, Profile, read_profile
@@ -69,7 +69,7 @@ class Customer(Addressed):
         ]
 
     def __str__(self) -> str:
-        return self.name or self.user_id
+        return self.name or reveal_odd_characters(self.user_id)
 
     def stored_addresses(self) -> set[str]:
         return {str(address) for address in self.addresses.values()} if isinstance(self.addresses, dict) else set()
@@ -343,4 +343,4 @@ class Complaint(models.Model):
         verbose_name_plural = _("complaints")
 
     def __str__(self) -> str:
-        return f"{self.customer} {self.complained_at:%Y-%m-%d %H:%M}"
+        return str(self.customer)

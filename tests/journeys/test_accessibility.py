@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import WAIT_LIMIT, add_cookies, record_csp_violations
 from tests.security import admin_pages
-from tests.security.admin_pages import MODELS, NOBODY, PAGES, RENAMED
+from tests.security.admin_pages import page_addresses
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 if TYPE_CHECKING:
@@ -27,15 +26,6 @@ STRUCTURE = (
     "landmark-one-main", "landmark-no-duplicate-main", "landmark-main-is-top-level", "landmark-unique",
     "landmark-no-duplicate-banner", "landmark-no-duplicate-contentinfo", "region", "page-has-heading-one",
 )  # fmt: skip
-#: Addresses that answer with files, fragments or words for scripts.
-NO_PAGES = {
-    "autocomplete", "search", "rpa_tasks_job_evidence", "rpa_tasks_job_export", "scheduling_touch_export",
-    "scheduling_failedtask_export", "scheduling_auditentry_export", "scheduling_customerimport_refused",
-    "scheduling_template_preview", "chat_sessions_chats", "rpa_tasks_job_live", "rpa_tasks_shop_live",
-    "scheduling_node_preview",
-}  # fmt: skip
-#: The routes of addresses whose name another one has as well.
-ROUTES = {name: route for route, name in RENAMED.items()}
 #: A scheme changes colours, a language changes texts and names; each rule runs where its result can differ.
 COLOURS = ("color-contrast", "link-in-text-block")
 NAMES = (
@@ -47,7 +37,6 @@ NAMES = (
 )  # fmt: skip
 ALL_RULES: dict[str, tuple[str, ...]] = {"light": (), "dark": COLOURS}
 TEXT_RULES: dict[str, tuple[str, ...]] = {"light": NAMES}
-HISTORIES = 2  #: models whose history page is read
 TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 #: A colour under way from one scheme to the other is none of either.
 STYLED = "[...document.querySelectorAll('link[rel=stylesheet]')].every((each) => each.sheet)"
@@ -70,29 +59,6 @@ RUN = """async ([tags, rules, structure, skipped, dark]) => {
 def admin_user(matrix: MatrixBuilder, record_event: RecordEvent) -> User:
     admin_pages.build(matrix, record_event)
     return User.objects.create_superuser("admin", password="x")
-
-
-def page_addresses(user: User, language: str) -> Iterator[str]:
-    """The address of each page that a browser shows. The row of a page is made when its turn comes.
-
-    All history pages have one layout, so two models stand for them. English pages differ in texts only: their forms,
-    whose labels are texts of the same catalogue, are left out.
-    """
-    for place, (name, rights) in enumerate(MODELS.items()):
-        yield reverse(f"admin:{name}_changelist")
-        if language == "en":
-            continue
-        if rights.add != NOBODY:
-            yield reverse(f"admin:{name}_add")
-        for kind in ("change", "history") if place < HISTORIES else ("change",):
-            yield reverse(f"admin:{name}_{kind}", args=rights.row(user))
-    for name, page in PAGES.items():
-        if page.see != NOBODY and name not in NO_PAGES:
-            query = page.query() if callable(page.query) else page.query
-            named = name not in ROUTES
-            address = reverse(f"admin:{name}", args=page.args(user)) if named else reverse("admin:index") + ROUTES[name]
-            yield f"{address}?{query}" if query else address
-    yield reverse("demo_chat")
 
 
 def open_context(chromium: Browser, url: str, language: str, user: User | None, violations: list[str]) -> Page:
@@ -134,7 +100,9 @@ def test_pages_violate_no_accessibility_rule(
     found = {login: run_axe(page, f"{live_server.url}{login}", schemes, menu_seen=False)}
     page.context.close()
     page = open_context(chromium, live_server.url, language, admin_user, refused)
-    for address in page_addresses(admin_user, language):
+    # All history pages have one layout, so two models stand for them. English pages differ in texts only: their forms,
+    # whose labels are texts of the same catalogue, are left out.
+    for address in [*page_addresses(admin_user, histories=2, forms=language != "en"), reverse("demo_chat")]:
         found[address] = run_axe(page, f"{live_server.url}{address}", schemes, menu_seen=len(found) > 1)
     page.context.close()
     print(f"axe, {language}: {len(found)} pages in {time.monotonic() - began:.0f} s")

@@ -7,7 +7,7 @@ actions of the lists. An address without a row fails the sweep in `test_admin_ri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth.models import Group, User
+from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import (
     ClockedSchedule,
@@ -747,6 +748,14 @@ PAGES: dict[str, Page] = {
 #: By the route, where two addresses share a name.
 RENAMED = {"rpa_tasks/shop/run-now/": "rpa_tasks_shop_run_now_many"}
 
+#: Addresses that answer with files, fragments or words for scripts.
+NO_PAGES = {
+    "autocomplete", "search", "rpa_tasks_job_evidence", "rpa_tasks_job_export", "scheduling_touch_export",
+    "scheduling_failedtask_export", "scheduling_auditentry_export", "scheduling_customerimport_refused",
+    "scheduling_template_preview", "chat_sessions_chats", "rpa_tasks_job_live", "rpa_tasks_shop_live",
+    "scheduling_node_preview",
+}  # fmt: skip
+
 #: Open on purpose: who comes in, who goes out, words for scripts.
 OPEN = {
     "login", "login_code", "login_enrolment", "login_provider", "login_provider_answer", "logout", "jsi18n",
@@ -784,3 +793,25 @@ ACTIONS: dict[tuple[str, str], list[Action]] = {
     # Sends to the broker and writes no row; who may not is not offered it.
     ("django_celery_beat_periodictask", "run_tasks"): [],
 }  # fmt: skip
+
+
+def page_addresses(user: User, *, histories: int = len(MODELS), forms: bool = True) -> Iterator[str]:
+    """Yield the address of each page that a browser shows. The row of a page is made when its turn comes.
+
+    `histories` is the number of models whose history is read. `forms` includes the forms of the models.
+    """
+    routes = {name: route for route, name in RENAMED.items()}
+    for place, (name, rights) in enumerate(MODELS.items()):
+        yield reverse(f"admin:{name}_changelist")
+        if not forms:
+            continue
+        if rights.add != NOBODY:
+            yield reverse(f"admin:{name}_add")
+        for kind in ("change", "history") if place < histories else ("change",):
+            yield reverse(f"admin:{name}_{kind}", args=rights.row(user))
+    for name, page in PAGES.items():
+        if page.see != NOBODY and name not in NO_PAGES:
+            query = page.query() if callable(page.query) else page.query
+            named = name not in routes
+            address = reverse(f"admin:{name}", args=page.args(user)) if named else reverse("admin:index") + routes[name]
+            yield f"{address}?{query}" if query else address

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db.models import Count, Max, Min
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.html import format_html_join
 from django.utils.http import urlencode
 from django.utils.module_loading import import_string
 from django.utils.timezone import now
@@ -23,9 +24,9 @@ from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import ActionLine, format_capped_count
 from scheduling.admin.dashboard.throughput import ALWAYS
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
 from scheduling.admin.touches.pause import count_held, list_active_pauses
-from scheduling.admin.touches.timeline import format_instant
 from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
 from scheduling.monitoring.duration_text import describe_duration
@@ -87,7 +88,7 @@ def _describe_cause(cause: dict[str, Any]) -> ActionLine:
     detail = [cause["channel"], redact_text(cause["detail"])[:80], format_instant(cause["last_at"])]
     query = urlencode({"state": "open", "fingerprint": cause["fingerprint"]})
     link = f"{reverse('admin:scheduling_failedtask_changelist')}?{query}"
-    return ActionLine("error", words, link, " · ".join(filter(None, detail)))
+    return ActionLine("error", words, link, format_html_join(" · ", "{}", ((each,) for each in detail if each)))
 
 
 def _list_pauses(time_limit: PageTimeLimit) -> Lines:

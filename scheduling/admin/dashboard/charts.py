@@ -14,6 +14,7 @@ from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
 from scheduling.admin.count_time_limits import PageTimeLimit
+from scheduling.admin.shown_values import describe_instant, format_instant
 from scheduling.monitoring.statistics import HOUR, HourlyCache
 
 WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
@@ -30,9 +31,14 @@ class Series:
 class Bucket:
     """The counts of one span of time. `counts` is None if counting exceeded its time limit."""
 
-    label: str
+    label: str | datetime  #: datetime for an hour
     counts: Mapping[str, int] | None
     links: Mapping[str, str]  #: list of the counted rows, by series
+
+    @property
+    def when(self) -> str:
+        """Return the label for titles, which hold no markup."""
+        return describe_instant(self.label) if isinstance(self.label, datetime) else self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,8 @@ class ChartSegment:
 class ChartBar:
     x: float
     width: float
-    label: str
+    label: str  #: with markup
+    when: str
     pieces: list[ChartSegment]
     is_gap: bool
     cells: list[tuple[str, Any, str]]  #: series, count or None, link
@@ -167,14 +174,15 @@ def _build_bars(
             for each in series
         ]
         drawn = pieces(bucket, x, width)
-        columns.append(ChartBar(round(x, 2), round(width, 2), bucket.label, drawn, counts is None, cells))
+        label = format_instant(bucket.label, "m-d H:i") if isinstance(bucket.label, datetime) else bucket.label
+        columns.append(ChartBar(round(x, 2), round(width, 2), label, bucket.when, drawn, counts is None, cells))
     return columns
 
 
 def _build_segment(
     bucket: Bucket, series: Series, place: tuple[float, float, float, float], count: str, tone: str = ""
 ) -> ChartSegment:
-    title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.label, "what": series.words, "count": count}
+    title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.when, "what": series.words, "count": count}
     x, y, width, height = (round(each, 2) for each in place)
     return ChartSegment(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
 
@@ -188,7 +196,7 @@ T = TypeVar("T", bound="Counter[Any]")
 class Span:
     """Consecutive hours up to `until`."""
 
-    label: str
+    label: str | datetime  #: datetime for an hour
     hours: list[datetime]
     until: datetime
 
@@ -229,7 +237,7 @@ def _split_day_into_hours() -> Iterator[Span]:
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(23, -1, -1):
         hour = present - HOUR * back
-        yield Span(f"{localtime(hour):%m-%d %H:%M}", [hour], hour + HOUR)
+        yield Span(hour, [hour], hour + HOUR)
 
 
 def _split_period_into_days(count: int) -> Iterator[Span]:

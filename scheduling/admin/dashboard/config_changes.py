@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.charts import WIDTH, Chart, Mark, Span
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import describe_instant
 from scheduling.models import Calendar, ChannelConfig, DelayRule, HarassmentRule, Holdout, Node, Template, TemplateText
 
 MODELS: tuple[type[Model], ...] = (
@@ -57,7 +57,10 @@ def list_config_changes(
 def mark_changes(chart: Chart, spans: Sequence[Span], changes: Sequence[ConfigChange]) -> Chart:
     """Return the chart with a marker for each change. Its bars are `spans`."""
     placed = [(_place_instant(each.changed_at, spans), each) for each in changes]
-    return replace(chart, changes=tuple(Mark(x, each.words, each.link) for x, each in placed if x is not None))
+    marks = [
+        Mark(x, f"{describe_instant(each.changed_at)} · {each.words}", each.link) for x, each in placed if x is not None
+    ]
+    return replace(chart, changes=tuple(marks))
 
 
 def _read_config_changes(model: Any, since: datetime) -> list[ConfigChange]:
@@ -80,7 +83,7 @@ def _describe_config_change(model: Any, pk: Any, name: str, row: Any) -> ConfigC
     what = f"{capfirst(str(model._meta.verbose_name))} {name}".strip()
     who = row.history_user.get_username() if row.history_user else row.history_change_reason or _("the system")
     link = reverse(f"admin:scheduling_{model._meta.model_name}_history", args=[pk])
-    return ConfigChange(row.history_date, f"{format_instant(row.history_date)} · {what} · {who}", link)
+    return ConfigChange(row.history_date, f"{what} · {who}", link)
 
 
 def _place_instant(instant: datetime, spans: Sequence[Span]) -> float | None:

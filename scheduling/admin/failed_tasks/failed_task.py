@@ -35,9 +35,10 @@ from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ColumnFilter, ReasonFilter
 from scheduling.admin.retirement import CappedPaginator
 from scheduling.admin.saved_filters import SavedFiltersMixin
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
+from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask
 from scheduling.operations.filters import filter_failed_state
 from scheduling.operations.queries import filter_failed_by_shown_term
@@ -259,7 +260,7 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
 
     @display(description=_("customer or shop"))  # type: ignore[untyped-decorator]
     def user_key(self, row: FailedTask) -> str:
-        return str(row.payload.get("user_id") or row.payload.get("shop_id") or "–")
+        return reveal_odd_characters(str(row.payload.get("user_id") or row.payload.get("shop_id") or "–"))
 
     @display(description=_("assignee"))  # type: ignore[untyped-decorator]
     def assigned_to(self, row: FailedTask) -> str:

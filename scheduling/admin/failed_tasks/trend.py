@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from scheduling import sql
 from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.shown_values import describe_instant
 from scheduling.ids import first_id_at
 
 HOURS = 24
@@ -56,9 +57,9 @@ def _draw(counts: dict[int, int], since: datetime) -> Sparkline:
             bars.append((hour * STEP, round(HEIGHT - height, 1), height))
     words = _("none in the last 24 hours")
     if most:
-        peak = localtime(since + timedelta(hours=min(hour for hour, count in counts.items() if count == most)))
+        peak = since + timedelta(hours=min(hour for hour, count in counts.items() if count == most))
         words = _("%(total)s in the last 24 hours, most at %(hour)s: %(most)s") % {
-            "total": sum(counts.values()), "hour": f"{peak:%H:%M}", "most": most,
+            "total": sum(counts.values()), "hour": describe_instant(peak), "most": most,
         }  # fmt: skip
     return Sparkline(bars, words)
 

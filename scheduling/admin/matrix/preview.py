@@ -10,6 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -18,7 +19,8 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import DataField, make_event_type_input
 from scheduling.admin.labels import translate_error
-from scheduling.admin.touches.timeline import format_instant, list_verdict_facts
+from scheduling.admin.shown_values import format_instant
+from scheduling.admin.touches.timeline import list_verdict_facts
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import AtDay, Event, Node
@@ -138,7 +140,7 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         "tone": tones[decision],
         "due": format_instant(each.due_at) if each.planned else "",
         "wait": describe_duration(each.due_at - now()) if each.due_at > now() else _("at once"),
-        "steps": [f"{_describe_step(step, each)}: {format_instant(at)}" for step, at in each.steps],
+        "steps": [format_html("{}: {}", _describe_step(step, each), format_instant(at)) for step, at in each.steps],
         "followers": [f"{other.key} ({other.trigger})" for other in each.followers],
         "channel": each.node.channel.key,
         "template": each.template.key,

@@ -9,12 +9,12 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.formats import date_format
 from django.utils.timezone import localdate, localtime
 from django.utils.translation import gettext as _
 
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.matrix.channel import KIND_LABELS
+from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.models import Community
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
@@ -81,14 +81,14 @@ def describe_rest(row: ReceiverStatus) -> str:
         "month": _("Limit of the month used up until %(at)s"),
     }
     text = words[row.resting_reason]
-    return text % {"at": format_moment(row.resting_until)} if row.resting_until else text
+    return insert_values(text, at=format_moment(row.resting_until)) if row.resting_until else text
 
 
 def _describe_end(row: ReceiverStatus) -> str:
     if row.ends_at is None:
         return "–"
     words = _("done at %(at)s") if row.counted_all else _("not before %(at)s")
-    return words % {"at": format_moment(row.ends_at)}
+    return insert_values(words, at=format_moment(row.ends_at))
 
 
 def _describe_usage(period: str, used: int, limit: int) -> str:
@@ -99,4 +99,4 @@ def _describe_usage(period: str, used: int, limit: int) -> str:
 def format_moment(at: datetime) -> str:
     """Format an instant of today as `11:40`, another with its date, in the server's time zone."""
     local = localtime(at)
-    return date_format(local, "H:i") if local.date() == localdate() else date_format(local, "Y-m-d H:i")
+    return format_instant(at, "H:i" if local.date() == localdate() else "Y-m-d H:i")

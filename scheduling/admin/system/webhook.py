@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +21,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.matrix.receivers import format_moment
 from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.shown_values import insert_values
 from scheduling.configuration.webhook_validation import check_webhook
 from scheduling.errors import InvalidInput
 from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription
@@ -146,15 +148,15 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         texts = {
             "ok": gettext("All is well"),
             "paused": gettext("Paused"),
-            "resting": gettext("Does not answer, rests until %(at)s") % {"at": until},
+            "resting": insert_values(gettext("Does not answer, rests until %(at)s"), at=until),
             "disabled": gettext("Disabled: the receiver is gone"),
         }
         return at.state, texts[at.state]
 
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_text(self, row: WebhookSubscription) -> str:
-        _state, words = self.shown_state(row)
-        return str(words)
+        words: str = self.shown_state(row)[1]
+        return words
 
     @display(description=_("waiting"))  # type: ignore[untyped-decorator]
     def waiting(self, row: WebhookSubscription) -> str:
@@ -165,7 +167,9 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     def last_error(self, row: WebhookSubscription) -> str:
         code, _colon, detail = row.endpoint.problem.partition(": ")
         words = " – ".join(part for part in (translate_reason(code), detail) if part)
-        return f"{words} ({format_moment(row.endpoint.problem_at)})" if code and row.endpoint.problem_at else "–"
+        if not code or not row.endpoint.problem_at:
+            return "–"
+        return format_html("{} ({})", words, format_moment(row.endpoint.problem_at))
 
     @display(description=_("last success"))  # type: ignore[untyped-decorator]
     def last_success(self, row: WebhookSubscription) -> str:

@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
+from django.utils.html import format_html_join
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -23,10 +24,10 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.receipts import list_disabled_addresses
-from scheduling.admin.touches.timeline import describe_counted_kinds, format_instant, format_verdict_figure
+from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure
 from scheduling.customers.search import match_term
-from scheduling.ids import reveal_odd_characters
 from scheduling.models import (
     WAITING,
     Complaint,
@@ -164,7 +165,8 @@ def _find_explaining_verdict(row: Touch) -> Verdict | None:
 
 def _format_verdict_figures(verdict: Any) -> str:
     """Format the observed value and the limit of a verdict."""
-    return " / ".join(format_verdict_figure(each) for each in (verdict.observed, verdict.limit) if each)
+    shown = (verdict.observed, verdict.limit)
+    return format_html_join(" / ", "{}", ((format_verdict_figure(each),) for each in shown if each))
 
 
 def _build_events_context(customer: Customer) -> dict[str, Any]:
@@ -271,7 +273,7 @@ class CustomerForm(CheckedForm):
 @admin.register(Customer)
 class CustomerAdmin(BigTable, OpsAdmin):
     form = CustomerForm
-    list_display = ("shown_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
+    list_display = ("user_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
     list_select_related = ("profile",)
     list_filter = ("level", "opted_out")
     ordering = ("-pk",)
@@ -301,7 +303,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        return [*fields, "shown_id"] if obj else fields
+        return [*fields, "user_id"] if obj else fields
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
@@ -345,18 +347,6 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return self.confirm(
             request, title, act, text=text, facts=facts, button=gettext("Enable"), back=self.url("change", row.pk)
         )
-
-    @display(description=_("user id"), ordering="user_id")  # type: ignore[untyped-decorator]
-    def shown_id(self, row: Customer) -> str:
-        return reveal_odd_characters(row.user_id)
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Show the id of a stored customer, which cannot be edited, with its odd characters."""
-        if obj is None:
-            return super().get_fieldsets(request, obj)
-        (title, options), *others = super().get_fieldsets(request, obj)
-        _user_id, *fields = options["fields"]
-        return [(title, {**options, "fields": [("shown_id", "name"), *fields]}), *others]
 
     @display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})  # type: ignore[untyped-decorator]
     def consent(self, row: Customer) -> tuple[str, Any]:

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from django.urls import reverse
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.shown_values import format_instant
 from scheduling.durations import parse_duration
+from scheduling.ids import reveal_odd_characters
 from scheduling.models import (
     Attempt,
     AttemptOutcome,
@@ -64,11 +64,6 @@ def build_timeline(touch: Touch) -> list[TimelineEntry]:
     ]
 
 
-def format_instant(at: datetime | None) -> str:
-    """Format an instant in the server's time zone; "–" for None."""
-    return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
-
-
 def format_verdict_figure(text: str) -> str:
     """Format the observed value or limit of a verdict: local time for instants, a count with its window for caps."""
     try:
@@ -86,6 +81,11 @@ def format_verdict_figure(text: str) -> str:
             return words + describe_counted_kinds((found[3] or "").split(", "))
     if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
         return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
+    return _name_category(text)
+
+
+def _name_category(text: str) -> str:
+    """Return the label of a message category; another text unchanged."""
     return str(Category(text).label) if text in Category.values else text
 
 
@@ -93,7 +93,7 @@ def describe_counted_kinds(kinds: Iterable[str]) -> str:
     """Return in brackets what a rule counts, such as `channel sms` or `tag sale`; "" for all messages."""
     names = {"channel": _("channel"), "category": _("category"), "tag": _("tag")}
     pairs = [each.partition(" ") for each in kinds if each]
-    shown = [f"{names.get(name, name)} {format_verdict_figure(value)}" for name, _blank, value in pairs]
+    shown = [f"{names.get(name, name)} {_name_category(value)}" for name, _blank, value in pairs]
     return f" ({', '.join(shown)})" if shown else ""
 
 
@@ -101,7 +101,7 @@ def _build_event_entry(touch: Touch) -> TimelineEntry:
     event = touch.event
     facts = [
         (_("type"), event.type),
-        (_("source"), f"{event.source} # {event.event_id}"),
+        (_("source"), f"{event.source} # {reveal_odd_characters(event.event_id)}"),
         (_("received at"), format_instant(event.received_at)),
         (_("trace id"), event.trace.hex),
     ]

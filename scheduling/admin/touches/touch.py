@@ -36,8 +36,9 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.saved_filters import SavedFiltersMixin
+from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.receipts import format_receipt_kinds, receipt_kinds_subquery
-from scheduling.admin.touches.timeline import build_timeline, format_instant
+from scheduling.admin.touches.timeline import build_timeline
 from scheduling.admin.touches.workers import workers_page
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError

@@ -16,15 +16,14 @@ document.addEventListener("DOMContentLoaded", () => {
 
     const showStatus = (how) => {
         statusLine.firstChild.textContent = `${statusLine.dataset[how]} `;
-        statusLine.querySelector("time").textContent = board.dataset.readAt;
         statusLine.classList.toggle("at-bad", how === "failed");
     };
 
-    const replace = (fresh) => {
+    const replace = (page) => {
         const open = [...board.querySelectorAll("details[open][id]")].map((each) => each.id);
         const focused = board.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-        board.replaceChildren(...fresh.childNodes);
-        board.dataset.readAt = fresh.dataset.readAt;
+        board.replaceChildren(...page.getElementById(board.id).childNodes);
+        statusLine.querySelector("time").replaceWith(page.querySelector(`#${statusLine.id} time`));
         open.forEach((id) => document.getElementById(id)?.setAttribute("open", ""));
         if (focused) [...board.querySelectorAll("a[href]")].find((each) => each.getAttribute("href") === focused)?.focus();
     };
@@ -42,9 +41,9 @@ document.addEventListener("DOMContentLoaded", () => {
                 credentials: "same-origin", headers: { "X-Live": "1" }, signal: AbortSignal.timeout(REQUEST_TIMEOUT),
             });
             if (!answer.ok || answer.redirected) throw new Error(answer.status); // logged out, or a server that restarts
-            const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("dashboard");
-            if (!fresh) throw new Error("no figures");
-            replace(fresh);
+            const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+            if (!page.getElementById(board.id)) throw new Error("no figures");
+            replace(page);
             showStatus(held() ? "paused" : "read");
         } catch {
             showStatus("failed");

@@ -280,5 +280,5 @@ def test_preview_shows_why_nothing_is_planned_and_how_the_time_came_about(
     assert dict(big["facts"])["limit"] == "event.data.total gte 500"
     assert late["steps"][0].startswith("the delay ends: ")
     assert late["steps"][1].startswith("time of day (The next working day): ")
-    assert late["steps"][-1].endswith("10:00:00")
+    assert late["steps"][-1].endswith("10:00:00</time>")
     assert "Due time:" in page.content.decode()

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries
 
-from scheduling.admin.touches.timeline import format_instant
+from scheduling.admin.shown_values import format_instant
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Complaint, Customer, CustomerChange, CustomerProfile, HarassmentRule, Touch
 from scheduling.operations import commands

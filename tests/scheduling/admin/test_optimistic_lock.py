@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils.timezone import localtime
 
 from scheduling.admin.optimistic_lock import OptimisticLockForm
+from scheduling.admin.shown_values import describe_instant
 from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations import commands
@@ -137,7 +138,7 @@ def test_two_edits_of_one_field_show_who_changed_it_and_save_nothing(
     assert other.post(url, {**fill_form(url, other), "rollout_percent": "7"}).status_code == 302
     answer = refuse(editor, url, {**page, "rollout_percent": "50", "delay": "44m"})
     last = Node.history.first()
-    assert f"Changed by admin at {localtime(last.history_date):%Y-%m-%d %H:%M:%S}. {RELOAD}" in answer
+    assert f"Changed by admin at {describe_instant(last.history_date)}. {RELOAD}" in answer
     node.refresh_from_db()
     assert (node.rollout_percent, node.delay) == (7, before)
     # The page with the error keeps what was typed and still submits the version of the first page.

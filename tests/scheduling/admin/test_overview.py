@@ -415,7 +415,7 @@ def test_charts_have_text_alternatives(touch: Callable[..., Touch], viewer: Clie
     touch("delivered", ago=5 * MINUTE)
     text = viewer.get(reverse("admin:index")).content.decode()
     assert re.search(r'<svg[^>]+aria-labelledby="chart-ended"', text)
-    assert re.search(r"<title>[\d-]+ \d\d:00 · Delivered: 1</title>", text)
+    assert re.search(r"<title>[\d-]+ \d\d:00:00 \+08:00 · Delivered: 1</title>", text)
     assert '<table class="at-grid-table">' in text
     board = text[text.index('id="dashboard"') :]
     assert not re.search(r'\s(style|on\w+)="|<script', board[: board.index("</section>\n</div>")])

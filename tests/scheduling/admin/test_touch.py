@@ -13,7 +13,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import list_filters
 from scheduling.admin.list_filters import ReasonFilter
-from scheduling.admin.touches.timeline import build_timeline, format_instant
+from scheduling.admin.shown_values import format_instant
+from scheduling.admin.touches.timeline import build_timeline
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 from scheduling.models.touch_log import MOST_VERDICTS

@@ -1,0 +1,41 @@
+"""Show instants and stored ids, the same on every page. Templates use the filters `instant` and `shown_id`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.template import Library
+from django.utils.formats import date_format
+from django.utils.html import conditional_escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.timezone import localtime
+
+from scheduling.ids import reveal_odd_characters
+
+register = Library()
+register.filter("shown_id", reveal_odd_characters)
+
+
+def describe_instant(at: datetime) -> str:
+    """Return an instant with its offset, such as `2026-11-29 08:00:00 +08:00`, for texts that hold no markup."""
+    local = localtime(at)
+    return f"{local:%Y-%m-%d %H:%M:%S} {local.isoformat(timespec='seconds')[19:]}"
+
+
+def render_time(at: datetime, text: Any) -> SafeString:
+    """Return a text that stands for an instant, with the instant as its title."""
+    machine = localtime(at).isoformat(timespec="seconds")
+    return format_html('<time datetime="{}" title="{}">{}</time>', machine, describe_instant(at), text)
+
+
+@register.filter("instant")
+def format_instant(at: datetime | None, form: str = "Y-m-d H:i:s") -> SafeString | str:
+    """Format an instant in the installation's time zone; "–" for None."""
+    return render_time(at, date_format(localtime(at), form)) if at else "–"
+
+
+def insert_values(words: str, **values: Any) -> SafeString:
+    """Insert values into a translated text. Markup of safe values stays; all else is escaped."""
+    escaped = {name: conditional_escape(value) for name, value in values.items()}
+    return mark_safe(conditional_escape(words) % escaped)  # noqa: S308 (each part is escaped)
