@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS
 from scheduling import sql
 
 RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes
@@ -23,7 +23,7 @@ def count_jobs_at_risk(most: int) -> list[tuple[str, int]]:
 
 
 # Jobs with a due date, and all others that take slots of the same nodes. `line`: the queues that they share.
-_AT_RISK = """
+_AT_RISK = f"""
 WITH dated AS MATERIALIZED (
     SELECT FROM rpa_tasks_job
     WHERE deadline > statement_timestamp() AND state IN ('scheduled', 'queued', 'running') LIMIT 1
@@ -42,8 +42,7 @@ WITH dated AS MATERIALIZED (
      WHERE EXISTS (SELECT FROM dated) AND state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s)
 ), placed AS MATERIALIZED (
     SELECT open.*, platform.key AS platform, shop.platform_id,
-           CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
-                WHEN platform.dedicated_queue THEN 'p.' || platform.key ELSE '' END AS line,
+           {QUEUE_PREFIX} AS line,
            -- On average half of a run is done.
            COALESCE(measured.took, flow.timeout) / CASE WHEN state = 'running' THEN 2 ELSE 1 END AS takes
     FROM open JOIN rpa_tasks_shop AS shop ON shop.id = open.shop_id
@@ -55,7 +54,7 @@ WITH dated AS MATERIALIZED (
         SELECT COALESCE(sum(node.slots), 0) FROM rpa_tasks_executionnode AS node
         WHERE node.seen_at > statement_timestamp() - %(silent)s AND node.draining_at IS NULL AND EXISTS (
             SELECT FROM jsonb_array_elements_text(node.queues) AS queue
-            WHERE queue = line OR line <> '' AND starts_with(queue, line || '.')
+            WHERE queue = line OR starts_with(line, 'p.') AND starts_with(queue, line)
                OR line = '' AND queue = ANY(%(tiers)b::text[])
         )
     ) AS slots
@@ -77,4 +76,4 @@ LEFT JOIN needed ON needed.platform_id = platform.id AND needed.state <> 'runnin
     AND (by_line IS NULL  -- no node serves its queue
          OR needed.deadline < GREATEST(statement_timestamp() + GREATEST(by_line, by_shop), needed.due_at + takes))
 WHERE platform.retired_at IS NULL GROUP BY 1
-"""
+"""  # noqa: S608 (made of constants)

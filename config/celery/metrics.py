@@ -19,6 +19,7 @@ from celery.signals import (
     worker_ready,
 )
 
+from config.celery.queues import queue_of_routing_key
 from scheduling import metrics
 from scheduling.monitoring.multiprocess import share_metrics
 
@@ -50,14 +51,14 @@ def count_process(**_: Any) -> None:
 @before_task_publish.connect
 @metrics.never_raises
 def count_published(routing_key: str | None = None, **_: Any) -> None:
-    metrics.published.labels(_queue_of_routing_key(routing_key)).inc()
+    metrics.published.labels(queue_of_routing_key(routing_key or "")).inc()
 
 
 @task_prerun.connect
 @metrics.never_raises
 def observe_wait(task: Any, **_: Any) -> None:
     request = task.request
-    queue = _queue_of_routing_key((request.delivery_info or {}).get("routing_key"))
+    queue = queue_of_routing_key((request.delivery_info or {}).get("routing_key") or "")
     metrics.taken.labels(queue).inc()
     published_at = (request.headers or {}).get("published_at")
     if isinstance(published_at, int | float):
@@ -92,12 +93,6 @@ def count_failure(sender: Any, exception: Any = None, **_: Any) -> None:
 @metrics.never_raises
 def count_retry(sender: Any, **_: Any) -> None:
     metrics.retried.labels(sender.name).inc()
-
-
-def _queue_of_routing_key(routing_key: str | None) -> str:
-    """Return the queue of a routing key. On RabbitMQ, shared RPA queues are bound to `task.<platform>.<tier>`."""
-    name = routing_key or ""
-    return name.rpartition(".")[2] if name.startswith("task.") else name
 
 
 def _timestamp_of(eta: Any) -> float:

@@ -28,24 +28,27 @@ def declared_queues(broker_url: str, *, quorum: bool = False) -> list[Queue]:
     return core + [Queue(name, Exchange(name, type="direct"), routing_key=name) for name in RPA_QUEUES]
 
 
-def dedicated_routing_key(queue: str) -> str:
-    """Return the key that binds the queue of a platform or shop to the topic exchange, or "" for other queues.
-
-    A platform's dots become hyphens where a wildcard must match it as one word.
-    """
+def routing_key_of(queue: str) -> str:
+    """Return the key that binds the queue of a shop, platform or node to the topic exchange, or "" for other queues."""
     kind, _, rest = queue.partition(".")
-    if kind == "p":
-        platform, _, tier = rest.rpartition(".")
-        return f"task.{platform.replace('.', '-')}.{tier}"
-    return f"task.{rest}" if kind == "s" else ""
+    return {"s": f"task.{rest}", "p": f"own.{rest}", "n": queue}.get(kind, "")
+
+
+def queue_of_routing_key(routing_key: str) -> str:
+    """Return the queue that receives the messages of a routing key."""
+    kind, _, rest = routing_key.partition(".")
+    if kind == "task":
+        tier = rest.rpartition(".")[2]
+        return tier if tier in RPA_QUEUES else f"s.{rest}"
+    return f"p.{rest}" if kind == "own" else routing_key
 
 
 class TopicQueues(Queues):
-    """Bind the queues of platforms and shops to the topic exchange when a worker or publisher first names them."""
+    """Bind the queues of shops, platforms and nodes to the topic exchange when a program first names them."""
 
     def new_missing(self, name: str) -> Queue:
         queue: Queue = super().new_missing(name)
-        if key := dedicated_routing_key(name):
+        if key := routing_key_of(name):
             queue.exchange, queue.routing_key = TASKS, key
         return queue
 

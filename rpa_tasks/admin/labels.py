@@ -108,6 +108,8 @@ ERROR_PATTERNS = (
     (r"must be a list of at most (?P<most>\d+) flags", gettext_noop("must be at most %(most)s flags")),
     (r"“(?P<name>.*)” is not one of (?P<known>--.*)", gettext_noop("“%(name)s” is not one of %(known)s")),
     (r"must be an address like (?P<known>http:.*)", gettext_noop("must be an address like %(known)s")),
+    (r"“(?P<name>.*)” is a queue of all shops; .*",
+     gettext_noop("“%(name)s” is a queue of all shops; this shop can have no queue of its own")),
     (r"must contain \{shop_id\}: .*", gettext_noop("must contain {shop_id}: each shop has a browser of its own")),
     (r"would give the browser of (?P<other>.*) to (?P<shop>.*) too; set another one",
      gettext_noop("would give the browser of %(other)s to %(shop)s too; set another one")),

@@ -107,8 +107,8 @@ class PlatformForm(BrowserForm):
         exclude = ("version", "retired_at", "paused", *BrowserForm.written_columns)
         help_texts: ClassVar[Any] = {
             "key": _("Like pdd, temu or tiktok; part of the flows' names."),
-            "dedicated_queue": _("Jobs go to the queues p.KEY.high, .normal and .low instead of the shared ones. "
-                                 "A node must consume them."),
+            "dedicated_queue": _("Jobs go to the queues p.KEY.high, .normal and .low, dots as “:”, instead of the "
+                                 "shared ones. A node must consume them."),
             "backlog_limit": _("Queue limit: further jobs are rejected while this number waits."),
             "waits_for_home": _("Jobs with a browser wait for the node that has the shop's browser profile. Otherwise "
                                 "the first node with room takes them, and the shop may need a login there."),

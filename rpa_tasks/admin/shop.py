@@ -52,7 +52,7 @@ class ShopForm(BrowserForm):
                 "Empty: the platform's key, “-” and the shop id. Its browser keeps its login there; never shared."
             ),
             "dedicated_queue": _(
-                "Jobs go to the queue s.PLATFORM.SHOP instead of the shared ones. A node must consume it."
+                "Jobs go to queue s.PLATFORM.SHOP, dots as “:”, instead of the shared ones. A node must consume it."
             ),
             "backlog_limit": _("Queue limit: further jobs are rejected while this number waits."),
         }

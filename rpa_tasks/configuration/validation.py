@@ -16,6 +16,7 @@ import jsonschema_rs
 
 from rpa_tasks.configuration.browser_settings import check_browser_settings
 from rpa_tasks.jobs.payloads import unstorable_reason
+from rpa_tasks.jobs.pick import TIERS
 from rpa_tasks.models import DedupeBy, DedupePeriod, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.markers import MARKERS
@@ -140,6 +141,9 @@ def check_shop(
         found.add(
             "shop_id", "must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
         )
+    if values.get("dedicated_queue") and values.get("shop_id") in TIERS.values():
+        # On RabbitMQ its routing key would be one of the shared queue.
+        found.add("shop_id", f"“{values['shop_id']}” is a queue of all shops; this shop can have no queue of its own")
     _check_name(values, found, longest=200)
     profile = values.get("profile_id", "")
     if profile and not _PROFILE.fullmatch(profile):

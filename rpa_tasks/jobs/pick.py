@@ -25,6 +25,13 @@ TIERS = {0: "high", 1: "normal", 2: "low"}
 #: `AFTERTOUCH_RPA_HOME_LEASE`.
 NODE_SILENT = timedelta(minutes=2)
 
+#: The start of the name of a shop's queue; the tier follows where it is empty or ends with a dot. Dots in keys and ids
+#: are written “:”, which neither may contain, so no two shops or platforms share a queue (see `wakeups.queue_of`).
+QUEUE_PREFIX = """
+    CASE WHEN shop.dedicated_queue
+         THEN 's.' || replace(platform.key, '.', ':') || '.' || replace(shop.shop_id, '.', ':')
+         WHEN platform.dedicated_queue THEN 'p.' || replace(platform.key, '.', ':') || '.' ELSE '' END"""
+
 # Lanes on which a job could start now, each with the oldest due job of each tier. A lane costs three index probes,
 # however many jobs wait. A busy, held, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
 # shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case. A draining
@@ -51,8 +58,7 @@ _LANES = """
         OFFSET 0
     ) AS home ON home.name = lane.home AND platform.waits_for_home
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
-                    WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
+        SELECT {prefix} AS prefix,
                CASE WHEN shop.dedicated_queue THEN ARRAY['', '', ''] ELSE ARRAY['high', 'normal', 'low'] END AS tiers
     ) AS queue
     CROSS JOIN LATERAL (
@@ -92,6 +98,7 @@ _RANK = (
     "date_part('epoch', statement_timestamp() - oldest.{name}) / %(ageing)s::float8)) END"  # extract() is numeric: slow
 )
 LANES = _LANES.format(
+    prefix=QUEUE_PREFIX,
     ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
     oldest=",".join(
         _OLDEST.format(
@@ -106,7 +113,8 @@ LANES = _LANES.format(
 )
 _ANYWHERE = "queue.name"
 _AT_PREFERRED_NODE = """
-    CASE WHEN NOT lanes.home_drains AND lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END
+    CASE WHEN NOT lanes.home_drains AND lanes.home_queues ? queue.name
+         THEN 'n.' || replace(lanes.home, '.', ':') || '.' || queue.name END
 """
 #: Select the tier of one lane whose oldest job has the lane's rank. Among several it is the one that waits longest.
 CHOICE = " UNION ALL ".join(

@@ -1,8 +1,9 @@
 """Route and publish wake-up messages. A message asks a worker to look for work; it names no job.
 
 A lost message costs seconds. The queue of a job with a browser is that of the shop's preferred node. Otherwise it is
-the shared queue of its tier, or a queue of its platform or shop. On RabbitMQ these are bound to the topic exchange
-`tasks` with `task.<platform>.<tier>` and `task.<platform>.<shop>`.
+the shared queue of its tier, or a queue of its platform or shop. On RabbitMQ all are bound to the topic exchange
+`tasks`: the shared ones with `task.<platform>.<tier>`, a shop's with `task.<platform>.<shop>`, a platform's with
+`own.<platform>.<tier>`, a node's with the queue's name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import structlog
 from celery import current_app
 from django.conf import settings
 
-from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS
 from rpa_tasks.models import Job, Shop
 from scheduling import sql
 from scheduling.batching import BackgroundBatcher
@@ -32,20 +33,28 @@ MESSAGE_LIFE = 60.0  #: seconds after it is due; `dispatch.wake` publishes anoth
 
 
 def queue_of(shop: Shop, priority: int) -> str:
+    """Return the one queue that receives the wake-ups of a shop's jobs. `pick.QUEUE_PREFIX` names the same."""
     if shop.dedicated_queue:
-        return f"s.{shop.platform.key}.{shop.shop_id}"
+        return f"s.{escape_dots(shop.platform.key)}.{escape_dots(shop.shop_id)}"
     if shop.platform.dedicated_queue:
-        return f"p.{shop.platform.key}.{TIERS[priority]}"
+        return f"p.{escape_dots(shop.platform.key)}.{TIERS[priority]}"
     return TIERS[priority]
+
+
+def escape_dots(name: str) -> str:
+    """Return a key, an id or a node's name as one word of a queue's name or routing key.
+
+    Keys, ids and names of hosts have no “:”, so different ones stay different.
+    """
+    return name.replace(".", ":")
 
 
 @dataclass(frozen=True, slots=True)
 class WakeUpMessage:
-    """One wake-up message: its queue, topic and due time."""
+    """One wake-up message: its queue, platform and due time."""
 
     queue: str
     platform: str
-    priority: int
     due_at: datetime | None = None  #: None: now
 
 
@@ -62,11 +71,8 @@ def publish_wakeups(wakeups: Sequence[WakeUp]) -> None:
     for wakeup in wakeups:
         if job := found.get(wakeup.task_id):
             queue = _queue_of_job(job, wakeup.priority, nodes)
-            tokens.append(
-                WakeUpMessage(
-                    queue, job.shop.platform.key, wakeup.priority, wakeup.due_at if wakeup.due_at > now else None
-                )
-            )
+            due_at = wakeup.due_at if wakeup.due_at > now else None
+            tokens.append(WakeUpMessage(queue, job.shop.platform.key, due_at))
     publish_within_capacity(tokens, nodes)
 
 
@@ -122,25 +128,26 @@ def node_queue(node: str, queue: str) -> str:
 
     There is one for each shared queue: a worker of the node that does not serve that queue could not use the message.
     """
-    return f"n.{node}.{queue}"
+    return f"n.{escape_dots(node)}.{queue}"
 
 
 def list_extra_queues() -> list[str]:
     """List queues besides the shared ones: dedicated queues of shops and platforms, and queues of running nodes."""
     found = sql.rows(
-        """
-        SELECT 's.' || platform.key || '.' || shop.shop_id
+        f"""
+        SELECT {QUEUE_PREFIX}
         FROM rpa_tasks_shop AS shop JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
         WHERE shop.dedicated_queue AND shop.retired_at IS NULL AND platform.retired_at IS NULL
         UNION ALL
-        SELECT 'p.' || key || '.' || tier.name
-        FROM rpa_tasks_platform CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
-        WHERE dedicated_queue AND retired_at IS NULL
+        SELECT {QUEUE_PREFIX} || tier.name
+        FROM rpa_tasks_platform AS platform CROSS JOIN (SELECT false AS dedicated_queue, '' AS shop_id) AS shop
+        CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
+        WHERE platform.dedicated_queue AND platform.retired_at IS NULL
         UNION ALL
         SELECT DISTINCT queue.name
         FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
         WHERE node.seen_at > statement_timestamp() - %(lease)s AND starts_with(queue.name, 'n.')
-        """,
+        """,  # noqa: S608 (made of constants)
         {"tiers": list(TIERS.values()), "lease": NODE_SILENT},
     )
     return [name for (name,) in found]
@@ -174,7 +181,9 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
 
 
 def send_wakeup_message(token: WakeUpMessage, producer: Any) -> None:
-    address = _routing_options(token.queue, token.platform, token.priority)
+    address = {"queue": token.queue}
+    if token.queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
+        address["routing_key"] = f"task.{escape_dots(token.platform)}.{token.queue}"
     life = MESSAGE_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
     headers = publication_headers()
     current_app.send_task(
@@ -190,20 +199,10 @@ def count_queue_messages(producer: Any, queue: str) -> int:
 
 def publish_wakeups_to(queue: str, count: int) -> int:
     """Publish 1 to `count` messages to a queue, limited by the free slots of nodes. Returns their number."""
-    priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
     nodes = node_capacities()
     count = max(1, min(count, queue_capacity(queue, nodes)))
-    publish_within_capacity([WakeUpMessage(queue, "any", priority)] * count, {} if count == 1 else nodes)
+    publish_within_capacity([WakeUpMessage(queue, "any")] * count, {} if count == 1 else nodes)
     return count
-
-
-def _routing_options(queue: str, platform: str, priority: int) -> dict[str, Any]:
-    if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
-        return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}
-    if queue.startswith("p."):
-        # The shared queue is bound with the same key. Past the exchange only nodes of the platform are woken.
-        return {"queue": queue, "exchange_type": "direct"}
-    return {"queue": queue}
 
 
 def wake_for_shops(shop_pks: Iterable[int]) -> None:

@@ -69,7 +69,9 @@ def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
             ]
             assert _query_value(stack, OVERTOOK), "what was due at once came after what was not due yet"
             assert wait_until(lambda: _query_value(stack, SUCCEEDED) == 1, WITHIN, 0.2), stack.log("execution")[-3000:]
-            home = _query_value(stack, "SELECT 'n.' || name || '.normal' FROM rpa_tasks_executionnode")
+            home = _query_value(
+                stack, "SELECT 'n.' || replace(name, '.', ':') || '.normal' FROM rpa_tasks_executionnode"
+            )
             assert "native delayed delivery" not in stack.log("core") + stack.log("beat") + stack.log("web")
         for queue in (*CORE_QUEUES, *RPA_QUEUES, home, "s.pdd.own"):
             assert _is_quorum(broker.url, str(queue)), queue

@@ -17,7 +17,7 @@ import pytest
 import redis
 from kombu import Connection, Exchange
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES, TopicQueues, declared_queues
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES, TopicQueues, declared_queues, queue_of_routing_key
 from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker
@@ -236,21 +236,25 @@ def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[s
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None:
-    dedicated = [*(f"p.td.{tier}" for tier in RPA_QUEUES), "s.pdd.flag.1", "s.pdd.other"]
-    keys = {"task.td.high": {"high": 1, "p.td.high": 1}, "task.pdd.flag.1": {"s.pdd.flag.1": 1},
-            "task.pdd.low": {"low": 1}}  # fmt: skip
+    """One key reaches one queue, and names it again where only the key is known."""
+    dedicated = [*(f"p.td.{tier}" for tier in RPA_QUEUES), "s.pdd.flag:1", "s.pdd.other", "n.n:1.p.td.high"]
+    keys = {
+        "task.td.high": "high", "task.p:d.high": "high", "task.pdd.low": "low", "own.td.high": "p.td.high",
+        "task.pdd.flag:1": "s.pdd.flag:1", "n.n:1.p.td.high": "n.n:1.p.td.high",
+    }  # fmt: skip
     confirmed = {"confirm_publish": True}
     with Connection(rabbit.url, transport_options=confirmed) as connection:
         queues = TopicQueues(declared_queues(rabbit.url))
         channel = connection.default_channel
         for name in (*RPA_QUEUES, *dedicated):
             queues[name](channel).declare()
-        for key, expected in keys.items():
+        for key, queue in keys.items():
             connection.Producer().publish({}, exchange=Exchange("tasks", "topic"), routing_key=key)
             depths = {name: channel.queue_declare(name, passive=True)[1] for name in (*RPA_QUEUES, *dedicated)}
-            assert {name: depth for name, depth in depths.items() if depth} == expected
-            for name in expected:
-                channel.queue_purge(name)
+            assert (
+                {name: depth for name, depth in depths.items() if depth} == {queue: 1} == {queue_of_routing_key(key): 1}
+            )
+            channel.queue_purge(queue)
 
 
 @pytest.mark.rabbitmq

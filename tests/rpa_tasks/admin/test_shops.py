@@ -162,6 +162,18 @@ def shown_version(editor: Client, name: str, row: Any) -> str:
     return str(editor.get(url(f"{name}_change", row.pk)).context["adminform"].form["row_version"].value())
 
 
+def test_form_of_shop_named_like_a_tier_refuses_own_queue(editor: Client, market: Market) -> None:
+    """The form of a shop shows its id and does not post it."""
+    shop = Shop.objects.create(platform=market.pdd, shop_id="high")
+    form = {
+        "backlog_limit": "100", "dedicated_queue": "on", "row_version": shown_version(editor, "shop", shop)
+    }  # fmt: skip
+    answer = editor.post(url("shop_change", shop.pk), form)
+    assert (answer.status_code, "“high” is a queue of all shops" in text(answer)) == (200, True)
+    shop.refresh_from_db()
+    assert not shop.dedicated_queue
+
+
 @pytest.mark.parametrize("field", ["paused", "retired_at", "profile_id"])
 def test_shop_edit_keeps_concurrent_changes(
     editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch, field: str

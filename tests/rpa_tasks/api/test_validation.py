@@ -95,6 +95,14 @@ def test_check_flow_reports_all_errors() -> None:
 
 
 @pytest.mark.django_db
+def test_check_shop_refuses_own_queue_named_like_a_tier() -> None:
+    def refuses(shop_id: str, own: bool) -> bool:
+        return invalid_fields(validation.check_shop, shop_id=shop_id, dedicated_queue=own) == ["shop_id"]
+
+    shops = [("high", True), ("normal", True), ("low", True), ("high", False), ("High", True), ("high.1", True)]
+    assert [refuses(*shop) for shop in shops] == [True, True, True, False, False, False]
+
+
 def test_check_shop_refuses_used_profile(market: Market) -> None:
     market.shop("s3", profile_id="kept")
     taken = validation.map_profiles_to_shops([market.s1, market.s2, *market.pdd.shops.filter(shop_id="s3")])

@@ -192,6 +192,29 @@ def test_pick_returns_jobs_of_given_queues(market: Market) -> None:
     assert pick_shop_id(market, "high", "normal", "low") == "common"
 
 
+def test_ids_with_dots_share_no_queue(market: Market) -> None:
+    """SQL and Python name the same queue, and no other shop, platform or node has it."""
+    own = {"dedicated_queue": True}
+    shops = [
+        market.shop("c", "a.b", **own), market.shop("b.c", "a", **own), market.shop("b-c", "a", **own),
+        market.shop("high", "p.d"), market.shop("d.high", "p"),
+    ]  # fmt: skip
+    Platform.objects.filter(key__in=["p", "p.d"]).update(**own)
+    for platform in ("a.b", "a", "p.d", "p"):
+        market.flow(platform=platform)
+    named = {}
+    for shop in Shop.objects.filter(pk__in=[each.pk for each in shops]).select_related("platform"):
+        market.publish(shop.shop_id, platform=shop.platform.key, priority=0)
+        named[wakeups.queue_of(shop, 0)] = shop.shop_id
+    assert sorted(named) == ["p.p.high", "p.p:d.high", "s.a.b-c", "s.a.b:c", "s.a:b.c"]
+
+    assert set(jobs.startable(ageing=timedelta(minutes=10))) == set(named) == {
+        name for name in wakeups.list_extra_queues() if not name.endswith((".normal", ".low"))
+    }  # fmt: skip
+    assert {queue: pick_shop_id(market, queue) for queue in named} == named
+    assert wakeups.node_queue("n1.p.a", "high") != wakeups.node_queue("n1", "p.a.high")
+
+
 def test_pick_of_half_open_platform_starts_one_probe(market: Market) -> None:
     for name in ("a", "b"):
         market.shop(name)
