@@ -1,4 +1,6 @@
-"""Report the state of a core worker, which a page shows and from which the wanted number of workers is computed.
+"""Report the state of a worker. A page shows it, and the wanted number of workers is computed from it.
+
+On RabbitMQ it is the only source of unacknowledged messages.
 
 A thread of the main process reports, because its loop must not wait for Redis. Worker processes do not inherit it.
 """
@@ -6,6 +8,7 @@ A thread of the main process reports, because its loop must not wait for Redis. 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +17,7 @@ import structlog
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
 
-from config.celery.queues import CORE_QUEUES
+from config.celery.queues import CORE_QUEUES, is_rabbitmq, queue_of_routing_key
 from scheduling.redis_client import RedisError
 
 log = structlog.get_logger(__name__)
@@ -30,9 +33,9 @@ _threads: list[threading.Thread] = []
 
 @worker_ready.connect
 def start_load_reports(sender: Any, **_: Any) -> None:
-    """Start the thread in a worker that consumes touches or periodic passes."""
+    """Start the thread in a core worker, and on RabbitMQ in an execution worker."""
     queues = sorted(sender.app.amqp.queues.consume_from)
-    if any(name in CORE_QUEUES for name in queues):
+    if any(name in CORE_QUEUES for name in queues) or is_rabbitmq(str(sender.app.conf.broker_url)):
         worker = sender.controller
         given = (sender.hostname, int(worker.max_concurrency or worker.concurrency), queues)
         _threads.append(threading.Thread(target=_report_load, args=given, name="load", daemon=True))
@@ -51,13 +54,16 @@ def _report_load(name: str, processes: int, queues: list[str]) -> None:
 
     busy = 0.0
     while not _stopping.is_set():
-        report = WorkerReport(name, processes, busy, queues, len(state.active_requests))
+        # The main loop changes the mapping meanwhile; list() copies it in one step.
+        waiting = [request for request in list(state.requests.values()) if not request.acknowledged]
+        unacked = Counter(queue_of_routing_key(request.delivery_info["routing_key"]) for request in waiting)
+        report = WorkerReport(name, processes, busy, queues, len(state.active_requests), unacked=dict(unacked))
         _call_redis(partial(send_worker_report, report))
         samples: list[int] = []
         while len(samples) < SAMPLES_PER_REPORT and not _stopping.wait(SAMPLE_INTERVAL):
             samples.append(min(len(state.active_requests), processes))
         busy = sum(samples) / (SAMPLES_PER_REPORT * processes)
-    _call_redis(partial(remove_worker_report, name))
+    _call_redis(partial(remove_worker_report, report))
 
 
 def _call_redis(call: Callable[[], None]) -> None:

@@ -219,11 +219,7 @@ FROM (
 
 
 class BrokerCollector(Collector):
-    """Collect queue lengths.
-
-    RabbitMQ shows neither the age of a waiting message nor the unacknowledged messages of one queue: use its own
-    exporter for them.
-    """
+    """Collect queue lengths and unacknowledged messages. RabbitMQ does not show the age of a waiting message."""
 
     asks_database = False
 

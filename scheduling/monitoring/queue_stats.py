@@ -1,8 +1,12 @@
-"""Read the length, age and unacknowledged messages of each queue from the broker."""
+"""Read the length, age and unacknowledged messages of each queue.
+
+RabbitMQ gives the lengths only. There, workers report their unacknowledged messages every five seconds.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +21,8 @@ from django.utils.module_loading import import_string
 
 from scheduling.dispatch import broker_health
 from scheduling.dispatch.publisher import read_publication_time
+from scheduling.monitoring.worker_reports import count_unacked_messages
+from scheduling.redis_client import RedisError
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +37,7 @@ class QueueStats:
     name: str
     length: int
     oldest_age: float | None = None  #: seconds; None if the broker does not show it
-    unacked: int | None = None
+    unacked: int | None = None  #: None while Redis does not answer
 
 
 def refresh_app_queues() -> None:
@@ -56,8 +62,13 @@ def read_queue_stats(names: Sequence[str] | None = None) -> list[QueueStats]:
         channel = connection.default_channel
         if hasattr(channel, "client"):
             return _read_redis_stats(channel, names)
+        unacked: Counter[str] | None = None
+        try:
+            unacked = count_unacked_messages()
+        except RedisError as error:
+            log.warning("worker_reports_unavailable", error=str(error))
         return [
-            QueueStats(name, length)
+            QueueStats(name, length, unacked=None if unacked is None else unacked[name])
             for name in names
             if (length := _read_declared_length(connection, name)) is not None
         ]

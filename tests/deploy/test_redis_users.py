@@ -25,6 +25,7 @@ from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from config.local.valkey import server_binary
+from scheduling.monitoring.worker_reports import WORKER_REPORTS
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker
 
@@ -264,6 +265,14 @@ def test_redis_user_lacks_dangerous_commands(user: str, acl_redis: AclRedis) -> 
         ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*words.split())
+
+
+def test_execution_user_reports_and_reaches_no_other_key(acl_redis: AclRedis) -> None:
+    with redis.Redis.from_url(acl_redis.url("execution")) as client:
+        client.hset(WORKER_REPORTS, "execution@a high", "{}")
+        client.hdel(WORKER_REPORTS, "execution@a high")
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.get("at:scaling:workers")
 
 
 def test_redis_without_login_refuses_client(acl_redis: AclRedis) -> None:

@@ -22,11 +22,11 @@ from django.utils.translation import ngettext
 
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import ActionLine, format_capped_count
-from scheduling.admin.dashboard.throughput import ALWAYS
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
 from scheduling.admin.touches.pause import count_held, list_active_pauses
+from scheduling.dispatch.publisher import CORE_QUEUES
 from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
 from scheduling.monitoring.duration_text import describe_duration
@@ -127,7 +127,7 @@ def _list_late_queues(broker: BrokerReading | None) -> Lines:
         lines.append(ActionLine("lan", _("The broker takes no messages"), link))
     longest = get_default_limits()["queue_age"]
     for each in broker.queues:
-        if each.name in ALWAYS and each.length and (each.oldest_age or 0) > longest:
+        if each.name in CORE_QUEUES and each.length and (each.oldest_age or 0) > longest:
             words = _("Messages wait too long in %(what)s") % {"what": each.name}
             span = describe_duration(timedelta(seconds=round(each.oldest_age or 0)))
             lines.append(

@@ -11,13 +11,12 @@ from django.utils.translation import gettext as _
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.touches.touch import build_span_link
-from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.dispatch.publisher import CORE_QUEUES, TOUCH_QUEUES
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
 
 TOUCHES = "admin:scheduling_touch_changelist"
-ALWAYS = (*TOUCH_QUEUES.values(), "ticks", "long")
 OTHERS = 6  #: queues of other apps that are shown, longest first
 
 
@@ -53,8 +52,10 @@ def build_queues_card(reading: BrokerReading | None) -> DashboardCard:
         note = _("The broker does not respond. Touches are kept and sent after it recovers.")
         return DashboardCard(_("Queues"), link=page, note=note)
     found = reading.queues
-    own = sorted((each for each in found if each.name in ALWAYS), key=lambda each: ALWAYS.index(each.name))
-    others = sorted((each for each in found if each.name not in ALWAYS and each.length), key=lambda each: -each.length)
+    own = sorted((each for each in found if each.name in CORE_QUEUES), key=lambda each: CORE_QUEUES.index(each.name))
+    others = sorted(
+        (each for each in found if each.name not in CORE_QUEUES and each.length), key=lambda each: -each.length
+    )
     figures = [_build_queue_figure(each) for each in (*own, *others[:OTHERS])]
     unacked = [each.unacked for each in found if each.unacked is not None]
     if unacked:

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.sidebar import may_open_flower, may_see_workers
 from scheduling.db_timeouts import Deadline
-from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.dispatch.publisher import CORE_QUEUES, TOUCH_QUEUES
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import QueueStats, read_broker
 from scheduling.monitoring.wanted_numbers import read_scaling
@@ -65,7 +65,8 @@ def _list_workers() -> tuple[list[WorkerReport], bool]:
     """Return the reports of core workers and those of other apps, and whether Redis and PostgreSQL answered."""
     found, has_answer = [], True
     try:
-        found += list_worker_reports()
+        # The nodes of execution workers follow below; their own reports are for unacknowledged messages.
+        found += [report for report in list_worker_reports() if not set(report.queues).isdisjoint(CORE_QUEUES)]
     except RedisError as error:
         log.warning("worker_reports_unavailable", error=str(error))
         has_answer = False
@@ -92,9 +93,7 @@ def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
     if broker is None:
         return {"queues": None}
     known = {each.name for each in broker.queues}
-    order = {
-        name: place for place, name in enumerate([*TOUCH_QUEUES.values(), "ticks", "long", "high", "normal", "low"])
-    }
+    order = {name: place for place, name in enumerate([*CORE_QUEUES, "high", "normal", "low"])}
     rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
     rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
     return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}

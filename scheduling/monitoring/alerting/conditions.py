@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling import sql
 from scheduling.channels.circuit_breaker import DEAD_REASONS
 from scheduling.db_timeouts import Deadline
-from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.dispatch.publisher import CORE_QUEUES
 from scheduling.models import FailedTask
 from scheduling.monitoring import collectors, complaint_stats
 
@@ -168,7 +168,6 @@ def get_default_limits() -> dict[str, float]:
     return {key: each.limit for key, each in load_conditions().items()}
 
 
-ALWAYS = frozenset({"ticks", "long", *TOUCH_QUEUES.values()})  #: queues that need a consumer even while they are empty
 INSPECT_TIMEOUT = 1.0  #: seconds after the last response of a worker
 BURST = timedelta(minutes=10)
 SOON = timedelta(minutes=10)
@@ -227,7 +226,8 @@ def _find_unattended_queues(lengths: Samples) -> dict[str, Samples]:
     except Exception as error:  # any exception of the broker's client
         log.warning("alert_figure_missing", figure="queue_unattended", error=str(error))
         return {}
-    needed = ALWAYS | {labels["queue_name"] for labels, length in lengths if length}
+    # A core queue needs a consumer even while it is empty.
+    needed = {*CORE_QUEUES} | {labels["queue_name"] for labels, length in lengths if length}
     return {"queue_unattended": [({"queue": name}, 1.0) for name in sorted(needed - consumed)]}
 
 

@@ -47,6 +47,7 @@ def test_queues_show_waiting_messages_age_and_consumers(viewer: Client, valkey: 
 
 def test_workers_show_host_queues_processes_and_last_report(viewer: Client, valkey: redis.Redis) -> None:
     send_worker_report(WorkerReport("core@host1", 4, 0.5, TOUCH_QUEUES, running=3))
+    send_worker_report(WorkerReport("execution@host1", 5, 0.5, ["high"], running=1))  # its node is shown instead
     gone = now() - timedelta(minutes=9)
     ExecutionNode.objects.create(name="n1", seen_at=gone, started_at=gone, slots=5, queues=["high", "n.n1.high"])
     core, node = get(viewer).context["workers"]

@@ -23,6 +23,7 @@ from scheduling.ledger.touches import touches
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
 from scheduling.monitoring.alerting import conditions
+from scheduling.monitoring.worker_reports import WorkerReport, send_worker_report
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.support.matrix import MatrixBuilder
 
@@ -170,12 +171,24 @@ def test_unacked_message_of_kombu_is_counted(valkey: redis.Redis) -> None:
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db
-def test_rabbitmq_metrics_give_known_lengths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rabbitmq_metrics_give_known_lengths_and_reported_unacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis
+) -> None:
     with rabbitmq(tmp_path) as node:
         broker_is(node.url, monkeypatch)
         with Connection(node.url) as broker, broker.SimpleQueue("touch.high") as queue:
             queue.put({})
+        # Without -n two workers on one machine have the same name.
+        for name, queue_name, count in (
+            ("celery@a", "touch.high", 3),
+            ("celery@a", "high", 2),
+            ("celery@b", "touch.high", 1),
+        ):
+            send_worker_report(WorkerReport(name, 2, 0.0, [queue_name], unacked={queue_name: count}))
         found = read_cluster_metrics()
     assert found['celery_queue_length{queue_name="touch.high"}'] == 1
     assert 'celery_queue_length{queue_name="touch.low"}' not in found  # it is not declared
-    assert not [name for name in found if name.startswith(("aftertouch_queue_unacked", "aftertouch_queue_oldest"))]
+    assert {name: value for name, value in found.items() if name.startswith("aftertouch_queue_unacked")} == {
+        'aftertouch_queue_unacked{queue="touch.high"}': 4
+    }
+    assert not [name for name in found if name.startswith("aftertouch_queue_oldest")]

@@ -191,7 +191,7 @@ def test_measured_backlog_beside_idle_workers_adds_none(due_touches: Callable[..
     due_touches(500, seconds=20, priority=0)
     running, need = wanted_numbers.measure_workers(Deadline(60.0))
     assert (running, need.count) == (1, 1)
-    remove_worker_report("core@a")
+    remove_worker_report(WorkerReport("core@a", processes=2, busy=0.1, queues=["touch.high"]))
     assert wanted_numbers.measure_workers(Deadline(60.0))[1].code == "backlog"
 
 
@@ -211,11 +211,12 @@ def test_settled_touches_are_counted_by_their_index() -> None:
 
 def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
     send_worker_report(WorkerReport("core@a", processes=2, busy=1.0, queues=["touch.high"]))
-    stored = json.loads(valkey.hget(WORKER_REPORTS, "core@a"))
-    valkey.hset(WORKER_REPORTS, "core@a", json.dumps({**stored, "at": stored["at"] - 20}))
+    ((key, text),) = valkey.hgetall(WORKER_REPORTS).items()
+    stored = json.loads(text)
+    valkey.hset(WORKER_REPORTS, key, json.dumps({**stored, "at": stored["at"] - 20}))
     assert list_worker_reports() == []
     send_worker_report(WorkerReport("core@b", processes=1, busy=0.5, queues=["touch.high"]))
-    assert valkey.hkeys(WORKER_REPORTS) == [b"core@b"]
+    assert [json.loads(text)["name"] for text in valkey.hvals(WORKER_REPORTS)] == ["core@b"]
 
 
 # --- other kinds --------------------------------------------------------------------------------------------------

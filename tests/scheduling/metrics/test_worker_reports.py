@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
+from kombu import Connection
 
 from config.environment import environment
 from config.local.processes import wait_until
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.wanted_numbers import measure_workers
-from scheduling.monitoring.worker_reports import WorkerReport, list_worker_reports
+from scheduling.monitoring.worker_reports import WorkerReport, count_unacked_messages, list_worker_reports
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.test_celery_guards import envelope
 from tests.faults.workers import Program, worker
 from tests.scheduling.api.serving import database_url
@@ -73,6 +77,39 @@ def test_worker_of_ticks_alone_counts_for_no_need(valkey: redis.Redis, worker_en
         assert wait_until(lambda: len(list_worker_reports()) == 2, WAIT_LIMIT), f"{ticks.log}\n{low.log}"
         running, _need = measure_workers(Deadline(WAIT_LIMIT))
         assert running == 1
+
+
+@pytest.mark.processes
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+@pytest.mark.django_db(transaction=True)
+def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
+    valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Messages wait in the workers for their eta; a worker that stops gives them back."""
+    (tmp_path / "broker").mkdir()
+    with rabbitmq(tmp_path / "broker") as broker, Connection(broker.url) as connection:
+        environment = {**worker_environment, "CELERY_BROKER_URL": broker.url, "AFTERTOUCH_RPA_SLOTS": "1"}
+        core = ("-Q", "touch.low", "-c", "1", "-n", "core@test")
+        execution = ("-Q", "high", "-c", "1", "-n", "execution@test")
+        with (
+            worker(environment, *core, log="core") as first,
+            worker(environment, *execution, log="execution") as second,
+        ):
+            first.await_ready()
+            second.await_ready()
+            later = {"eta": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+            for exchange, key in [("touch.low", "touch.low")] * 3 + [("tasks", "task.pdd.high")] * 2:
+                sent = json.loads(envelope("rpa_tasks.run", **later))
+                connection.Producer().publish([[], {}, {}], exchange=exchange, routing_key=key, headers=sent["headers"])
+            expected = {"touch.low": 3, "high": 2}
+            assert wait_until(lambda: count_unacked_messages() == expected, WAIT_LIMIT), f"{first.log}\n{second.log}"
+            for program in (first, second):
+                program.process.terminate()
+                program.await_exit()
+        assert count_unacked_messages() == {}
+        waiting = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in expected}
+        assert waiting == expected
 
 
 def await_busy(program: Program, share: float) -> None:
