@@ -19,7 +19,16 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from scheduling.channels.base import Delivered, NoAnswer, NotSent, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import (
+    Delivered,
+    DestinationRefused,
+    NoAnswer,
+    NotSent,
+    Outcome,
+    Permanent,
+    Transient,
+    Unknown,
+)
 from scheduling.channels.ssrf import PrivateHosts, check_url
 
 REPLY_LENGTH = 1_000  # characters
@@ -221,7 +230,10 @@ class Transport:
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not (repeatable and flight.reused and flight.status is None):
                 raise
-            await self._exchange(self._session(reuse=False), flight, *request)
+            try:
+                await self._exchange(self._session(reuse=False), flight, *request)
+            except DestinationRefused as refused:  # by now; the first request may have arrived
+                raise NoAnswer("disconnected", refused.detail) from None
 
     async def _exchange(
         self,
@@ -257,7 +269,7 @@ class Transport:
             limit_per_host=PER_HOST,
             **({"keepalive_timeout": IDLE_TIMEOUT} if reuse else {"force_close": True}),
         )
-        return aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=connector,
             headers=HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -266,6 +278,8 @@ class Transport:
             trust_env=False,
             trace_configs=[_trace_config()],
         )
+        session._retry_connection = False  # it would send a GET or PUT without an answer once more
+        return session
 
 
 def _trace_config() -> aiohttp.TraceConfig:

@@ -402,6 +402,28 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
             await post(out, receiver.url, repeatable=True)
 
 
+async def test_post_retry_to_refused_address_is_no_answer(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    server, client = certificate
+    answers = iter(["127.0.0.1", "10.0.0.1"])
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(reply())
+        receiver.requests.append(await read_request(reader))
+        reset(writer)
+
+    async with (
+        Receiver(on_connect=once, context=server) as receiver,
+        transport(PrivateHosts.parse(["127.0.0.0/8"]), client, lambda *_: [_found(next(answers))]) as out,
+    ):
+        url = f"https://touch.test:{receiver.port}/"
+        await post(out, url, repeatable=True)
+        with pytest.raises(NoAnswer):
+            await post(out, url, repeatable=True)
+
+    assert len(receiver.requests) == 1
+
+
 async def test_post_broken_new_connection_is_not_retried() -> None:
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
@@ -489,3 +511,15 @@ async def test_post_cancelled_closes_its_connection() -> None:
 
 def _found(address: str) -> tuple[Any, ...]:
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+async def test_request_without_answer_is_not_repeated_by_the_library(method: str) -> None:
+    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
+        reset(writer)
+
+    async with Receiver(reset_connection) as receiver, transport() as out:
+        with pytest.raises(NoAnswer):
+            await out.request(method, receiver.url, b"", {}, timeout=LONG, repeatable=False)
+
+    assert len(receiver.requests) == 1
