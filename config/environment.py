@@ -62,6 +62,7 @@ class Environment(BaseSettings):
     aftertouch_time_zone: str = "Asia/Shanghai"
     aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
     aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
+    aftertouch_http_proxy: SecretStr = SecretStr("")
     aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
     aftertouch_dispatch_window: int = Field(5_000, ge=100, le=1_000_000)
     aftertouch_slot_hold: timedelta = Field(timedelta(seconds=60), ge=timedelta(0), le=timedelta(hours=1))
@@ -217,6 +218,15 @@ class Environment(BaseSettings):
         if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname or not url.isascii()):
             raise ValueError("must be an address like https://go.example.com")
         return url
+
+    @field_validator("aftertouch_http_proxy")
+    @classmethod
+    def require_proxy(cls, proxy: SecretStr) -> SecretStr:
+        if address := proxy.get_secret_value():
+            from scheduling.channels.ssrf import parse_proxy  # not for programs without a proxy
+
+            parse_proxy(address)
+        return proxy
 
     @field_validator("aftertouch_oidc_issuer")
     @classmethod

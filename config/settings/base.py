@@ -152,6 +152,7 @@ AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
 AFTERTOUCH_ALERTS_EVERY = ENV.aftertouch_alerts_every
 AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
+AFTERTOUCH_HTTP_PROXY = ENV.aftertouch_http_proxy.get_secret_value()
 AFTERTOUCH_WORKER_MIN = ENV.aftertouch_worker_min
 AFTERTOUCH_WORKER_MAX = ENV.aftertouch_worker_max
 AFTERTOUCH_WORKER_SHRINK_AFTER = ENV.aftertouch_worker_shrink_after

@@ -54,6 +54,7 @@ REASONS: dict[str, str | Promise] = {
     "garbled": gettext_lazy("Answer unreadable"),
     "worker_lost": gettext_lazy("Worker lost while sending"),
     "connect_timeout": gettext_lazy("Could not connect in time"),
+    "proxy": gettext_lazy("The proxy does not pass the request on"),
     "disconnected": gettext_lazy("Connection broke off"),
     "redirect": gettext_lazy("Receiver redirects"),
     "gone": gettext_lazy("Receiver is gone"),
@@ -109,11 +110,8 @@ def translate_reason(code: str) -> str:
         return str(words)
     head, plus, tail = code.rpartition("+")
     if plus and tail in OTHER_REASONS:
-        return (
-            _("%(first)s; %(second)s") % {"first": translate_reason(head), "second": translate_reason(tail)}
-            if head
-            else translate_reason(tail)
-        )
+        second = translate_reason(tail)
+        return _("%(first)s; %(second)s") % {"first": translate_reason(head), "second": second} if head else second
     for prefix, words in {**PREFIXES, **OTHER_PREFIXES}.items():
         if code.startswith(prefix):
             return _(words) % code.removeprefix(prefix)
@@ -138,6 +136,8 @@ ERROR_LABELS = (
      gettext_noop("channels of the kind %(kind)s call no receiver and take no limit")),
     (r"must be lower-case letters, .*",
      gettext_noop("must be lower-case letters, digits, “-”, “_” and “.”, at most 64")),
+    (r"must be http://user:password@host:port .*",
+     gettext_noop("must be like http://user:password@host:3128, without a path; write @ in a password as %%40")),
     (r"must be “all” or “any” with a list of rows", gettext_noop("needs at least one row")),
     (r"must not have more than (?P<most>\d+) rows", gettext_noop("must not have more than %(most)s rows")),
     (r"must be a list of at most (?P<most>\d+) (variants|windows|days)",

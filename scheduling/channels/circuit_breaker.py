@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduling.channels.base import Outcome, Transient, Unknown
 
-DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "tls", "timeout"})
+DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "proxy", "tls", "timeout"})
 
 
 def is_receiver_dead(outcome: Outcome) -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from django.conf import settings
 from yarl import URL
 
 from scheduling.channels.base import (
@@ -29,7 +28,8 @@ from scheduling.channels.base import (
     Transient,
     Unknown,
 )
-from scheduling.channels.ssrf import PrivateHosts, check_url
+from scheduling.channels.flight import Flight, error_text, trace_flights
+from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, check_proxy, check_url
 
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
@@ -108,10 +108,11 @@ PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
 LOOKUP_THREADS = 32  # separate threads: hanging lookups must not exhaust the loop's default executor
 HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
 
-#: Awaited before the first byte of each request of a task. It may wait, within the time limit of the request.
-before_first_byte: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("before_first_byte", default=None)
-
-_Request = tuple[str, URL, bytes, Mapping[str, str]]  # method, address, body, headers
+PROXY_AUTH_REQUIRED = 407
+UNRESOLVED_BEHIND_PROXY = (
+    "the name is resolved here too, to check the address; AFTERTOUCH_ALLOWED_PRIVATE_HOSTS names hosts that only the "
+    "proxy resolves"
+)
 Lookup = Callable[[str, int], list[tuple[Any, ...]]]
 
 
@@ -149,23 +150,12 @@ class PublicResolver(AbstractResolver):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(slots=True)
-class Flight:
-    """The state of one request in flight."""
-
-    sent: bool = False  #: a byte of it may have been written
-    reused: bool = False  #: sent on a connection that served before
-    queued: bool = False  #: waits for one of the host's connections
-    status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytearray = field(default_factory=bytearray)
-    complete: bool = False
-
-    def response(self) -> Response | None:
-        """Return the response once the status line has arrived, complete or not; None before."""
-        if self.status is None:
-            return None
-        return Response(self.status, self.headers, bytes(self.body), self.complete)
+class _Request(NamedTuple):
+    method: str
+    url: URL
+    body: bytes
+    headers: Mapping[str, str]
+    proxying: Mapping[str, Any] = {}  #: arguments of aiohttp that lead the request through a proxy
 
 
 class Transport:
@@ -174,96 +164,162 @@ class Transport:
     - A name is resolved once. Addresses that are not public are dropped. The connection uses exactly the checked
       addresses with the original Host and SNI, so DNS rebinding has no effect. Redirects, environment proxies and
       cookies are off.
+    - A proxy gets the checked address too, because it would resolve the name again: `CONNECT 203.0.113.7:443`. Only a
+      host that is allowed by its name may have any address, so the proxy resolves it. Plain http shows the proxy the
+      whole request. Therefore it goes only through a proxy that the administrator allows.
     - One deadline covers the whole request, so a slowly dripping server ends too. At most 64 KB of a reply are read.
     - Only repeatable messages reuse a connection. A server that closes an idle connection looks like one that took
       the request and died. In that case the message is sent once more at once, on its own connection.
     """
 
     def __init__(
-        self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
+        self,
+        private: PrivateHosts,
+        *,
+        proxy: str = "",
+        ssl_context: ssl.SSLContext | None = None,
+        lookup: Lookup = resolve_host,
     ) -> None:
         self._private = private
+        self._proxy = proxy
+        self._proxies = private.with_proxy(proxy)
         self._resolver = PublicResolver(private, lookup)
+        self._proxy_resolver = PublicResolver(self._proxies, lookup)
         self._ssl: ssl.SSLContext | bool = ssl_context or True
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
+
+    @classmethod
+    def from_settings(cls) -> Transport:
+        """Return a transport with the private hosts and the proxy of the settings."""
+        return cls(PrivateHosts.from_settings(), proxy=settings.AFTERTOUCH_HTTP_PROXY)
 
     async def post(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        timeout: timedelta,
+        repeatable: bool,
+        proxy: str = "",
     ) -> Response:
         """Send a POST request, as `request` does."""
-        return await self.request("POST", url, body, headers, timeout=timeout, repeatable=repeatable)
+        return await self.request("POST", url, body, headers, timeout=timeout, repeatable=repeatable, proxy=proxy)
 
     async def request(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
+        self,
+        method: str,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        timeout: timedelta,
+        repeatable: bool,
+        proxy: str = "",
     ) -> Response:
         """Send a request and return its response, within `timeout` in all.
 
         A repeatable message may be sent twice (see the class). A response with a late, broken or larger body than 64 KB
-        is returned with `complete=False`.
+        is returned with `complete=False`. `proxy` is that of `options.read_proxy`: "" leads through the proxy of the
+        transport, if it has one.
 
         Raises:
-            Refused: the URL or its addresses are not allowed.
-            NotSent: no byte of the request was written.
+            Refused: the URL, the proxy or their addresses are not allowed.
+            NotSent: no byte of the request was written, or the proxy asked for a password instead of passing it on.
             NoAnswer: the request may have been written, and no response came.
         """
-        destination = check_url(url, self._private)
-        flight = Flight()
+        request = _Request(method, check_url(url, self._private), body, headers)
+        through = self._find_proxy(proxy or self._proxy, request.url)
+        flight = Flight(proxied=through is not None)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                await self._send_request(flight, (method, destination, body, headers), repeatable=repeatable)
+                calls = [request] if through is None else await self._lead_through(through, request)
+                await self._send_request(flight, calls, repeatable=repeatable)
         except (aiohttp.ClientError, OSError) as error:
             if flight.status is None:
-                raise _failure_for(flight, error) from error
-        response = flight.response()
-        assert response is not None
-        return response
+                raise flight.explain(error) from error
+        if flight.proxied and flight.status == PROXY_AUTH_REQUIRED and request.url.scheme == "http":
+            raise NotSent("proxy", f"the proxy answered {PROXY_AUTH_REQUIRED}")
+        assert flight.status is not None
+        return Response(flight.status, flight.headers, bytes(flight.body), flight.complete)
 
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
         await self._resolver.close()
+        await self._proxy_resolver.close()
 
-    async def _send_request(self, flight: Flight, request: _Request, *, repeatable: bool) -> None:
+    def _find_proxy(self, proxy: str, url: URL) -> Proxy | None:
+        """Return the proxy for a request; None: there is none. Raises `Refused`."""
+        if proxy in ("", DIRECT):
+            return None
+        found = check_proxy(proxy, self._proxies)
+        if url.scheme == "http" and not self._proxies.open(found.url):
+            raise DestinationRefused("scheme", "plain http goes only through a proxy that the administrator allows")
+        return found
+
+    async def _lead_through(self, proxy: Proxy, request: _Request) -> list[_Request]:
+        """Return the request to each address of its host, with the host's name in SNI and `Host`."""
+        headers = {**request.headers, "Host": request.url.host_port_subcomponent or ""}
+        proxying: dict[str, Any] = {"proxy": proxy.url}
+        if request.url.scheme == "http":
+            headers |= proxy.headers
+        else:
+            host = (request.url.raw_host or "").removesuffix(".")
+            proxying |= {"proxy_headers": proxy.headers, "server_hostname": host}
+        urls = await self._resolve_target(request.url)
+        return [request._replace(url=url, headers=headers, proxying=proxying) for url in urls]
+
+    async def _send_request(self, flight: Flight, calls: list[_Request], *, repeatable: bool) -> None:
         try:
-            await self._exchange(self._session(reuse=repeatable), flight, *request)
+            await self._exchange(flight, calls, reuse=repeatable)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             if not (repeatable and flight.reused and flight.status is None):
                 raise
             try:
-                await self._exchange(self._session(reuse=False), flight, *request)
+                await self._exchange(flight, calls, reuse=False)
             except DestinationRefused as refused:  # by now; the first request may have arrived
                 raise NoAnswer("disconnected", refused.detail) from None
 
-    async def _exchange(
-        self,
-        session: aiohttp.ClientSession,
-        flight: Flight,
-        method: str,
-        url: URL,
-        body: bytes,
-        headers: Mapping[str, str],
-    ) -> None:
-        response = await session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False, trace_request_ctx=flight
-        )
+    async def _exchange(self, flight: Flight, calls: list[_Request], *, reuse: bool) -> None:
+        """Make the first call for which the proxy opens a connection; without a proxy there is one call."""
+        session = self._session(reuse=reuse, proxied=flight.proxied)
+        for number, each in enumerate(calls, 1):
+            try:
+                await _call(session, flight, each)
+                return
+            except aiohttp.ClientHttpProxyError as error:
+                if number == len(calls) or error.status < 500:
+                    raise
+            except DestinationRefused as refused:
+                if not flight.proxied:
+                    raise
+                raise DestinationRefused(refused.reason, f"the proxy: {refused.detail}") from None
+
+    async def _resolve_target(self, url: URL) -> list[URL]:
+        """Return the URL with each checked address of its host, or unchanged if any address is allowed.
+
+        Raises:
+            Refused: the host has addresses, and none may be used.
+            NotSent: the host has no address.
+        """
+        if self._private.open(url):
+            return [url]
         try:
-            flight.status = response.status
-            flight.headers = {name.lower(): value for name, value in reversed(list(response.headers.items()))}
-            while len(flight.body) < BODY_CAP and (chunk := await response.content.read(BODY_CAP - len(flight.body))):
-                flight.body += chunk
-            flight.complete = response.content.at_eof()
-        finally:
-            response.close()  # a connection whose reply was read to its end is already back in the pool
+            found = await self._resolver.resolve(url.raw_host or "", url.port or 0)
+        except OSError as error:
+            raise NotSent("dns", f"{error_text(error)}: {UNRESOLVED_BEHIND_PROXY}") from error
+        return [url.with_host(each["host"]) for each in found]
 
-    def _session(self, *, reuse: bool) -> aiohttp.ClientSession:
-        if reuse not in self._sessions:
-            self._sessions[reuse] = self._new_session(reuse=reuse)
-        return self._sessions[reuse]
+    def _session(self, *, reuse: bool, proxied: bool) -> aiohttp.ClientSession:
+        if (reuse, proxied) not in self._sessions:
+            self._sessions[reuse, proxied] = self._new_session(reuse=reuse, proxied=proxied)
+        return self._sessions[reuse, proxied]
 
-    def _new_session(self, *, reuse: bool) -> aiohttp.ClientSession:
+    def _new_session(self, *, reuse: bool, proxied: bool) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            resolver=self._resolver,
+            resolver=self._proxy_resolver if proxied else self._resolver,
             ssl=self._ssl,
             limit=0,
             limit_per_host=PER_HOST,
@@ -276,69 +332,43 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
             auto_decompress=False,
             trust_env=False,
-            trace_configs=[_trace_config()],
+            trace_configs=[trace_flights()],
         )
         session._retry_connection = False  # it would send a GET or PUT without an answer once more
         return session
 
 
-def _trace_config() -> aiohttp.TraceConfig:
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.reused = True
-
-    async def queued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.queued = True
-
-    async def dequeued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.queued = False
-
-    async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        if act := before_first_byte.get():
-            await act()
-        context.trace_request_ctx.sent = True  # called before the first byte goes to the socket
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    trace.on_connection_queued_start.append(queued)
-    trace.on_connection_queued_end.append(dequeued)
-    trace.on_request_headers_sent.append(writing)
-    return trace
-
-
-def _failure_for(flight: Flight, error: Exception) -> NotSent | NoAnswer:
-    said = _error_text(error)
-    if flight.sent:
-        if isinstance(error, TimeoutError):
-            return NoAnswer("timeout", "no answer within the time limit")
-        return NoAnswer("garbled" if isinstance(error, aiohttp.ClientResponseError) else "disconnected", said)
-    if flight.queued:
-        return NotSent("busy", f"all {PER_HOST} connections to the host are in use")
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return NotSent("dns", said)
-    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
-        return NotSent("tls", said)
-    if isinstance(error, TimeoutError):
-        return NotSent("connect_timeout", "no connection within the time limit")
-    return NotSent("connect", said)
-
-
-def _error_text(error: BaseException) -> str:
-    """Return the system's error text without the URL, which aiohttp's own messages contain."""
-    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
-    return getattr(cause, "verify_message", None) or getattr(cause, "strerror", None) or type(cause).__name__
+async def _call(session: aiohttp.ClientSession, flight: Flight, request: _Request) -> None:
+    response = await session.request(
+        request.method,
+        request.url,
+        data=request.body or None,
+        headers=request.headers,
+        allow_redirects=False,
+        trace_request_ctx=flight,
+        **request.proxying,
+    )
+    try:
+        flight.status = response.status
+        flight.headers = {name.lower(): value for name, value in reversed(list(response.headers.items()))}
+        while len(flight.body) < BODY_CAP and (chunk := await response.content.read(BODY_CAP - len(flight.body))):
+            flight.body += chunk
+        flight.complete = response.content.at_eof()
+    finally:
+        response.close()  # a connection whose reply was read to its end is already back in the pool
 
 
 _transports: WeakKeyDictionary[asyncio.AbstractEventLoop, Transport] = WeakKeyDictionary()
 
 
 def shared_transport() -> Transport:
-    """Return the transport of the running loop, with the private hosts of the settings.
+    """Return the transport of the running loop, with the private hosts and the proxy of the settings.
 
     Close it before the loop ends.
     """
     loop = asyncio.get_running_loop()
     if loop not in _transports:
-        _transports[loop] = Transport(PrivateHosts.from_settings())
+        _transports[loop] = Transport.from_settings()
     return _transports[loop]
 
 

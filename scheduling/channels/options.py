@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
+from django.conf import settings as installation
+
 from scheduling.channels.base import DestinationRefused, Quota, Quotas
-from scheduling.channels.ssrf import PrivateHosts, check_url
+from scheduling.channels.ssrf import DIRECT, PrivateHosts, check_proxy, check_url
 from scheduling.durations import format_duration, parse_duration
 
 MOST_QUOTAS = 5
@@ -134,6 +136,24 @@ def read_url(settings: Mapping[str, Any], key: str = "url") -> str:
         check_url(value, PrivateHosts.from_settings())
     except DestinationRefused as refused:
         raise ValueError(f"{key}: {refused.detail}") from None
+    return value
+
+
+def read_proxy(settings: Mapping[str, Any]) -> str:
+    """Return `proxy`, to be given to the transport: an address, `direct`, or "" for the installation's proxy.
+
+    An address in a private network must be that of the installation's proxy or an allowed private host: an editor must
+    not reach other servers there.
+
+    Raises:
+        ValueError: "proxy: …", without a part of the value, which may contain a password.
+    """
+    value = read_text(settings, "proxy")
+    try:
+        if value not in ("", DIRECT):
+            check_proxy(value, PrivateHosts.from_settings().with_proxy(installation.AFTERTOUCH_HTTP_PROXY))
+    except DestinationRefused as refused:
+        raise ValueError(f"proxy: {refused.detail}") from None
     return value
 
 

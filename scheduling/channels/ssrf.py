@@ -2,14 +2,15 @@
 
 Channel editors set URLs, so a URL must not reach hosts that only this machine can reach. Two checks are both needed:
 `check_url` checks the text first, `is_public` checks every resolved address. The checked text is the text that is sent;
-no second parser reads the URL.
+no second parser reads the URL. A proxy of a channel is checked in the same way, by `check_proxy`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
@@ -92,11 +93,18 @@ class PrivateHosts:
     def from_settings() -> PrivateHosts:
         return _private_hosts(tuple(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS))
 
+    def with_proxy(self, proxy: str) -> PrivateHosts:
+        """Return these destinations and the installation's proxy, for checks of proxies. "": there is none."""
+        if not proxy:
+            return self
+        url = parse_proxy(proxy).url
+        return replace(self, hosts=self.hosts | {(_canonical_host(url), url.port)})
+
     def open(self, url: URL) -> bool:
         """Return whether the host of an admitted URL is allowed by its own name or literal address."""
-        host, port = _checked_host(url), url.port or 0
+        host, port = _canonical_host(url), url.port or 0
         literal = _parse_address(host)
-        return self.name(str(literal or host), port) or (literal is not None and self.cover(literal))
+        return self.name(host, port) or (literal is not None and self.cover(literal))
 
     def name(self, host: str, port: int) -> bool:
         return (host, None) in self.hosts or (host, port) in self.hosts
@@ -152,17 +160,72 @@ def check_url(url: str, private: PrivateHosts) -> URL:
         Refused: with the code "bad_url", "scheme" or "private_address".
     """
     parsed = _parse_url(url)
-    host = _checked_host(parsed)
+    _checked_host(parsed)
     if not parsed.port:
         raise DestinationRefused("bad_url", "the port is missing or 0")
-    literal, opened = _parse_address(host), private.open(parsed)
-    if parsed.scheme != "https" and not (parsed.scheme == "http" and opened):
+    if parsed.scheme != "https" and not (parsed.scheme == "http" and private.open(parsed)):
         raise DestinationRefused("scheme", "only https is allowed here")
+    _check_reach(parsed, private)
+    return parsed
+
+
+def _check_reach(url: URL, private: PrivateHosts) -> None:
+    host = _checked_host(url)
+    literal, opened = _parse_address(host), private.open(url)
     if not opened and (literal is not None and not is_public(literal)):
         raise DestinationRefused("private_address", "the address is not public")
     if not opened and (host == "localhost" or host.endswith(".localhost")):
         raise DestinationRefused("private_address", "localhost is not public")
-    return parsed
+
+
+DIRECT = "direct"  #: a channel's word against the installation's proxy
+PROXY_FORM = (
+    "must be http://user:password@host:port or https://…, with nothing after the port; in a password write @ as %40, "
+    "# as %23 and / as %2F"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A forward proxy of HTTP. `url` has no user name and password; `headers` have them."""
+
+    url: URL
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@lru_cache(maxsize=256)
+def parse_proxy(text: str) -> Proxy:
+    """Parse the address of a proxy, with or without user name and password.
+
+    Raises:
+        ValueError: its message has no part of the text, which may contain a password.
+    """
+    try:
+        parsed = URL(text) if not any(character <= " " for character in text) else URL()
+        user, password, port = parsed.user or "", parsed.password or "", parsed.explicit_port
+        _checked_host(parsed)
+    except (ValueError, DestinationRefused):
+        raise ValueError(PROXY_FORM) from None
+    whole = parsed.raw_path in {"", "/"} and not parsed.raw_query_string and not parsed.raw_fragment
+    if parsed.scheme not in {"http", "https"} or not port or not whole or ":" in user or len(text) > MAX_URL:
+        raise ValueError(PROXY_FORM)
+    pair = b64encode(f"{user}:{password}".encode()).decode()
+    return Proxy(parsed.with_user(None).origin(), {"Proxy-Authorization": f"Basic {pair}"} if user or password else {})
+
+
+@lru_cache(maxsize=256)
+def check_proxy(text: str, private: PrivateHosts) -> Proxy:
+    """Return the proxy of a channel. Its name is checked when it is resolved.
+
+    Raises:
+        Refused: with the code "bad_url" or "private_address".
+    """
+    try:
+        proxy = parse_proxy(text)
+    except ValueError as error:
+        raise DestinationRefused("bad_url", str(error)) from None
+    _check_reach(proxy.url, private)
+    return proxy
 
 
 def _parse_url(url: str) -> URL:
@@ -197,6 +260,12 @@ def _checked_host(parsed: URL) -> str:
     if numeric or not HOST_NAME.fullmatch(host):
         raise DestinationRefused("bad_url", "the host is neither a name nor a plainly written address")
     return host
+
+
+def _canonical_host(url: URL) -> str:
+    """Return the host as `PrivateHosts` keeps it."""
+    host = _checked_host(url)
+    return str(_parse_address(host) or host)
 
 
 def _parse_address(host: str) -> Address | None:

@@ -26,7 +26,7 @@ SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
 
 
 class Webhook:
-    """A webhook. Config: `url`, `secret` (`whsec_…`; several in a list or separated by spaces during rotation).
+    """A webhook. Config: `url`, `proxy`, `secret` (`whsec_…`; in a rotation several, in a list or separated by spaces).
 
     A community's target `{"url", "secret"}` overrides the channel's. Without a secret of its own, the channel's secret
     signs the request. Without any secret the request is unsigned but carries its id and timestamp.
@@ -36,12 +36,14 @@ class Webhook:
     needs_target: ClassVar[bool] = False
     address_key: ClassVar[str] = ""
     quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    target_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    secret_fields: ClassVar[frozenset[str]] = target_fields | {"proxy"}
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.check_known_keys(config, {"url", "secret"})
+        options.check_known_keys(config, {"url", "secret", "proxy"})
         self._url = options.read_url(config)
+        self._proxy = options.read_proxy(config)
         self._secrets = read_secrets(config)
         self._timeout = options.check_positive(timeout)
         self._transport = transport
@@ -78,7 +80,9 @@ class Webhook:
         transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
         try:
-            response = await transport.post(url, body, headers, timeout=left, repeatable=message.repeatable)
+            response = await transport.post(
+                url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
+            )
         except Failure as failure:
             return failure.outcome()
         return judge_status(response, repeatable=message.repeatable)

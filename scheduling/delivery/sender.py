@@ -24,7 +24,7 @@ from django.conf import settings
 from django.db import close_old_connections, connections
 
 from scheduling.channels.base import Outcome, Permanent, Quotas, Transient, Unknown
-from scheduling.channels.http_client import before_first_byte
+from scheduling.channels.flight import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence
 from scheduling.delivery.held_slot import HeldSlot

@@ -1,7 +1,8 @@
 """Run the sign-in at an OpenID provider: authorization code flow with PKCE, state and nonce.
 
 The provider's document and keys are read at each sign-in, so that keys rotate without a restart. All requests use the
-guarded transport of the channels: https, public addresses or `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`, no redirects.
+guarded transport of the channels: https, public addresses or `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`, no redirects,
+`AFTERTOUCH_HTTP_PROXY`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def is_flow_answer(flow: Mapping[str, Any], answer: Mapping[str, str]) -> bool:
 
 
 async def _with_transport(act: Any) -> dict[str, Any]:
-    transport = Transport(PrivateHosts.from_settings())
+    transport = Transport.from_settings()
     try:
         return dict(await act(transport))
     except (DestinationRefused, NotSent, NoAnswer) as error:

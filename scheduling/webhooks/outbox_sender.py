@@ -22,7 +22,6 @@ from django.db import close_old_connections, connections
 from scheduling import metrics, sql
 from scheduling.channels.base import Failure, NotSent
 from scheduling.channels.http_client import Transport, parse_retry_after
-from scheduling.channels.ssrf import PrivateHosts
 from scheduling.channels.webhook import read_secrets, sign_request
 from scheduling.configuration import snapshot
 from scheduling.policy.specs import WebhookSpec
@@ -95,7 +94,7 @@ class _Turns:
         self._stopping = stopping
         self._linger = linger
         self._statements = ThreadPoolExecutor(1, "webhook-statements")
-        self._transport = Transport(PrivateHosts.from_settings())
+        self._transport = Transport.from_settings()
         self._lanes: dict[int, asyncio.Task[None]] = {}
         self._busy_at = time.monotonic()
         self._unusable: dict[int, WebhookSpec] = {}  #: their secrets cannot be decrypted here

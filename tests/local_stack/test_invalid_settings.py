@@ -53,10 +53,17 @@ def test_invalid_setting_stops_start_before_anything_is_made(tmp_path: Path, act
         ("AFTERTOUCH_SCALE_WORKERS_MIN", "0"),
         ("AFTERTOUCH_SCALE_DOWN_AFTER", "never"),
         ("DJANGO_LOG_LEVEL", "LOUD"),
+        ("AFTERTOUCH_HTTP_PROXY", "proxy:s3cret"),
+        ("AFTERTOUCH_HTTP_PROXY", "socks5://u:s3cret@proxy:1080"),
+        ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy"),
+        ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy:99999"),
+        ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy:3128/path"),
     ],
 )
 def test_invalid_setting_is_named(refusal_of: Callable[..., str], name: str, value: str) -> None:
-    assert f"  {name}: " in refusal_of(**{name: value})
+    said = refusal_of(**{name: value})
+    assert f"  {name}: " in said
+    assert "s3cret" not in said
 
 
 @pytest.mark.parametrize(

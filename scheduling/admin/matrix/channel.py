@@ -31,8 +31,14 @@ from scheduling.monitoring.duration_text import describe_duration
 MASK = "••••"
 SECRET_LABELS = {
     "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),
-    "callback_key": _("callback encryption key"),
+    "callback_key": _("callback encryption key"), "proxy": _("proxy"),
 }  # fmt: skip
+SECRET_HELP = {
+    "proxy": _(
+        "Like http://user:password@proxy.example:3128, or “direct” for none. Not set: the proxy of the installation. "
+        "Not shown after saving. Empty: no change. A single “-” removes the value."
+    ),
+}
 KIND_LABELS = {
     "webhook": _("Webhook"), "wecom": _("WeCom robot"), "dingtalk": _("DingTalk robot"), "feishu": _("Feishu robot"),
     "wecom_app": _("WeCom application message"), "wechat_kf": _("WeChat customer service"),
@@ -74,7 +80,9 @@ class SecretField(forms.CharField):
         super().__init__(
             label=capfirst(SECRET_LABELS.get(name, name)),
             required=False,
-            help_text=_("Not shown after saving. Empty: no change. A single “-” removes the value."),
+            help_text=SECRET_HELP.get(
+                name, _("Not shown after saving. Empty: no change. A single “-” removes the value.")
+            ),
             widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
         )
 

@@ -27,21 +27,24 @@ TEXT, MARKDOWN, CARD = "text", "markdown", "card"
 class Robot(CodedAnswers):
     """Base of the robots. Target: `url`, and `secret` if the robot signs.
 
-    Config: `format` (text, markdown or card). With `mentions` a last line such as “@all @zhangsan” notifies members.
+    Config: `proxy`, `format` (text, markdown or card). With `mentions` a last line such as “@all @zhangsan” notifies
+    members.
     """
 
     kind: ClassVar[str]
     needs_target: ClassVar[bool] = True
     address_key: ClassVar[str] = ""
     quotas: ClassVar[tuple[Quota, ...]]
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    target_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    secret_fields: ClassVar[frozenset[str]] = target_fields | {"proxy"}
     default_idempotent: ClassVar[bool] = False
 
     hosts: ClassVar[frozenset[str]]  #: the vendor's hosts; others only if allowed as private hosts
     path: ClassVar[str]  #: prefix of a robot's URL path at the vendor
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.check_known_keys(config, {"format", "mentions"})
+        options.check_known_keys(config, {"format", "mentions", "proxy"})
+        self._proxy = options.read_proxy(config)
         self.format = options.read_choice(config, "format", (TEXT, MARKDOWN, CARD))
         self._mentions = options.read_flag(config, "mentions")
         self._timeout = options.check_positive(timeout)
@@ -82,7 +85,9 @@ class Robot(CodedAnswers):
             return Permanent("bad_target", str(error))
         transport = self._transport or shared_transport()
         try:
-            response = await transport.post(url, encode_json(document), HEADERS, timeout=left, repeatable=False)
+            response = await transport.post(
+                url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
+            )
         except Failure as failure:
             return failure.outcome()
         return self.judge(response)

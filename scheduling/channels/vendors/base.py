@@ -18,13 +18,14 @@ from urllib.parse import quote, quote_plus, urlencode
 from scheduling.channels import options
 from scheduling.channels.answers import TOKEN_EXPIRED, CodedAnswers, parse_answer, read_path
 from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quotas, Transient
-from scheduling.channels.http_client import Response, Transport, before_first_byte, excerpt, shared_transport
+from scheduling.channels.flight import before_first_byte
+from scheduling.channels.http_client import Response, Transport, excerpt, shared_transport
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.tokens import Token, TokenRefused, shared_tokens
 
 JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
-QUOTA_KEYS, QUOTA_BY = ("quotas", "quota_by"), ("address", "account")
+COMMON_KEYS, QUOTA_BY = ("secret", "proxy", "quotas", "quota_by"), ("address", "account")
 HIDDEN = "****"
 SHORTEST_HIDDEN = 8  # characters; shorter secrets would hide ordinary words
 ADDRESS_LENGTH = 500
@@ -47,7 +48,7 @@ class VendorRequest:
 class VendorChannel(CodedAnswers):
     """Base of the vendors.
 
-    Config: `url` (another address of the API), `secret`, `quotas`, `quota_by`, and the texts of the kind.
+    Config: `url` (another address of the API), `secret`, `proxy`, `quotas`, `quota_by`, and the texts of the kind.
     """
 
     kind: ClassVar[str]
@@ -55,7 +56,7 @@ class VendorChannel(CodedAnswers):
     address_key: str = ""
     quotas: Quotas = ()
     own_quotas: ClassVar[bool] = True  #: `quotas` in the settings replaces those of the kind
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "proxy"})
     default_idempotent: ClassVar[bool] = False
     fills_template: ClassVar[bool] = False  #: the text is a list of values for a template at the vendor
 
@@ -67,7 +68,7 @@ class VendorChannel(CodedAnswers):
     text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        options.check_known_keys(config, {"url", "secret", *QUOTA_KEYS, *self.required, *self.optional})
+        options.check_known_keys(config, {"url", *COMMON_KEYS, *self.required, *self.optional})
         self.settings = {name: options.read_word(config, name) for name in (*self.required, *self.optional)}
         for name in self.required:
             if not self.settings[name]:
@@ -75,6 +76,7 @@ class VendorChannel(CodedAnswers):
         self.check_callback_settings()
         self.secret = options.read_text(config, "secret")
         self.base = self._read_base(config)
+        self.proxy = options.read_proxy(config)
         self._read_quotas(config)
         self._timeout = options.check_positive(timeout)
         self._transport = transport
@@ -159,8 +161,9 @@ class VendorChannel(CodedAnswers):
     async def _call(self, request: VendorRequest, message: Message, left: timedelta, token: str) -> Outcome:
         transport = self._transport or shared_transport()
         response = await transport.request(
-            request.method, request.url, request.body, request.headers, timeout=left, repeatable=message.repeatable
-        )
+            request.method, request.url, request.body, request.headers,
+            timeout=left, repeatable=message.repeatable, proxy=self.proxy,
+        )  # fmt: skip
         # The body first: the outcome has its start, which can end within a secret.
         outcome = self.judge_for(message, replace(response, body=_hide_in_body(response.body, token, self.secret)))
         return hide_in_outcome(outcome, token, self.secret)
@@ -193,8 +196,9 @@ class VendorChannel(CodedAnswers):
             outer = before_first_byte.set(None)  # the slot of the message counts from its own request
             try:
                 response = await transport.request(
-                    request.method, request.url, request.body, request.headers, timeout=fetch_limit, repeatable=True
-                )
+                    request.method, request.url, request.body, request.headers,
+                    timeout=fetch_limit, repeatable=True, proxy=self.proxy,
+                )  # fmt: skip
             finally:
                 before_first_byte.reset(outer)
             return self.read_token(response)

@@ -15,7 +15,7 @@ from scheduling.channels.base import Delivered, DestinationRefused, Message, Out
 from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, parse_retry_after
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
-from scheduling.channels.vendors.base import QUOTA_KEYS, VendorChannel, VendorRequest, read_named_lines
+from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, read_named_lines
 from scheduling.channels.vendors.declared_settings import (
     REQUEST_KEYS,
     VARIABLES,
@@ -30,7 +30,7 @@ from scheduling.durations import parse_duration
 TOKEN_KEYS = REQUEST_KEYS | {"field", "expires", "lifetime"}
 TOKEN_VARIABLES = {"channel": frozenset({"secret"})}
 ANSWER_FIELDS = ("code_field", "message_field", "id_field")
-OTHER_KEYS = frozenset(("secret", "address", "token", "success", "errors", *ANSWER_FIELDS, *QUOTA_KEYS))
+OTHER_KEYS = frozenset(("address", "token", "success", "errors", *ANSWER_FIELDS, *COMMON_KEYS))
 
 
 class DeclaredHttp(VendorChannel):
@@ -47,6 +47,7 @@ class DeclaredHttp(VendorChannel):
         self.secret = options.read_text(config, "secret")
         self.plan = read_request(config, VARIABLES)
         self.base = self.plan.url
+        self.proxy = options.read_proxy(config)
         self.address_key = options.read_text(config, "address")
         self.needs_target = bool(self.address_key)
         self._read_quotas(config)

@@ -81,8 +81,9 @@ async def _fetch(channel: WeChatService, access: str, asked: Mapping[str, str]) 
         document = {**asked, "limit": LIMIT, "open_kfid": channel.settings["open_kfid"]}
         transport = channel._transport or shared_transport()
         response = await transport.request(
-            "POST", url, encode_json(document), JSON_HEADERS, timeout=LONGEST_SYNC / 2, repeatable=True
-        )
+            "POST", url, encode_json(document), JSON_HEADERS,
+            timeout=LONGEST_SYNC / 2, repeatable=True, proxy=channel.proxy,
+        )  # fmt: skip
         outcome = channel.judge(response)
         if isinstance(outcome, Delivered):
             return parse_answer(response)

@@ -35,7 +35,7 @@ class SmsChannel(SmsCallbacks, VendorChannel):
     address_key: str = "phone"
     fills_template: ClassVar[bool] = True
     optional: ClassVar[tuple[str, ...]] = ("template_id", "callback_token")
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "callback_token"})
+    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token"}
     accepted: ClassVar[str] = "OK"
 
     @classmethod

@@ -97,7 +97,7 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
     id_field: str = "msgid"
     address_key: str = "wechat_official"
     optional: ClassVar[tuple[str, ...]] = ("type", "template_id", "mini_app_id", "callback_token", "callback_key")
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "callback_token", "callback_key"})
+    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token", "callback_key"}
     receiver_field: ClassVar[str] = "app_id"
     accepts_plain: ClassVar[bool] = True
 

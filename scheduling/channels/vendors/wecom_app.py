@@ -57,7 +57,7 @@ class WeComVendor(WeChatCallbacks, VendorChannel):
     api: ClassVar[str] = "https://qyapi.weixin.qq.com"
     path: ClassVar[str]
     optional: ClassVar[tuple[str, ...]] = ("callback_token", "callback_key")
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "callback_token", "callback_key"})
+    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token", "callback_key"}
     receiver_field: ClassVar[str] = "corp_id"
     refusals: ClassVar[Mapping[int, Refusal]] = COMMON
 

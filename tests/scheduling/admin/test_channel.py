@@ -13,12 +13,13 @@ pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
 SECRET = "whsec_" + "Y" * 32
+PROXY = "http://buyer:hush@proxy.example.com:3128"
 ROBOT = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=hush"
 
 
 @pytest.fixture
 def hook() -> ChannelConfig:
-    config = {"url": "https://example.com/in?token=hush", "secret": SECRET}
+    config = {"url": "https://example.com/in?token=hush", "secret": SECRET, "proxy": PROXY}
     return ChannelConfig.objects.create(key="hook", kind="webhook", config=config)
 
 
@@ -41,9 +42,12 @@ def test_channel_secret_empty_stays_and_dash_removes(
     answer = editor.post(url, fill_form(url, timeout="5s", retry_delays="10s, 1m"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     hook.refresh_from_db()
-    assert hook.config == {"url": "https://example.com/in?token=hush", "secret": SECRET}
+    assert hook.config == {"url": "https://example.com/in?token=hush", "secret": SECRET, "proxy": PROXY}
     assert (hook.timeout, hook.retry_delays, hook.version) == (timedelta(seconds=5), [10, 60], 2)
-    editor.post(url, fill_form(url, secret_secret="-", secret_url="https://example.org/new"))
+    editor.post(url, fill_form(url, secret_secret="-", secret_url="https://example.org/new", secret_proxy="direct"))
+    hook.refresh_from_db()
+    assert hook.config == {"url": "https://example.org/new", "proxy": "direct"}
+    editor.post(url, fill_form(url, secret_proxy="-"))
     hook.refresh_from_db()
     assert hook.config == {"url": "https://example.org/new"}
 
@@ -54,6 +58,9 @@ def test_channel_secret_empty_stays_and_dash_removes(
         ({"secret_url": "http://169.254.169.254/"}, "secret_url"),
         ({"secret_secret": "short"}, "secret_secret"),
         ({"secret_url": "-"}, "secret_url"),
+        ({"secret_proxy": "http://10.0.0.1:6379"}, "secret_proxy"),
+        ({"secret_proxy": "http://buyer:hush@proxy"}, "secret_proxy"),
+        ({"secret_proxy": "socks5://buyer:hush@proxy:1080"}, "secret_proxy"),
         ({"settings": "colour: red"}, "settings"),
         ({"settings": "no mapping"}, "settings"),
         ({"timeout": "1h"}, "timeout"),
@@ -75,6 +82,7 @@ def test_channel_form_errors_name_the_field(
     answer = editor.post(url, fill_form(url, **changes))
     assert answer.status_code == 200
     assert field in answer.context["adminform"].form.errors
+    assert "hush" not in str(answer.context["adminform"].form.errors)
     hook.refresh_from_db()
     assert hook.version == 1
 
@@ -114,7 +122,8 @@ def test_community_keeps_targets_left_empty(
 ) -> None:
     community = Community.objects.create(chat_id="c1", targets={"wecom": {"url": ROBOT}})
     url = admin_url("community_change", community.pk)
-    assert "hush" not in editor.get(url).content.decode()
+    page = editor.get(url).content.decode()
+    assert ("hush" in page, "_proxy" in page) == (False, False)
     new = {"name": "One", "target_dingtalk_url": "https://oapi.dingtalk.com/robot/send?access_token=1"}
     answer = editor.post(url, fill_form(url, **new, target_dingtalk_secret="SEC1"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors

@@ -21,6 +21,7 @@ def broken(breaker: Breaker, now: float = 0.0, key: str = "a") -> None:
         (Transient("connect"), True),
         (Transient("connect_timeout"), True),
         (Transient("tls"), True),
+        (Transient("proxy"), True),
         (Unknown("timeout"), True),
         (Unknown("disconnected"), False),
         (Transient("no_time"), False),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from base64 import b64decode
 from ipaddress import ip_address
 
 import pytest
 
 from scheduling.channels.base import DestinationRefused
-from scheduling.channels.ssrf import PrivateHosts, check_url, is_public
+from scheduling.channels.ssrf import PrivateHosts, check_proxy, check_url, is_public, parse_proxy
 
 NOTHING = PrivateHosts()
 
@@ -159,3 +160,49 @@ def test_private_hosts_open_only_what_they_name(entry: str, url: str, opened: bo
 def test_invalid_private_host_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
         PrivateHosts.parse([entry])
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "login"),
+    [
+        ("http://proxy.example.com:3128", "http://proxy.example.com:3128", ""),
+        ("HTTPS://Proxy:443/", "https://proxy", ""),
+        ("http://buyer:s%40cret@10.0.0.1:3128", "http://10.0.0.1:3128", "buyer:s@cret"),
+        ("http://客服:密码@[fd00::1]:80", "http://[fd00::1]", "客服:密码"),
+        ("http://buyer@proxy:3128", "http://proxy:3128", "buyer:"),
+    ],
+)
+def test_proxy_is_parsed(text: str, url: str, login: str) -> None:
+    proxy = parse_proxy(text)
+    given = proxy.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
+    assert (str(proxy.url), b64decode(given).decode()) == (url, login)
+    assert "cret" not in repr(proxy)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "proxy:3128", "//proxy:3128", "socks5://proxy:1080", "http://proxy", "http://proxy:0", "http://proxy:99999",
+        "http://:3128", "http://proxy:3128/path", "http://proxy:3128?q", "http://u:s3cret#1@proxy:3128",
+        "http://u:s3cret/1@proxy:3128", "http://u%3Ar:s3cret@proxy:3128", "http://2130706433:3128", "http://a b:3128",
+        "http://u:s3cret\r\n@proxy:3128", "http://" + "a" * 2_100 + ":3128", "http://u:s3cret@proxy:port",
+    ],
+)  # fmt: skip
+def test_invalid_proxy_is_refused_without_its_password(text: str) -> None:
+    with pytest.raises(DestinationRefused) as failure:
+        check_proxy(text, NOTHING)
+    assert failure.value.reason == "bad_url"
+    assert "s3cret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[::1]", "localhost", "a.localhost", "169.254.169.254"])
+def test_private_proxy_of_a_channel_needs_permission_or_that_of_the_installation(host: str) -> None:
+    text = f"http://{host}:3128"
+    with pytest.raises(DestinationRefused) as failure:
+        check_proxy(text, NOTHING)
+    assert failure.value.reason == "private_address"
+    assert check_proxy(text, PrivateHosts.parse([f"{host}:3128"]))
+    installation = NOTHING.with_proxy(f"https://u:p@{host}:3128")
+    assert check_proxy(text, installation)
+    with pytest.raises(DestinationRefused):
+        check_proxy(f"http://{host}:80", installation)

@@ -42,6 +42,7 @@ from tests.scheduling.core.conftest import WAIT_LIMIT
 Apply = Callable[..., str]
 HOOK = "https://192.0.2.7.example.org/hook"
 SECRET = "whsec_" + "A" * 32
+PROXY = "http://buyer:word@proxy.example.com:3128"
 
 
 def out(*lines: str) -> str:
@@ -266,20 +267,21 @@ def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
 
 def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply) -> None:
     base_config = f"""
-    channels: [{{key: hook, kind: webhook, url: "{HOOK}", secret: {SECRET}}}]
+    channels: [{{key: hook, kind: webhook, url: "{HOOK}", secret: {SECRET}, proxy: "{PROXY}"}}]
     communities: [{{chat_id: c1, targets: {{wecom: {{url: "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=s3"}}}}}}]
     """
     assert SECRET not in apply(base_config)
     shown = export()
-    assert (SECRET in shown, HOOK in shown, "s3" in shown) == (False, False, False)
+    assert (SECRET in shown, HOOK in shown, "s3" in shown, "proxy.example" in shown) == (False,) * 4
     assert "secret: (kept)" in shown
     assert apply(shown) == "no changes\n"
-    assert ChannelConfig.objects.get().config == {"url": HOOK, "secret": SECRET}
+    assert ChannelConfig.objects.get().config == {"url": HOOK, "secret": SECRET, "proxy": PROXY}
     said = apply(base_config.replace(SECRET, "whsec_" + "B" * 32).replace("key=s3", "key=s4"))
     assert said == out(
         "channels", "  ~ hook", "      secret: (secret) → (secret)",
         "communities", "  ~ c1", "      targets.wecom.url: (secret) → (secret)", "applied",
     )  # fmt: skip
+    assert "proxy: (secret) → (secret)" in apply(base_config.replace(":3128", ":3129"), "--dry-run")
     whole = export("--with-secrets")
     assert "whsec_" + "B" * 32 in whole
     assert apply(whole) == "no changes\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener
 
 import pytest
@@ -21,6 +21,7 @@ from scheduling.identity import openid
 from scheduling.identity.provider_users import find_or_create_user
 from scheduling.identity.roles import find_role
 from scheduling.models import IdentityLink
+from tests.rpa_tasks.browsers.proxies import PASSWORD, USER, ProxyProcess
 from tests.scheduling.identity.conftest import MockProvider
 from tests.support.second_connection import Race
 
@@ -148,6 +149,18 @@ def test_provider_answer_of_another_flow_is_refused(provider: MockProvider, name
 def test_provider_on_a_private_address_is_refused(provider: MockProvider, settings: Settings) -> None:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
     assert start(Client()) == reverse("admin:login")
+
+
+def test_provider_is_reached_through_the_proxy(provider: MockProvider, settings: Settings) -> None:
+    provider.store_user("bob-1", **CHECKED)
+    proxy = ProxyProcess("http")
+    try:
+        settings.AFTERTOUCH_HTTP_PROXY = proxy.url.replace("://", f"://{USER}:{quote(PASSWORD)}@")
+        assert user_of(sign_in("bob-1")) == "bob@example.com"
+    finally:
+        targets = proxy.read_targets()
+    # The document twice, the token, the keys and the user information.
+    assert targets == [urlsplit(provider.url).netloc] * 5
 
 
 def test_provider_document_of_another_issuer_is_refused(provider: MockProvider, settings: Settings) -> None:

@@ -6,9 +6,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from urllib.parse import quote, urlsplit
 
 import pytest
 from django.db import connection
+from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -18,6 +20,7 @@ from scheduling.webhooks.leases import FAILURES_TO_REST, AttemptResult, claim_me
 from scheduling.webhooks.message_history import enable_endpoint, pause_endpoint
 from scheduling.webhooks.outbox_sender import OutboxSender
 from scheduling.webhooks.subscriptions import put_subscription, retire_subscription
+from tests.rpa_tasks.browsers.proxies import PASSWORD, USER, ProxyProcess
 from tests.scheduling.core.programs import program
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import (
@@ -50,6 +53,19 @@ def test_message_reaches_the_receiver_with_signatures_of_both_secrets(
         assert verify(call, call.raw, secret) == call.json
     assert row.state == "delivered"
     assert row.status == 200
+
+
+def test_message_goes_through_the_proxy(subscribe: Subscribe, receiver: ScriptedReceiver, settings: Settings) -> None:
+    subscribe()
+    note_changes(2)
+    proxy = ProxyProcess("http")
+    try:
+        settings.AFTERTOUCH_HTTP_PROXY = proxy.url.replace("://", f"://{USER}:{quote(PASSWORD)}@")
+        send_all()
+    finally:
+        targets = proxy.read_targets()
+    assert count_states() == {"delivered": 2}
+    assert set(targets) == {urlsplit(receiver.url).netloc}
 
 
 def test_filter_and_types_select_the_messages(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
