@@ -22,6 +22,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from config.local.endpoints import read_endpoints
+from scheduling.server_addresses import is_verified, parse_options, parse_redis, parse_sentinel_options
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The values of `scheduling.models.Role`, which needs Django's settings.
@@ -119,6 +120,7 @@ class Environment(BaseSettings):
         timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(seconds=60)
     )
     aftertouch_sentinel_master: str = "aftertouch"
+    aftertouch_sentinel_url_options: SecretStr = SecretStr("")
     aftertouch_rabbitmq_quorum: bool = False
     aftertouch_worker_min: int = Field(1, ge=1, le=256)
     aftertouch_worker_max: int | None = Field(None, ge=0, le=256)
@@ -264,26 +266,20 @@ class Environment(BaseSettings):
             raise ValueError("needs AFTERTOUCH_OIDC_ISSUER")
         return value
 
-    @field_validator("redis_url", "celery_broker_url")
+    @field_validator("redis_url", "celery_broker_url", "aftertouch_sessions_redis_url", "aftertouch_gateway_redis_url")
     @classmethod
-    def refuse_cluster(cls, url: str) -> str:
-        if url.startswith("cluster"):
+    def require_server_address(cls, url: str, field: ValidationInfo) -> str:
+        if field.field_name in ("redis_url", "celery_broker_url") and url.startswith("cluster"):
             raise ValueError("a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
+        if url:
+            (parse_options if field.field_name == "celery_broker_url" else parse_redis)(url)
         return url
 
-    @field_validator("aftertouch_sessions_redis_url", "aftertouch_gateway_redis_url")
+    @field_validator("aftertouch_sentinel_url_options")
     @classmethod
-    def require_redis_address(cls, url: str) -> str:
-        """Accept one address, or several of Sentinels or of a cluster. The error has no part of it."""
-        parts = [urlsplit(part) for part in url.split(";")]
-        schemes = {part.scheme for part in parts}
-        several = schemes in ({"sentinel"}, {"cluster"})
-        known = several or (len(parts) == 1 and schemes <= {"redis", "rediss", "unix"})
-        if url and not (known and all(_has_port(part) for part in url.split(";"))):
-            raise ValueError("must be redis://host:6379/0, sentinel://host:26379/0;… or cluster://host:6379;…")
-        if schemes == {"cluster"} and any(not part.hostname or part.path.strip("/0") or part.query for part in parts):
-            raise ValueError("each node of a cluster is cluster://user:password@host:6379; a cluster has no database")
-        return url
+    def require_sentinel_options(cls, query: SecretStr) -> SecretStr:
+        parse_sentinel_options(query.get_secret_value())
+        return query
 
     @field_validator("aftertouch_rpa_uids")
     @classmethod
@@ -347,6 +343,20 @@ class Environment(BaseSettings):
     @property
     def broker(self) -> str:
         return self.celery_broker_url or self.redis
+
+    @property
+    def sentinel_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of redis-py for the Sentinels: login and TLS, and no repetition."""
+        # By default redis-py repeats for seconds what the next Sentinel answers at once.
+        return {"retry": None, **parse_sentinel_options(self.aftertouch_sentinel_url_options.get_secret_value())}
+
+    @property
+    def unverified_servers(self) -> list[str]:
+        """Return the variables that switch the verification of a certificate or of its name off."""
+        names = ("redis_url", "celery_broker_url", "aftertouch_sessions_redis_url", "aftertouch_gateway_redis_url")
+        options = {name: parse_options(url) for name in names if (url := getattr(self, name))}
+        options["aftertouch_sentinel_url_options"] = self.sentinel_options
+        return [name.upper() for name, each in options.items() if not is_verified(each)]
 
 
 def _has_port(url: str) -> bool:

@@ -100,6 +100,19 @@ def check_database_encryption(**_: Any) -> list[CheckMessage]:
     ]
 
 
+@register(deploy=True)
+def check_verification(**_: Any) -> list[CheckMessage]:
+    """Warn of addresses of Redis or RabbitMQ that use TLS without the verification that is the default."""
+    return [
+        Warning(
+            f"{name} uses TLS and does not verify the server.",
+            hint="Name the certification authority by ssl_ca_certs. Remove ssl_cert_reqs and ssl_check_hostname.",
+            id="aftertouch.W007",
+        )
+        for name in settings.UNVERIFIED_SERVERS
+    ]
+
+
 @register
 def check_celery_app(**_: Any) -> list[CheckMessage]:
     """Check that Celery uses this application. Otherwise it publishes to amqp://localhost without an error."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -16,16 +15,18 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from scheduling.server_addresses import RedisAddress, parse_redis
+
 __all__ = [
     "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "connect_redis", "connect_redis_async",
-    "connect_sentinels", "read_eviction_policy",
+    "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
 
 
 def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
-    """Create a client for `redis://…`, or for the primary of `sentinel://host:26379/0;sentinel://host2:26379/0`.
+    """Create a client for an address of `server_addresses.parse_redis`: a server, or the primary behind Sentinels.
 
     `timeout` in seconds applies to connecting and to each response; by default `TIMEOUTS.redis`. A broken
     connection is replaced once. A request that timed out is not repeated.
@@ -36,9 +37,10 @@ def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     }
-    if not url.startswith("sentinel"):
-        return Redis.from_url(url, **options)
-    primary = connect_sentinels(url, timeout).master_for
+    address = parse_redis(url)
+    if address.scheme != "sentinel":
+        return Redis(**address.server, **options)
+    primary = Sentinel(**_sentinel_arguments(address, timeout)).master_for  # type: ignore[no-untyped-call]
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -62,27 +64,15 @@ def connect_redis_async(url: str) -> redis.asyncio.Redis:
         "health_check_interval": 15,
         "retry": AsyncRetry(NoBackoff(), 0),
     }
-    if not url.startswith("sentinel"):
-        return redis.asyncio.Redis.from_url(url, **options)
-    servers, sentinel_options, credentials = _split_sentinel_url(url, settings.TIMEOUTS.redis)
-    sentinels = AsyncSentinel(servers, sentinel_kwargs=sentinel_options, **credentials)  # type: ignore[no-untyped-call]
+    address = parse_redis(url)
+    if address.scheme != "sentinel":
+        return redis.asyncio.Redis(**address.server, **options)
+    sentinels = AsyncSentinel(**_sentinel_arguments(address, settings.TIMEOUTS.redis))  # type: ignore[no-untyped-call]
     return sentinels.master_for(settings.AFTERTOUCH_SENTINEL_MASTER, redis.asyncio.Redis, **options)  # type: ignore[no-any-return]
 
 
-def connect_sentinels(url: str, timeout: float) -> Sentinel:
-    """Connect to the Sentinels of a URL list. User, password and database of the first URL apply to the servers."""
-    servers, sentinel_options, credentials = _split_sentinel_url(url, timeout)
-    return Sentinel(servers, sentinel_kwargs=sentinel_options, **credentials)  # type: ignore[no-untyped-call]
-
-
-def _split_sentinel_url(url: str, timeout: float) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
-    """Return the Sentinels, their options, and the credentials of the servers."""
-    parts = [urlsplit(part) for part in url.split(";")]
-    first = parts[0]
-    credentials: dict[str, Any] = {"db": int(first.path.lstrip("/") or 0)}
-    if first.username:
-        credentials["username"] = unquote(first.username)
-    if first.password:
-        credentials["password"] = unquote(first.password)
-    servers = [(part.hostname or "127.0.0.1", part.port or 26379) for part in parts]
-    return servers, {"socket_timeout": timeout, "socket_connect_timeout": timeout}, credentials
+def _sentinel_arguments(address: RedisAddress, timeout: float) -> dict[str, Any]:
+    """Return the Sentinels with their own login and TLS, and the options of the servers behind them."""
+    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    own = {**limits, **settings.AFTERTOUCH_SENTINEL_OPTIONS}
+    return {"sentinels": address.hosts, "sentinel_kwargs": own, **address.options}

@@ -8,7 +8,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from scheduling.redis_client import Redis, RedisError, connect_redis, read_eviction_policy
-from sessions.store.cluster import SCHEME, parse_nodes
+from scheduling.server_addresses import parse_redis
+from sessions.store.cluster import SCHEME
 
 SETTING = "AFTERTOUCH_SESSIONS_REDIS_URL"
 
@@ -68,6 +69,6 @@ def _servers(url: str) -> list[Redis]:
     timeout = settings.TIMEOUTS.probe
     if not url.startswith(SCHEME):
         return [connect_redis(url, timeout=timeout)]
-    nodes, login = parse_nodes(url)
-    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    return [Redis(host=host, port=port, **login, **limits) for host, port in nodes]  # type: ignore[arg-type]
+    address = parse_redis(url)
+    options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, **address.options}
+    return [Redis(host=host, port=port, **options) for host, port in address.hosts]

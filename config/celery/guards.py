@@ -23,6 +23,8 @@ from scheduling.dispatch import broker_health
 
 log = structlog.get_logger(__name__)
 
+_establish = pyamqp.Transport.establish_connection
+
 TICK_HEADER = "periodic_task_name"  #: header in which django-celery-beat names the row of a message
 
 
@@ -139,6 +141,7 @@ def install_guards() -> None:
         return deliver(self, message, queue)
 
     _keep_worker_delays()
+    pyamqp.Transport.establish_connection = _establish_to_named_host
     pyamqp.Transport.Connection = broker_health.Connection
     QoS.restore_unacked_once = restore_while_connected
     redis_transport.loads = loads_or_unreadable
@@ -154,6 +157,20 @@ def _keep_worker_delays() -> None:
     """
     for module in (celery_app, delayed_delivery):
         module.detect_quorum_queues = lambda app, driver_type: (False, "")
+
+
+def _establish_to_named_host(transport: Any) -> Any:
+    """Connect, and verify the certificate by the host of this attempt.
+
+    kombu writes the name of the first host into options that all connections share, and replaces localhost.
+    """
+    client, host = transport.client, transport.client.hostname or "localhost"
+    if client.ssl and "server_hostname" in client.ssl:
+        client.ssl = {**client.ssl, "server_hostname": host}
+    try:
+        return _establish(transport)
+    finally:
+        client.hostname = host
 
 
 def _is_envelope(message: Any) -> bool:

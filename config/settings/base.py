@@ -86,10 +86,17 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENV.redis
 AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
+#: Of the Sentinels themselves, as keyword arguments of redis-py.
+AFTERTOUCH_SENTINEL_OPTIONS = ENV.sentinel_options
+#: Names of variables (`scheduling.checks.check_verification`).
+UNVERIFIED_SERVERS = ENV.unverified_servers
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "sessions.websocket.hub.Layer",
-        "CONFIG": {"hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER)], "prefix": "at:ws"},
+        "CONFIG": {
+            "hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER, AFTERTOUCH_SENTINEL_OPTIONS)],
+            "prefix": "at:ws",
+        },
     }
 }
 

@@ -4,14 +4,17 @@ default.
 
 from __future__ import annotations
 
-from config.celery.queues import declared_queues
+from typing import Any
+
+from config.celery.queues import declared_queues, is_rabbitmq
 from config.celery.schedule import SCHEDULE
 from config.environment import environment
+from config.settings.brokers import build_broker
 
 _env = environment()
 
-CELERY_BROKER_URL = _env.broker
-_quorum = _env.aftertouch_rabbitmq_quorum and CELERY_BROKER_URL.startswith(("amqp", "pyamqp"))
+CELERY_BROKER_URL, CELERY_BROKER_USE_SSL = build_broker(_env.broker)
+_quorum = _env.aftertouch_rabbitmq_quorum and is_rabbitmq(CELERY_BROKER_URL)
 CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
 CELERY_WORKER_CONSUMER = "config.celery.guards:DeadLetterConsumer"
@@ -49,7 +52,9 @@ CELERY_BEAT_SCHEDULER = "config.celery.beat_scheduler:LeaderScheduler"
 CELERY_BEAT_SYNC_EVERY = 1
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 
-if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
+CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}
+if not is_rabbitmq(CELERY_BROKER_URL):
+    _limits = {"socket_timeout": 10, "socket_connect_timeout": 2, "socket_keepalive": True}
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         # A touch is unacknowledged for the horizon plus the batch deadline at most. Passes may run twice.
         "visibility_timeout": 300,
@@ -57,16 +62,15 @@ if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
         "unacked_restore_throttle": 1,
         "queue_order_strategy": "priority",
         "global_keyprefix": "mq:",
-        "socket_timeout": 10,
-        "socket_connect_timeout": 2,
-        "socket_keepalive": True,
+        **_limits,
         "health_check_interval": 10,
         "body_encoding": "utf-8",
     }
     if CELERY_BROKER_URL.startswith("sentinel"):
-        CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = _env.aftertouch_sentinel_master
-else:
-    CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
+        CELERY_BROKER_TRANSPORT_OPTIONS |= {
+            "master_name": _env.aftertouch_sentinel_master,
+            "sentinel_kwargs": {**_limits, **_env.sentinel_options},
+        }
 if _quorum:
     CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
     # On other queues a worker fetches one more message for each delayed one. Quorum queues have a fixed prefetch. It

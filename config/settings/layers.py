@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote
+
+from scheduling.server_addresses import parse_redis
 
 #: Timeouts in seconds, so that one lost connection does not delay later messages.
 CONNECTION_OPTIONS = {"socket_connect_timeout": 2, "socket_timeout": 5, "health_check_interval": 15}
 
 
-def layer_host(url: str, master: str) -> dict[str, Any]:
-    """Return the host for `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`."""
-    if not url.startswith("sentinel"):
-        return {"address": url, **CONNECTION_OPTIONS}
-    parts = [urlsplit(part) for part in url.split(";")]
-    found: dict[str, Any] = {
-        "master_name": master,
-        "sentinels": [(part.hostname or "127.0.0.1", part.port or 26379) for part in parts],
-        "sentinel_kwargs": {"socket_connect_timeout": 2, "socket_timeout": 2},
-        "db": int(parts[0].path.lstrip("/") or 0),
-        **CONNECTION_OPTIONS,
-    }
-    if parts[0].username:
-        found["username"] = unquote(parts[0].username)
-    if parts[0].password:
-        found["password"] = unquote(parts[0].password)
-    return found
+def layer_host(url: str, master: str, sentinel_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the server, or the primary behind Sentinels. `sentinel_options`: login and TLS of the Sentinels."""
+    address = parse_redis(url)
+    options = {**CONNECTION_OPTIONS, **address.options}
+    if address.scheme == "sentinel":
+        limits = {"socket_connect_timeout": 2, "socket_timeout": 2}
+        return {
+            "master_name": master,
+            "sentinels": address.hosts,
+            "sentinel_kwargs": {**limits, **sentinel_options},
+            **options,
+        }
+    if address.scheme == "unix":
+        return {"address": f"unix://{quote(address.socket)}", **options}
+    options.pop("ssl", None)  # the scheme says it
+    host, port = address.hosts[0]
+    return {"address": f"{address.scheme}://{quote(host, safe='')}:{port}", **options}

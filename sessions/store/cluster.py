@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import redis
 from django.conf import settings
@@ -21,6 +20,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisClusterException, TryAgainError
 from redis.retry import Retry
+
+from scheduling.server_addresses import parse_redis
 
 SCHEME = "cluster://"
 REFRESHED_EVERY = 0.2  #: seconds between two readings of the cluster's nodes, at least
@@ -240,14 +241,14 @@ class _Exchange:
 
 
 def _connect_cluster(url: str) -> RedisCluster:
-    nodes, login = parse_nodes(url)
+    address = parse_redis(url)
     timeout = settings.TIMEOUTS.redis
-    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, **login}
+    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, **address.options}
     try:
         return RedisCluster(
-            startup_nodes=[_make_node(host, port) for host, port in nodes],
+            startup_nodes=[_make_node(host, port) for host, port in address.hosts],
             require_full_coverage=False,
-            retry=Retry(NoBackoff(), len(nodes)),  # of its own commands, at another node each
+            retry=Retry(NoBackoff(), len(address.hosts)),  # of its own commands, at another node each
             **options,
         )
     except (RedisClusterException, LookupError) as error:
@@ -256,14 +257,6 @@ def _connect_cluster(url: str) -> RedisCluster:
 
 def _make_node(host: str, port: int) -> ClusterNode:
     return ClusterNode(host, port)  # type: ignore[no-untyped-call]
-
-
-def parse_nodes(url: str) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    """Return host and port of each node in `cluster://h1:6379;cluster://h2:6379`, and the first address's login."""
-    parts = [urlsplit(part) for part in url.split(";")]
-    words = {"username": parts[0].username, "password": parts[0].password}
-    login = {name: unquote(word) for name, word in words.items() if word}
-    return [(part.hostname or "127.0.0.1", part.port or 6379) for part in parts], login
 
 
 def find_slots(commands: Sequence[Command]) -> list[int]:

@@ -209,10 +209,11 @@ class RabbitNode(Server):
 
 
 @contextmanager
-def rabbitmq(folder: Path) -> Iterator[RabbitNode]:
-    """A node with its own port mapper, cookie and data."""
+def rabbitmq(folder: Path, *lines: str) -> Iterator[RabbitNode]:
+    """A node with its own port mapper, cookie and data. `lines` are its configuration."""
     home = folder / "rabbitmq"
     home.mkdir(parents=True)
+    (home / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
     (home / "plugins").write_text("[].\n")
     mapper_port, distribution_port, port = select_port(), select_port(), select_port()
     env = {

@@ -30,6 +30,7 @@ PROCESSES = (
     "tests/scheduling/alerting/test_beat.py",
     "tests/scheduling/admin/test_read_replica.py",
     "tests/security/test_flower.py", "tests/security/test_incomplete_requests.py", "tests/security/test_nginx.py",
+    "tests/security/test_tls.py",
     "tests/sessions/test_cluster.py", "tests/sessions/test_lost_primary.py",
     "tests/sessions/websocket/test_chat_page.py",
 )  # fmt: skip

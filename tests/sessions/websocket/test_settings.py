@@ -1,4 +1,4 @@
-"""Who may see the demo page, what the log keeps to itself, and where the channel layer looks for Redis."""
+"""Who may see the demo page, and what the log keeps to itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from django.urls import resolve
 from pytest_django import Settings
 
 from config.environment import ROOT
-from config.settings.layers import layer_host
 from config.settings.logging import WithoutTokens
 from scheduling.models import Customer
 from sessions.models import SilencePolicy
@@ -96,10 +95,3 @@ def test_log_filter_removes_callback_token() -> None:
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', words, None)
     assert WithoutTokens().filter(record)
     assert record.getMessage() == '127.0.0.1:1 - "POST /hooks/sms/…?x=1 HTTP/1.1" 200'
-
-
-def test_layer_host_supports_redis_and_sentinel_urls() -> None:
-    assert layer_host("redis://:pw@h:1/2", "m")["address"] == "redis://:pw@h:1/2"
-    found = layer_host("sentinel://:p%40w@h1:1/2;sentinel://h2:2/2", "main")
-    assert (found["master_name"], found["sentinels"]) == ("main", [("h1", 1), ("h2", 2)])
-    assert (found["password"], found["db"]) == ("p@w", 2)

@@ -1,0 +1,167 @@
+"""Parse addresses of Redis and RabbitMQ. Every client takes its options from here, so all treat an address alike.
+
+Errors contain no values: an address has a password.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+LOGIN = ("username", "password")
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+TLS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname")
+PORTS = {"redis": 6379, "rediss": 6379, "unix": 0, "sentinel": 26379, "cluster": 6379}
+SEVERAL = ("sentinel", "cluster")
+AMQP = ("amqp", "amqps", "pyamqp")
+FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+WRONG = (
+    "must be redis://host:6379/0, rediss:// with TLS, unix:///path, sentinel://host:26379/0;… or "
+    "cluster://host:6379;… (the broker: also amqp:// or amqps://), with special characters of passwords percent-encoded"
+)
+
+
+class InvalidAddress(ValueError):
+    """The text is not an address, or a client could not honour all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]  #: names and ports: the server, or the Sentinels or nodes; none of a socket
+    options: Mapping[str, Any]  #: login, database and TLS of the servers, as keyword arguments of redis-py
+    socket: str = ""  #: path
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """Return the keyword arguments of redis-py for a server that is named directly."""
+        if self.scheme == "unix":
+            return {"unix_socket_path": self.socket, **self.options}
+        return {"host": self.hosts[0][0], "port": self.hosts[0][1], **self.options}
+
+
+@cache
+def parse_redis(url: str) -> RedisAddress:
+    """Parse `redis://user:password@host:6379/0`, `rediss://…`, `unix:///path`, or a list `sentinel://…;sentinel://…` or
+    `cluster://…;cluster://…`.
+
+    Login, database and parameters may stand in any part of a list and apply to all parts. Behind Sentinels they are
+    those of the servers. With TLS the certificate and its name are verified, unless a parameter switches it off.
+
+    Raises:
+        InvalidAddress: the address is wrong, or has an unknown parameter or two values of one.
+    """
+    parts = _split(url, PORTS)
+    scheme = parts[0].scheme
+    if parts[1:] and scheme not in SEVERAL:
+        raise InvalidAddress(WRONG)
+    given = _merge((name, value) for part in parts for name, value in _read_part(part))
+    if scheme == "cluster" and (given.pop("db", "0") != "0" or not all(part.hostname for part in parts)):
+        raise InvalidAddress("each node of a cluster is cluster://user:password@host:6379; a cluster has no database")
+    if not given.get("db", "0").isdecimal():
+        raise InvalidAddress("the database must be a number, as in redis://host:6379/0")
+    known = (*LOGIN, *(() if scheme == "cluster" else ("db",)))
+    options = _read_options(given, known, encrypted=None if scheme in SEVERAL else scheme == "rediss")
+    if scheme != "cluster":
+        options["db"] = int(options.get("db", 0))
+    if scheme == "unix":
+        return RedisAddress(scheme, (), options, unquote(parts[0].path))
+    hosts = tuple((unquote(part.hostname or "127.0.0.1"), part.port or PORTS[scheme]) for part in parts)
+    return RedisAddress(scheme, hosts, options)
+
+
+def parse_amqp(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the address of RabbitMQ without parameters, and its TLS options as in `RedisAddress`, {} without TLS.
+
+    Several hosts are `amqps://…;amqps://…`, each with its login. Raises `InvalidAddress`.
+    """
+    parts = _split(url, AMQP)
+    given = _merge(pair for part in parts for pair in parse_qsl(part.query, keep_blank_values=True))
+    options = _read_options(given, (), encrypted=parts[0].scheme == "amqps")
+    return ";".join(part.partition("?")[0].strip() for part in url.split(";")), options
+
+
+@cache
+def parse_sentinel_options(query: str) -> Mapping[str, Any]:
+    """Return login and TLS of the Sentinels themselves, as keyword arguments of redis-py. Raises `InvalidAddress`."""
+    return _read_options(_merge(parse_qsl(query, keep_blank_values=True)), LOGIN, encrypted=None)
+
+
+def parse_options(url: str) -> Mapping[str, Any]:
+    """Return the options of an address of any kind. Raises `InvalidAddress`."""
+    return parse_amqp(url)[1] if url.startswith(("amqp", "pyamqp")) else parse_redis(url).options
+
+
+def is_verified(options: Mapping[str, Any]) -> bool:
+    """Return whether certificate and name of the server are verified. True without TLS."""
+    return not options.get("ssl") or (options["ssl_cert_reqs"] == "required" and options["ssl_check_hostname"])
+
+
+def _split(url: str, schemes: Iterable[str]) -> list[SplitResult]:
+    try:
+        parts = [urlsplit(part) for part in url.split(";")]
+        ports = [part.port for part in parts]
+    except ValueError:
+        raise InvalidAddress(WRONG) from None
+    cut_password = any(part.fragment or "@" in part.path or "@" in part.query for part in parts)
+    if cut_password or 0 in ports or len({part.scheme for part in parts}) > 1 or parts[0].scheme not in schemes:
+        raise InvalidAddress(WRONG)
+    return parts
+
+
+def _read_part(part: SplitResult) -> list[tuple[str, str]]:
+    """Return login, database and parameters of one address."""
+    own = {"username": unquote(part.username or ""), "password": unquote(part.password or "")}
+    if part.scheme != "unix":
+        own["db"] = part.path.strip("/")
+    return [*((name, value) for name, value in own.items() if value), *parse_qsl(part.query, keep_blank_values=True)]
+
+
+def _merge(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise InvalidAddress(f"“{name}” has two values")
+    return found
+
+
+def _read_options(given: Mapping[str, str], known: Sequence[str], *, encrypted: bool | None) -> dict[str, Any]:
+    """Return `given` as keyword arguments of redis-py. If `encrypted` is None, the parameter `ssl` decides."""
+    known = (*known, *(("ssl",) if encrypted is None else ()), *TLS)
+    if encrypted is None:
+        encrypted = _read_flag("ssl", given.get("ssl", "false"))
+    for name, value in given.items():
+        if not encrypted and name.startswith("ssl") and (name != "ssl" or name not in known):
+            raise InvalidAddress(
+                f"“{name}” without TLS: it is rediss://, amqps://, or ssl=true for Sentinels and clusters"
+            )
+        if name not in known:
+            raise InvalidAddress(f"“{name}” is not a parameter here; known are {', '.join(known)}")
+        if not value:
+            raise InvalidAddress(f"“{name}” has no value")
+    options: dict[str, Any] = {name: value for name, value in given.items() if name != "ssl" and name not in TLS}
+    if not encrypted:
+        return options
+    tls = {name: given[name] for name in TLS if name in given}
+    for name in FILES:
+        if name in tls and not (os.path.isfile(tls[name]) and os.access(tls[name], os.R_OK)):
+            raise InvalidAddress(f"“{name}” names no file that this user can read")
+    if "ssl_keyfile" in tls and "ssl_certfile" not in tls:
+        raise InvalidAddress("“ssl_keyfile” needs ssl_certfile")
+    demand = tls.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")
+    if demand not in ("required", "none"):
+        raise InvalidAddress("“ssl_cert_reqs” must be required or none")
+    named = _read_flag("ssl_check_hostname", tls.get("ssl_check_hostname", "true"))
+    return {
+        **options, **tls, "ssl": True, "ssl_cert_reqs": demand, "ssl_check_hostname": named and demand == "required",
+    }  # fmt: skip
+
+
+def _read_flag(name: str, text: str) -> bool:
+    if text.lower() not in FLAGS:
+        raise InvalidAddress(f"“{name}” must be true or false")
+    return FLAGS[text.lower()]

@@ -1,0 +1,159 @@
+"""Each part of an address of Redis or RabbitMQ reaches its clients, or the start refuses it by name."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from django.core.checks import run_checks
+from pytest_django import Settings
+
+from config.environment import environment
+from config.settings.brokers import build_broker
+from config.settings.layers import layer_host
+from scheduling.server_addresses import parse_redis
+
+CA = __file__  #: a file that can be read
+NO_FILE = "/nowhere/ca.pem"
+VERIFIED = {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+UNVERIFIED = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "options"),
+    [
+        ("redis://", [("127.0.0.1", 6379)], {"db": 0}),
+        ("redis://:p%40%3F@h:1/2", [("h", 1)], {"password": "p@?", "db": 2}),
+        ("redis://h?username=u&password=p%26&db=3", [("h", 6379)], {"username": "u", "password": "p&", "db": 3}),
+        ("redis://[::1]:1", [("::1", 1)], {"db": 0}),
+        ("rediss://u:p@h", [("h", 6379)], {"username": "u", "password": "p", "db": 0, **VERIFIED}),
+        (f"rediss://h?ssl_ca_certs={CA}", [("h", 6379)], {"db": 0, "ssl_ca_certs": CA, **VERIFIED}),
+        ("rediss://h?ssl_cert_reqs=CERT_NONE", [("h", 6379)], {"db": 0, **UNVERIFIED}),
+        ("rediss://h?ssl_check_hostname=no", [("h", 6379)], {"db": 0, **VERIFIED, "ssl_check_hostname": False}),
+        ("unix://u:p@/run/redis.sock?db=1", [], {"username": "u", "password": "p", "db": 1}),
+        ("sentinel://:p@h1/2;sentinel://h2:1?ssl=true", [("h1", 26379), ("h2", 1)],
+         {"password": "p", "db": 2, **VERIFIED}),
+        ("sentinel://h1?ssl=false", [("h1", 26379)], {"db": 0}),
+        ("cluster://h1/0;cluster://u:p@h2?ssl=true", [("h1", 6379), ("h2", 6379)],
+         {"username": "u", "password": "p", **VERIFIED}),
+    ],
+)  # fmt: skip
+def test_address_becomes_options_of_the_client(
+    url: str, hosts: list[tuple[str, int]], options: dict[str, object]
+) -> None:
+    found = parse_redis(url)
+    assert (list(found.hosts), found.options) == (hosts, options)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("rediss://u:hidden@h?ssl_ca_cert=hidden", "“ssl_ca_cert” is not a parameter here; known are"),
+        ("rediss://u:hidden@h?sslmode=hidden", "“sslmode” is not a parameter here"),
+        ("redis://u:hidden@h?socket_timeout=3", "“socket_timeout” is not a parameter here"),
+        (f"redis://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS: it is rediss://"),
+        ("redis://u:hidden@h?ssl=true", "“ssl” without TLS: it is rediss://"),
+        (f"sentinel://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
+        (f"rediss://u:hidden@h?ssl_ca_certs={NO_FILE}", "“ssl_ca_certs” names no file that this user can read"),
+        (f"rediss://u:hidden@h?ssl_keyfile={CA}", "“ssl_keyfile” needs ssl_certfile"),
+        ("rediss://u:hidden@h?ssl_cert_reqs=hidden", "“ssl_cert_reqs” must be required or none"),
+        ("rediss://u:hidden@h?ssl_check_hostname=", "“ssl_check_hostname” has no value"),
+        ("sentinel://h1?ssl=hidden", "“ssl” must be true or false"),
+        ("sentinel://:hidden@h1;sentinel://:other@h2", "“password” has two values"),
+        ("redis://u:hidden@h/hidden", "the database must be a number"),
+        # a password with a special character that is not encoded
+        *((f"redis://:pa{sign}hidden@h:6379/0", "must be redis://") for sign in "?#/;["),
+        ("redis://:pa?hidden=1@h", "must be redis://"), ("redis://h1;redis://h2", "must be redis://"),
+        ("memory://hidden", "must be redis://"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_SESSIONS_REDIS_URL", "AFTERTOUCH_GATEWAY_REDIS_URL"]
+)
+def test_part_that_no_client_could_honour_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, url: str, words: str
+) -> None:
+    assert f"  {name}: Value error, {words}" in refuse(monkeypatch, name, url)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("CELERY_BROKER_URL", "amqps://u:hidden@h?ca_certs=hidden", "“ca_certs” is not a parameter here"),
+        ("CELERY_BROKER_URL", "amqp://u:hidden@h?heartbeat=3", "“heartbeat” is not a parameter here"),
+        ("CELERY_BROKER_URL", f"amqp://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
+        ("CELERY_BROKER_URL", "amqps://u:pa?hidden@h", "must be redis://"),
+        ("CELERY_BROKER_URL", "amqps://u:hidden@h1;amqp://h2", "must be redis://"),
+        ("REDIS_URL", "amqp://u:hidden@h", "must be redis://"),
+        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "user=hidden", "“user” is not a parameter here; known are username"),
+        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "password=hidden&db=1", "“db” is not a parameter here"),
+        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", f"password=hidden&ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
+        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", f"ssl=true&ssl_ca_certs={NO_FILE}", "“ssl_ca_certs” names no file"),
+    ],
+)
+def test_wrong_broker_or_option_of_sentinels_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
+) -> None:
+    assert f"  {name}: Value error, {words}" in refuse(monkeypatch, name, text)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> str:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(SystemExit) as refused:
+        environment.__wrapped__()
+    assert "hidden" not in str(refused.value.code)
+    return str(refused.value.code)
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "tls"),
+    [
+        ("redis://:p%40@h:1/2", "redis://:p%40@h:1/2", False),
+        ("rediss://u:p@h", "rediss://u:p@h:6379/0", {"ssl_cert_reqs": "required", "ssl_check_hostname": True}),
+        # kombu reads the address of the next Sentinel alone
+        ("sentinel://u:p@h1/2;sentinel://h2:1", "sentinel://u:p@h1:26379/2;sentinel://u:p@h2:1/2", False),
+        ("unix://:p@/run/a%20b.sock?db=1", "redis+socket://:p@/run/a%20b.sock?virtual_host=1", False),
+        ("amqp://", "amqp://", False),
+        ("amqp://u:p@h1//;amqp://u:p@h2//", "amqp://u:p@h1//;amqp://u:p@h2//", False),
+        ("amqps://u:p@h1/v;amqps://u:p@h2/v", "amqps://u:p@h1/v;amqps://u:p@h2/v",
+         {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
+        (f"amqps://h?ssl_ca_certs={CA}&ssl_certfile={CA}&ssl_keyfile={CA}", "amqps://h",
+         {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None, "ca_certs": CA, "certfile": CA, "keyfile": CA}),
+        ("amqps://h?ssl_cert_reqs=none", "amqps://h", {"cert_reqs": ssl.CERT_NONE}),
+    ],
+)  # fmt: skip
+def test_broker_gets_a_plain_address_and_tls_options(url: str, address: str, tls: dict[str, object] | bool) -> None:
+    assert build_broker(url) == (address, tls)
+
+
+def test_channel_layer_gets_the_same_options() -> None:
+    def build(url: str) -> dict[str, object]:
+        return layer_host(url, "main", {"username": "watcher"})
+
+    assert build("redis://:p%40@h:1/2").items() >= {"address": "redis://h:1", "password": "p@", "db": 2}.items()
+    assert "ssl" not in build("rediss://h")
+    assert build("rediss://h").items() >= {"address": "rediss://h:6379", "ssl_cert_reqs": "required"}.items()
+    assert build("unix:///run/a b.sock?db=1").items() >= {"address": "unix:///run/a%20b.sock", "db": 1}.items()
+    behind = build("sentinel://:p%40w@h1:1/2;sentinel://h2:2?ssl=true")
+    assert (behind["master_name"], behind["sentinels"]) == ("main", (("h1", 1), ("h2", 2)))
+    assert behind.items() >= {"password": "p@w", "db": 2, **VERIFIED}.items()
+    assert dict(behind["sentinel_kwargs"])["username"] == "watcher"  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("REDIS_URL", "rediss://h?ssl_cert_reqs=none"),
+        ("CELERY_BROKER_URL", "amqps://h?ssl_check_hostname=false"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h?ssl=true&ssl_cert_reqs=none"),
+        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "ssl=true&ssl_cert_reqs=none"),
+    ],
+)
+def test_deploy_check_warns_of_an_unverified_server(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, name: str, text: str
+) -> None:
+    for variable, value in (("REDIS_URL", "rediss://h"), ("CELERY_BROKER_URL", "amqps://h"), (name, text)):
+        monkeypatch.setenv(variable, value)
+    settings.UNVERIFIED_SERVERS = environment.__wrapped__().unverified_servers
+    found = [each.msg for each in run_checks(include_deployment_checks=True) if each.id == "aftertouch.W007"]
+    assert found == [f"{name} uses TLS and does not verify the server."]
