@@ -12,13 +12,17 @@
 // is sent again after a reconnect, under the same id, so the server stores it once. `token` is called before each
 // connection, as tokens are short-lived. `cursor: "0"` requests all kept messages; "" requests only new ones.
 
+import { after, cancel } from "../scheduling/timers.js";
+
 const FINAL = new Set([1000, 1009, 4400, 4406]); // a new connection would end in the same way
 const FINAL_ERRORS = new Set(["invalid", "replayed"]); // a repeated message would be rejected again
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
 const AT_ONCE = 30; // messages repeated at once after a reconnect: the server permits 60, and 20 a second
 const PACE = 100; // ms between further ones
-const FRAME_TIMEOUT = 10000; // ms until a frame must arrive after a ping. A hidden page has its timers once a minute
+const FRAME_TIMEOUT = 10000; // ms until a frame must arrive after a ping
+const LATE = 1000; // ms
+const WAKES = ["online", "visibilitychange"]; // after these the connection may be dead, or possible again
 
 export class SessionClient extends EventTarget {
     constructor({ sessionId, token, server = location.origin, cursor = "", pingEvery = 15000 }) {
@@ -33,20 +37,22 @@ export class SessionClient extends EventTarget {
         this.unacknowledged = new Map();
         this.failures = 0;
         this.attempt = 0; // older connections that end late are ignored
-        this.online = () => this.state === "waiting" && this.#open();
+        this.wake = () => {
+            if (this.state === "waiting") this.#open();
+            else if (this.present) this.ping();
+        };
     }
 
     connect() {
-        addEventListener("online", this.online);
+        WAKES.forEach((name) => addEventListener(name, this.wake));
         this.#open();
     }
 
     /** Disconnect without ending the session. */
     leave() {
-        removeEventListener("online", this.online);
+        WAKES.forEach((name) => removeEventListener(name, this.wake));
         this.attempt += 1;
-        clearTimeout(this.timer);
-        clearInterval(this.pinging);
+        this.#stopTimers();
         this.socket?.close();
         this.#become("ended");
     }
@@ -71,13 +77,14 @@ export class SessionClient extends EventTarget {
     closeSession() { this.#send({ type: "close" }); }
 
     ping() {
-        this.pingedAt ??= Date.now(); // of the first ping without a frame after it
+        if (this.state !== "open") return;
         this.#send({ type: "ping", ...(this.spoken && { spoken: true }) });
+        this.deadline ??= this.#expectFrame();
     }
 
     async #open() {
         const mine = ++this.attempt;
-        clearTimeout(this.timer);
+        this.#stopTimers();
         this.#become("connecting");
         let token;
         try {
@@ -94,7 +101,7 @@ export class SessionClient extends EventTarget {
     }
 
     #take(frame) {
-        this.pingedAt = null;
+        this.#stopExpecting();
         if (frame.type === "welcome") {
             this.cursor ||= frame.cursor;
             this.failures = 0;
@@ -108,7 +115,7 @@ export class SessionClient extends EventTarget {
         } else if (frame.type === "error" && FINAL_ERRORS.has(frame.reason)) {
             this.unacknowledged.delete(frame.id);
         } else if (frame.type === "error" && this.unacknowledged.has(frame.id)) {
-            setTimeout(() => this.unacknowledged.has(frame.id) && this.#send(this.unacknowledged.get(frame.id)), 2 * FIRST_PAUSE);
+            after(2 * FIRST_PAUSE, () => this.unacknowledged.has(frame.id) && this.#send(this.unacknowledged.get(frame.id)));
         }
         this.dispatchEvent(new CustomEvent(frame.type, { detail: frame }));
     }
@@ -122,24 +129,47 @@ export class SessionClient extends EventTarget {
             const left = [...this.unacknowledged.keys()].filter((id) => !sent.has(id)).slice(0, sent.size ? 1 : AT_ONCE);
             left.forEach((id) => { sent.add(id); this.#send(this.unacknowledged.get(id)); });
             this.repeating = left.length > 0;
-            if (this.repeating) setTimeout(more, PACE);
+            if (this.repeating) after(PACE, more);
         };
         more();
     }
 
     #keepAlive() {
-        clearInterval(this.pinging);
-        this.pingedAt = null;
         if (this.present) this.ping();
-        this.pinging = setInterval(() => {
-            if (!this.present) return;
-            if (this.pingedAt !== null && Date.now() - this.pingedAt > FRAME_TIMEOUT) this.socket.close();
-            else this.ping();
-        }, this.pingEvery);
+        this.pinging = after(this.pingEvery, () => this.#keepAlive());
+    }
+
+    /**
+     * Without a frame in time the connection is dead. A late timer shows a page that slept or was blocked, perhaps with
+     * the frame unread: it pings once more first.
+     */
+    #expectFrame(repeated = false) {
+        const due = Date.now() + FRAME_TIMEOUT;
+        return after(FRAME_TIMEOUT, () => {
+            if (!repeated && Date.now() - due > LATE) {
+                this.deadline = this.#expectFrame(true);
+                this.ping();
+                return;
+            }
+            this.attempt += 1; // a browser waits for the end of a dead connection
+            this.socket.close();
+            this.#lost({ code: 1006, reason: "" });
+        });
+    }
+
+    #stopExpecting() {
+        cancel(this.deadline);
+        this.deadline = null;
+    }
+
+    #stopTimers() {
+        cancel(this.reconnecting);
+        cancel(this.pinging);
+        this.#stopExpecting();
     }
 
     #lost(event) {
-        clearInterval(this.pinging);
+        this.#stopTimers();
         if (FINAL.has(event.code)) {
             this.#become("ended", event.code, event.reason);
         } else {
@@ -152,7 +182,7 @@ export class SessionClient extends EventTarget {
         const pause = Math.min(FIRST_PAUSE * 2 ** this.failures, LONGEST_PAUSE) * (0.5 + Math.random() / 2);
         this.failures += 1;
         this.#become("waiting", code, reason);
-        this.timer = setTimeout(() => this.#open(), pause);
+        this.reconnecting = after(pause, () => this.#open());
     }
 
     #send(frame) {

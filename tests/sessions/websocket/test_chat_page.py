@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 from django.core.management import call_command
@@ -15,6 +16,7 @@ from tests.scheduling.api.serving import Gate, eventually
 from tests.sessions.websocket.web_processes import process
 from tests.support.chromium import launch_chromium
 from tests.support.screenshots import save_screenshot
+from tests.support.thread_servers import serving_in_thread
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -188,33 +190,117 @@ REFUSED = """async (reason) => {
 }"""
 
 
-def test_client_of_hidden_page_closes_only_a_dead_connection(visit: Callable[..., Page]) -> None:
-    """The browser runs the timers of a page that is hidden for long once a minute."""
-    assert visit().evaluate(ONCE_A_MINUTE) == {"answered": 0, "dead": 1}
+class ShopPage(BaseHTTPRequestHandler):
+    """An empty page, with the content security policy of its query."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Security-Policy", unquote(urlsplit(self.path).query))
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
-ONCE_A_MINUTE = """async () => {
-    let socket, turn, at = 0, closed = 0;
+@pytest.fixture
+def visit_shop(chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page of another origin than the chat server's."""
+    page, shop = chromium.new_page(), ThreadingHTTPServer(("127.0.0.1", 0), ShopPage)
+    with serving_in_thread(shop):
+
+        def visit_shop(policy: str = "") -> Page:
+            page.goto(f"http://127.0.0.1:{shop.server_port}/?{quote(policy)}")
+            return page
+
+        yield visit_shop
+        page.close()
+
+
+MINUTE = 60_000
+PONG, SHOWN = ("pong", 0), ("show", 0)
+
+
+def wake(*times: int) -> list[tuple[str, int]]:
+    return [("wake", at) for at in times]
+
+
+@pytest.mark.parametrize(
+    ("steps", "pings", "connections"),
+    [
+        pytest.param([PONG, *wake(15_000), PONG, *wake(30_000), PONG], 3, 1, id="answers"),
+        pytest.param(wake(10_000, 10_500), 1, 2, id="is dead"),
+        pytest.param([*wake(60 * MINUTE), PONG, *wake(60 * MINUTE + 10_000)], 3, 1, id="answers after a sleep"),
+        pytest.param(wake(60 * MINUTE, 60 * MINUTE + 10_000, 61 * MINUTE), 3, 2, id="is dead after a sleep"),
+        pytest.param([PONG, SHOWN, PONG, *wake(10_500)], 2, 1, id="answers a page that is shown"),
+        pytest.param([PONG, SHOWN, *wake(10_000, 10_500)], 2, 2, id="is dead when a page is shown"),
+        pytest.param([PONG, *wake(MINUTE), PONG, *wake(2 * MINUTE), PONG], 3, 1, id="answers each minute"),
+        pytest.param([PONG, *wake(MINUTE, 2 * MINUTE, 3 * MINUTE, 4 * MINUTE)], 4, 2, id="is dead each minute"),
+    ],
+)
+def test_client_gives_up_only_a_dead_connection(
+    visit_shop: Callable[..., Page], stack: str, steps: list[tuple[str, int]], pings: int, connections: int
+) -> None:
+    """In a browser without workers, whose timers may be late. A dead connection reports no end."""
+    seen = visit_shop().evaluate(GIVING_UP, [f"{stack.split('/demo')[0]}{CLIENT}", steps])
+    assert seen == {"pings": pings, "connections": connections}
+
+
+CLIENT = "/static/chat_sessions/client.js"
+GIVING_UP = """async ([client, steps]) => {
+    let socket, at = 0, pings = 0, connections = 0, timers = [];
     window.WebSocket = class {
-        static OPEN = 1; readyState = 1; constructor() { socket = this; } send() {} close() { closed += 1; }
+        static OPEN = 1; readyState = 1;
+        constructor() { socket = this; connections += 1; }
+        send() { pings += 1; }
+        close() {}
     };
-    window.setInterval = (run) => { turn = run; };
+    window.Worker = undefined;
+    window.setTimeout = (run, delay, ...given) => timers.push({ due: at + delay, run: () => run(...given) });
     Date.now = () => at;
-    const { SessionClient } = await import("/static/chat_sessions/client.js");
-    const chat = new SessionClient({ sessionId: "s-1", token: async () => "t" });
-    chat.connect();
-    while (!socket?.onmessage) await new Promise((done) => setTimeout(done));
-    const hear = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
-    hear({ type: "welcome", cursor: "0-0" });
-    for (let minute = 0; minute < 3; minute += 1) {
-        hear({ type: "pong" });
-        at += 60000;
-        turn();
-    }
-    const answered = closed;
-    at += 60000;
-    turn();
-    return { answered, dead: closed - answered };
+    const { SessionClient } = await import(client);
+    const settle = async () => { for (let turn = 0; turn < 20; turn += 1) await null; };
+    const hear = (type) => socket.onmessage({ data: JSON.stringify({ type, cursor: "0-0" }) });
+    const acts = {
+        pong: () => hear("pong"),
+        show: () => document.dispatchEvent(new Event("visibilitychange", { bubbles: true })),
+        wake: (time) => {
+            at = time;
+            const due = timers.filter((timer) => timer.due <= at).sort((one, other) => one.due - other.due);
+            timers = timers.filter((timer) => timer.due > at);
+            due.forEach((timer) => timer.run());
+        },
+    };
+    new SessionClient({ sessionId: "s-1", token: async () => "t" }).connect();
+    await settle();
+    hear("welcome");
+    for (const [act, time] of steps) { acts[act](time); await settle(); }
+    return { pings, connections };
+}"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers"),
+    [
+        pytest.param("", 1, id="without a policy"),
+        pytest.param("default-src 'none'; script-src {server}; worker-src blob:", 1, id="that permits the worker"),
+        pytest.param("default-src 'none'; script-src {server}", 0, id="that permits no worker"),
+    ],
+)
+def test_timers_run_in_a_page_of_another_origin(
+    visit_shop: Callable[..., Page], stack: str, policy: str, workers: int
+) -> None:
+    server = stack.split("/demo")[0]
+    page = visit_shop(policy.format(server=server))
+    page.evaluate(TIMER, [f"{server}/static/scheduling/timers.js", workers])
+    assert len(page.workers) == workers
+
+
+#: Where there is a worker, the page's own timers do not count.
+TIMER = """async ([timers, workers]) => {
+    if (workers) window.setTimeout = () => 0;
+    const { after } = await import(timers);
+    await new Promise((done) => after(10, done));
 }"""
 
 
