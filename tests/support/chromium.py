@@ -25,14 +25,20 @@ class OpenPage(Protocol):
     ) -> Page: ...
 
 
+def find_chromium() -> str:
+    """Return the path of the browser. Skip the test on a machine without one."""
+    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not path:
+        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
+    return path
+
+
 @contextmanager
 def launch_chromium() -> Iterator[Browser]:
     """Start a browser. Skip the test on a machine without one."""
     from playwright.sync_api import sync_playwright  # takes long, and only these tests need it
 
-    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not path:
-        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
+    path = find_chromium()
     # Playwright keeps an event loop in this thread, which Django would take for an async context.
     before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"

@@ -1,6 +1,7 @@
 // The live browser of a shop: pictures from the node on a canvas, and mouse, keyboard and pasted text to it. A picture is
 // acknowledged when it is painted, so a slow line gets fewer of them. Nothing that is typed stays in this page.
-"use strict";
+import { after } from "../scheduling/timers.js";
+import { exchangeFiles } from "./takeover_files.js";
 
 document.addEventListener("DOMContentLoaded", () => {
     const MOVE_EVERY = 50; // ms between positions of the mouse
@@ -26,7 +27,7 @@ document.addEventListener("DOMContentLoaded", () => {
         if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(action));
     };
     const act = (action) => controls && send(action);
-    const files = window.exchangeFiles(find, act);
+    const files = exchangeFiles(find, act);
 
     // --- what comes from the node ---
 
@@ -129,7 +130,7 @@ document.addEventListener("DOMContentLoaded", () => {
             if (code === ENDED || code === FORBIDDEN) { location.reload(); return; }
             if (!isWelcome) checkLogin();
             showStatus("lost");
-            setTimeout(connect, wait);
+            after(wait, connect);
             wait = Math.min(wait * 2, 10000);
         });
     };
@@ -246,6 +247,10 @@ document.addEventListener("DOMContentLoaded", () => {
     if (find("-here")) find("-here").addEventListener("click", () => send({ do: "hello" }));
 
     document.addEventListener("submit", (event) => { isLeaving = !event.defaultPrevented; });
-    setInterval(() => send({ do: "ping" }), PING_EVERY);
+    const keepAlive = () => {
+        send({ do: "ping" });
+        after(PING_EVERY, keepAlive);
+    };
+    keepAlive();
     connect();
 });

@@ -1,8 +1,8 @@
 // Files between the operator's machine and the page in the shop's browser. They travel in parts; a part that is not
 // confirmed is sent again, so a lost message only delays the file. A new connection goes on where the old one ended.
-"use strict";
+import { after } from "../scheduling/timers.js";
 
-window.exchangeFiles = (find, act) => {
+export function exchangeFiles(find, act) {
     const PART = 45000; // bytes, limit of the server
     const AHEAD = 8; // parts that are not confirmed yet
     const TICK = 20; // ms between parts: the server takes 100 messages a second
@@ -17,6 +17,7 @@ window.exchangeFiles = (find, act) => {
     let chooser = null;
     let upload = null;
     let download = null;
+    let isExchanging = false;
 
     const showProblem = (name) => {
         problem.hidden = !name;
@@ -38,6 +39,7 @@ window.exchangeFiles = (find, act) => {
         progress.value = 0;
         progress.hidden = false;
         input.hidden = true;
+        exchange();
     };
 
     const sendPart = () => {
@@ -113,6 +115,16 @@ window.exchangeFiles = (find, act) => {
         download = null;
     };
 
+    // --- both ways ---
+
+    const exchangePart = () => {
+        if (upload) sendPart();
+        if (download && (download.asks || Date.now() - download.askedAt > REPEAT_AFTER)) askForPart();
+        isExchanging = Boolean(upload || download);
+        if (isExchanging) after(TICK, exchangePart);
+    };
+    const exchange = () => { if (!isExchanging) exchangePart(); };
+
     const buttonOf = (words, action) => {
         const button = document.createElement("button");
         button.type = "button";
@@ -140,6 +152,7 @@ window.exchangeFiles = (find, act) => {
                 if (download) return;
                 showProblem("");
                 download = { id: each.id, parts: [], received: 0, asks: true, askedAt: 0 };
+                exchange();
             }));
         }
         row.append(buttonOf(list.dataset.remove, () => act({ do: "fetched", id: each.id })));
@@ -152,10 +165,6 @@ window.exchangeFiles = (find, act) => {
         if (chooser) act({ do: "no_upload", chooser: chooser.id });
         upload = null;
     });
-    setInterval(() => {
-        if (upload) sendPart();
-        if (download && (download.asks || Date.now() - download.askedAt > REPEAT_AFTER)) askForPart();
-    }, TICK);
 
     return {
         show(files, controls) {
@@ -175,4 +184,4 @@ window.exchangeFiles = (find, act) => {
             }
         },
     };
-};
+}
