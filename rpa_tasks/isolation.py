@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
 TRIAL_TIMEOUT = 20.0  #: seconds
 DELETE_TIMEOUT = 20.0  #: seconds; much less than the lease of a run
-PARAM_FILE = "param.json"
 DELETE_FOR = 5.0  #: seconds of one deletion step of the housekeeping; the node reports between its passes
 #: Sockets of local services are in /run: some accept a client by uid alone.
 PRIVATE_DIRECTORIES = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
@@ -184,7 +183,7 @@ def plan_for_run(profile_id: str, reads: Iterable[str], port: int | None, cwd: s
         str(registry.profile_dir(profile_id)): confine.READ,
     }
     with _ruleset(kind, port) as ruleset:
-        yield _build_plan(kind, _owner_uid(profile_id, kind), binds, ruleset, cwd=cwd)
+        yield _build_plan(kind, owner_uid(profile_id, kind), binds, ruleset, cwd=cwd)
 
 
 @contextmanager
@@ -195,7 +194,7 @@ def plan_for_browser(profile_id: str, proxy_port: int | None, extensions: Iterab
     proxy it reaches only the port of its forwarder.
     """
     kind = mode()
-    profile, owner = registry.profile_dir(profile_id), _owner_uid(profile_id, kind)
+    profile, owner = registry.profile_dir(profile_id), owner_uid(profile_id, kind)
     if kind == UID:
         _change_owner(profile, owner)
     with _ruleset(kind, proxy_port, alone=proxy_port is not None) as ruleset:
@@ -277,7 +276,7 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 
 # --- TCP ports ----------------------------------------------------------------------------------------------------
 
-_rulesets: dict[tuple[int | None, bool], int] = {}
+_rulesets: dict[tuple[int | None, bool, tuple[tuple[int, int], ...]], int] = {}
 MOST_RULESETS = 2  #: kept by a process: one ruleset has a rule for each port
 
 
@@ -287,7 +286,7 @@ def _ruleset(kind: str, port: int | None, *, alone: bool = False) -> Iterator[in
     if kind == NONE:
         yield -1
         return
-    key = port, alone
+    key = port, alone, tuple(settings.AFTERTOUCH_RPA_PORTS)
     if key not in _rulesets:
         while len(_rulesets) >= MOST_RULESETS:
             os.close(_rulesets.pop(next(iter(_rulesets))))
@@ -331,31 +330,6 @@ def home_dir(profile_id: str) -> Path:
         return _create_owned(folder, profile_id)
 
 
-def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", param: str | None = None) -> Path:
-    """Create the working directory of one run, with `tmp`, the folder for downloads and the file of the parameter.
-
-    Only the shop's programs can read it. Its browser can write beside it, so no link is followed. Raises `OSError`.
-    """
-    folder = registry.shop_runs_dir(profile_id) / str(lease_no)
-    delete_directory(folder)  # the browser may have made one
-    owner = _owner_uid(profile_id, mode()) if os.geteuid() == 0 else -1
-    folder.mkdir(mode=0o700)
-    made = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for name in ("tmp", *([downloads] if downloads else ())):
-            os.mkdir(name, 0o700, dir_fd=made)
-            os.chown(name, owner, owner, dir_fd=made, follow_symlinks=False)
-        if param is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(PARAM_FILE, flags, 0o600, dir_fd=made), "w", encoding="utf-8") as file:
-                os.fchown(file.fileno(), owner, owner)
-                file.write(param)
-        os.fchown(made, owner, owner)  # last: until then no program of the shop changes it
-    finally:
-        os.close(made)
-    return folder
-
-
 def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
     """Delete a directory that commands or a browser could write to, in about `within` seconds. Idempotent.
 
@@ -394,11 +368,12 @@ def _delete_untouched(folder: Path) -> bool:
 def _create_owned(folder: Path, profile_id: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if os.geteuid() == 0:
-        _change_owner(folder, _owner_uid(profile_id, mode()))
+        _change_owner(folder, owner_uid(profile_id, mode()))
     return folder
 
 
-def _owner_uid(profile_id: str, kind: str) -> int:
+def owner_uid(profile_id: str, kind: str) -> int:
+    """Return the uid of the shop's programs in this mode."""
     return shop_uids.uid_of(profile_id) if kind == UID else os.geteuid()
 
 

@@ -38,6 +38,7 @@ from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.markers import SWEEP_GRACE
 from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping
+from rpa_tasks.worker.run_directory import PARAM_FILE, make_run_directory
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -298,13 +299,12 @@ class JobRun:
         """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
         folder = registry.run_path(shop.profile, claim.lease_no)
-        param_file = folder / isolation.PARAM_FILE
         param = self._build_param()
         argv = command.argv_for(
-            flow.command, flow=flow.name, param=param, timeout=flow.timeout, param_file=str(param_file)
+            flow.command, flow=flow.name, param=param, timeout=flow.timeout, param_file=str(folder / PARAM_FILE)
         )
         prepared.callback(isolation.delete_directory, folder)
-        isolation.make_run_directory(
+        make_run_directory(
             shop.profile,
             claim.lease_no,
             downloads=self.browser.download_folder if self.browser else "",

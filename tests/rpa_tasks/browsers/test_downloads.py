@@ -13,7 +13,6 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
-from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.publish import request_cancel
@@ -82,12 +81,11 @@ class Reports(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def site(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def site(settings: Settings) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Reports)
     server.daemon_threads = True
     port = server.server_address[1]
     settings.AFTERTOUCH_RPA_PORTS = [(port, port)]
-    monkeypatch.setattr(isolation, "_rulesets", {})  # those of a process never change
     with serving_in_thread(server):
         yield f"http://127.0.0.1:{port}/"
 

@@ -23,6 +23,7 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.providers.extensions import find_extensions
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.supervisor.processes import all_processes
+from rpa_tasks.worker.run_directory import make_run_directory
 from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, eventually, find_record, is_gone, read_slot_states
 from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
 
@@ -165,7 +166,7 @@ def test_isolation_lets_only_the_browser_to_its_forwarder(
     assert record
     attempt = f"import socket; socket.create_connection(('127.0.0.1', {record.proxy_port}))"
     for shop in ("s1", "s2"):
-        folder = isolation.make_run_directory(shop, 1)
+        folder = make_run_directory(shop, 1)
         with isolation.plan_for_run(shop, [], browser.port, cwd=str(folder)) as plan:
             tried = subprocess.run(
                 [*isolation._start_command(plan), sys.executable, "-c", attempt],

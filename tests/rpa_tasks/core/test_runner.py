@@ -139,7 +139,7 @@ def test_run_without_working_directory_names_the_disk_only_if_it_is_full(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(isolation, "make_run_directory", fail)
+    monkeypatch.setattr(runner, "make_run_directory", fail)
     job = run_script("pass")
 
     assert (job.state, job.reason) == ("scheduled", reason)

@@ -26,6 +26,7 @@ from rpa_tasks.browsers.pool import acquire_browser  # noqa: E402
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings  # noqa: E402
 from rpa_tasks.outcomes import CommandResult  # noqa: E402
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand  # noqa: E402
+from rpa_tasks.worker.run_directory import make_run_directory  # noqa: E402
 
 LIMIT = 400  #: seconds; the flow reads all files below /tmp
 ATTEMPTS = Path(__file__).with_name("hostile_flow.py")
@@ -43,7 +44,7 @@ def main(database: str) -> None:
             acquire_browser("p-s1", "p/s1", wait=WAIT, lease_no=1, launch=LaunchSettings()) as own,
         ):
             (registry.profile_dir("p-s2") / "cookies").write_text(word)
-            folder = isolation.make_run_directory("p-s1", 1)
+            folder = make_run_directory("p-s1", 1)
             environment = {
                 "PATH": "/usr/bin:/bin", "HOME": str(isolation.home_dir("p-s1")), "TMPDIR": str(folder / "tmp"),
                 "PYTHONPATH": str(settings.BASE_DIR),

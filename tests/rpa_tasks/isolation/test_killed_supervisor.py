@@ -14,6 +14,7 @@ from rpa_tasks import isolation
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.processes import Process, all_processes, read_process
+from rpa_tasks.worker.run_directory import make_run_directory
 
 #: Leaves its parent, its session and its environment. Its argument identifies it.
 HIDES = """
@@ -39,7 +40,7 @@ def find_hidden_processes(word: str) -> list[Process]:
 
 def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
-    folder = isolation.make_run_directory("p-s1", os.getpid())
+    folder = make_run_directory("p-s1", os.getpid())
     with isolation.plan_for_run("p-s1", [], None, cwd=str(folder)) as plan:
         order = RunSpec(
             argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=600,

@@ -12,12 +12,13 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand
+from rpa_tasks.worker.run_directory import make_run_directory
 
 pytestmark = pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP], indirect=True)
 
 
 def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
-    folder = isolation.make_run_directory("p-s1", os.getpid())
+    folder = make_run_directory("p-s1", os.getpid())
     try:
         with isolation.plan_for_run("p-s1", [], None, cwd=str(cwd)) as plan:
             order = RunSpec(
