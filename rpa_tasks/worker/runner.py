@@ -152,6 +152,8 @@ class JobRun:
             dirty = not self.claim_valid
         finally:
             self.browser.release(dirty=dirty)
+            # A download that had just started when it was deleted makes it again.
+            isolation.delete_directory(registry.run_path(self.job.shop.profile, self.pick.claim.lease_no))
 
     def _execute_command(self) -> RunResult:
         flow, claim = self.job.flow, self.pick.claim
