@@ -31,8 +31,9 @@ SECONDS: dict[str, float] = {
     "tests/sessions/test_state_machine.py": 21, "tests/sessions/websocket/test_gateway.py": 15,
     "tests/smoke/test_running_stack.py": 60,
     # of `make processes`
-    "tests/deploy/test_pgbouncer.py": 30, "tests/docs/test_own_rpa_program.py": 25,
-    "tests/docs/test_walkthroughs.py": 90, "tests/docs/test_write_a_flow.py": 30,
+    "tests/deploy/test_keep_the_data.py": 90, "tests/deploy/test_pgbouncer.py": 30,
+    "tests/docs/test_own_rpa_program.py": 25, "tests/docs/test_walkthroughs.py": 90,
+    "tests/docs/test_write_a_flow.py": 30,
     "tests/journeys/test_accessibility.py": 220, "tests/journeys/test_bulk_actions.py": 20,
     "tests/journeys/test_clicks.py": 35, "tests/journeys/test_customer_import.py": 20,
     "tests/journeys/test_dashboard.py": 20, "tests/journeys/test_failed_tasks.py": 35,
@@ -45,7 +46,7 @@ SECONDS: dict[str, float] = {
     "tests/rpa_tasks/flow/test_browser.py": 45, "tests/rpa_tasks/flow/test_demo_batch_reply.py": 20,
     "tests/rpa_tasks/flow/test_demo_sync_order.py": 30, "tests/rpa_tasks/supervisor/test_command_end.py": 30,
     "tests/scheduling/admin/test_read_replica.py": 40, "tests/scheduling/api/test_outages.py": 35,
-    "tests/scheduling/core/test_backup.py": 25, "tests/scheduling/metrics/test_worker_reports.py": 25,
+    "tests/scheduling/metrics/test_worker_reports.py": 25,
     "tests/security/test_incomplete_requests.py": 60, "tests/sessions/websocket/test_chat_page.py": 60,
 }  # fmt: skip
 

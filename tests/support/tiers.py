@@ -18,7 +18,8 @@ FAULTS = (
 )  # fmt: skip
 #: Run by `make processes`: stacks, supervisors, browsers, servers and programs of a test's own.
 PROCESSES = (
-    "tests/deploy/test_containers.py", "tests/deploy/test_pgbouncer.py", "tests/deploy/test_prometheus.py",
+    "tests/deploy/test_containers.py", "tests/deploy/test_keep_the_data.py", "tests/deploy/test_pgbouncer.py",
+    "tests/deploy/test_prometheus.py",
     "tests/deploy/test_redis_users.py", "tests/deploy/test_scraping.py", "tests/deploy/test_systemd.py",
     "tests/deploy/test_upgrade.py", "tests/deploy/test_watcher_metrics.py",
     "tests/docs/test_own_rpa_program.py", "tests/docs/test_walkthroughs.py", "tests/docs/test_write_a_flow.py",
