@@ -90,6 +90,22 @@ class Bench:
             wait_until(lambda: all(len(each.children()) >= 2 for each in (*lanes, ticks)), 60, "the workers")
             yield lanes[0], ticks
 
+    @contextmanager
+    def core_nodes(self, number: int) -> Iterator[tuple[list[psutil.Process], psutil.Process]]:
+        """Run core workers as on `number` machines, each with its own state folder, a ticks worker and a beat.
+
+        Yields the core workers and the ticks worker once they accept work.
+        """
+        with ExitStack() as programs:
+            nodes = []
+            for name in (f"node-{nth}" for nth in range(number)):
+                own = {"AFTERTOUCH_STATE_DIR": str(self.state_dir / name), "AFTERTOUCH_NODE": name}
+                nodes.append(programs.enter_context(self.running(*WORKER, "-n", f"{name}@%h", env=own)))
+            ticks = programs.enter_context(self.running(*TICKS))
+            programs.enter_context(self.running(*BEAT))
+            wait_until(lambda: all(len(each.children()) >= 2 for each in (*nodes, ticks)), 60, "the workers")
+            yield nodes, ticks
+
     def _core_workers(self) -> list[tuple[str, ...]]:
         """Return the words of one worker, or of one for each priority: RabbitMQ has no order between queues."""
         if not self.environment["CELERY_BROKER_URL"].startswith("amqp"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.environment import Scenario
 from benchmarks.scenarios.arrival import arrival
 from benchmarks.scenarios.burst import burst
+from benchmarks.scenarios.day import day
 from benchmarks.scenarios.gateway import gateway
 from benchmarks.scenarios.herd import herd
 from benchmarks.scenarios.idle import idle
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "webhook": webhook,
     "outbox": outbox,
     "nodes": nodes,
+    "day": day,
     "receivers": receivers,
     "intake": intake,
     "imports": imports,

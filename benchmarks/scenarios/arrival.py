@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import UTC, datetime
 
@@ -12,9 +11,8 @@ from benchmarks import workload
 from benchmarks.comparison import LEAD, warm_up
 from benchmarks.environment import Bench, processor_seconds, wait_until
 from benchmarks.results import percentile
-from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts, request_receiver
+from benchmarks.scenarios.webhook import SECRET, is_answering, read_arrivals, request_receiver
 from config.local.processes import select_port
-from scheduling.models import Touch
 
 GOAL_P50, GOAL_P99 = 20.0, 60.0
 GROUP, EACH_SECOND = 100, 300
@@ -49,14 +47,13 @@ def _measure_arrivals(bench: Bench, url: str, groups: int) -> None:
         time.sleep(max(due_at[-1].timestamp() - time.time(), 0))
         wait_until(workload.all_calls_ended, 120, "the calls")
         spent = processor_seconds(programs) - before
-        found, twice = json.loads(request_receiver(f"{url}arrivals", "GET")), read_counts(url)["twice"]
-    planned = {str(key): at.timestamp() for key, at in Touch.objects.values_list("root_id", "planned_at")}
-    late = [(found[key] - at) * 1000 for key, at in planned.items() if key in found]
+        received = read_arrivals(url)
+    late = [each.late for each in received.arrivals]
     add, note = bench.figures.add, f"{EACH_SECOND} a second in groups of {GROUP}, measured at the receiver"
     add("arrival", "due → first byte: p50", percentile(late, 50), "ms", goal=GOAL_P50, note=note)
     add("arrival", "due → first byte: p99", percentile(late, 99), "ms", goal=GOAL_P99)
     for share in (0, 90, 100):
         add("arrival", f"due → first byte: p{share}", percentile(late, share), "ms")
     add("arrival", "early", sum(each < 0 for each in late), "calls", goal=0)
-    add("arrival", "not received, or twice", len(planned) - len(late) + twice, "calls", goal=0)
+    add("arrival", "not received, or twice", received.missing + received.twice, "calls", goal=0)
     add("arrival", "processor time each", spent / count * 1e6, "µs")

@@ -7,11 +7,10 @@ node on the same processors speeds up only waiting, so the receiver is slow.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from benchmarks import comparison, workload
-from benchmarks.environment import BEAT, TICKS, WORKER, Bench, wait_until
+from benchmarks.environment import Bench, wait_until
 from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts, request_receiver
 from config.local.processes import select_port
 
@@ -37,13 +36,7 @@ def nodes(bench: Bench) -> None:
 
 def _measure_received(bench: Bench, url: str, count: int, number: int) -> float:
     cells = workload.create_matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
-    with ExitStack() as running:
-        for nth in range(number):
-            own = {"AFTERTOUCH_STATE_DIR": str(bench.state_dir / f"node-{nth}"), "AFTERTOUCH_NODE": f"node-{nth}"}
-            worker = running.enter_context(bench.running(*WORKER, "-c", "2", "-n", f"node-{nth}@%h", env=own))
-            wait_until(lambda worker=worker: bool(worker.children()), 60, "the worker")  # type: ignore[misc]
-        running.enter_context(bench.running(*TICKS))
-        running.enter_context(bench.running(*BEAT))
+    with bench.core_nodes(number):
         comparison.warm_up(cells[0])
         request_receiver(url, "DELETE")
         workload.delete_all()

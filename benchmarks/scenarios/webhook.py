@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.request import Request, urlopen
@@ -12,6 +13,7 @@ from urllib.request import Request, urlopen
 from benchmarks import comparison, measurements, workload
 from benchmarks.environment import Bench, wait_until
 from config.local.processes import select_port
+from scheduling.models import Touch
 
 GOAL = 1_500.0
 ANSWER_SECONDS = 0.05
@@ -60,6 +62,27 @@ def is_answering(url: str) -> bool:
 def read_counts(url: str) -> dict[str, Any]:
     """Return the receiver's counts."""
     return dict(json.loads(request_receiver(url, "GET")))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    due_at: float  #: seconds since the epoch
+    late: float  #: milliseconds from the due instant to the first byte
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    arrivals: list[Arrival]
+    missing: int  #: planned touches that the receiver does not know
+    twice: int  #: calls beyond the first of a touch
+
+
+def read_arrivals(url: str) -> Arrivals:
+    """Return when the receiver saw each touch of the database."""
+    found = json.loads(request_receiver(f"{url}arrivals", "GET"))
+    planned = {str(key): at.timestamp() for key, at in Touch.objects.values_list("root_id", "planned_at")}
+    arrivals = [Arrival(at, (found[key] - at) * 1000) for key, at in planned.items() if key in found]
+    return Arrivals(arrivals, len(planned) - len(arrivals), read_counts(url)["twice"])
 
 
 def request_receiver(url: str, method: str) -> bytes:
