@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from datetime import timedelta
-from typing import Any
 
 import structlog
 from django.contrib.auth.models import User
@@ -132,7 +131,7 @@ def end_take_over(row: TakeOver, end: TakeOverEnd) -> bool:
     """
     with transaction.atomic():
         Lane.objects.select_for_update(no_key=True).get(shop_id=row.shop_id)
-        if not _close(row, end):
+        if not _close(row, TakeOver.objects.all(), end):
             return False
         if row.task_id is None:
             _held_lane(row).update(held_until=None)
@@ -153,13 +152,13 @@ def _end_expired(rows: QuerySet[TakeOver]) -> int:
     count = 0
     for row in rows.filter(lease_until__lte=Now(), ended_at=None).select_related("shop__platform"):
         with transaction.atomic():
-            count += _close(row, TakeOverEnd.NODE_LOST, lease_until__lte=Now())
+            count += _close(row, rows.filter(lease_until__lte=Now()), TakeOverEnd.NODE_LOST)
     return count
 
 
-def _close(row: TakeOver, end: TakeOverEnd, **condition: Any) -> bool:
-    """Close and record a take-over. Returns False if it had ended or does not meet the condition."""
-    if not TakeOver.objects.filter(pk=row.pk, ended_at=None, **condition).update(ended_at=Now(), end=end, key=None):
+def _close(row: TakeOver, rows: QuerySet[TakeOver], end: TakeOverEnd) -> bool:
+    """Close and record a take-over. Returns False if it has ended or is none of the rows."""
+    if not rows.filter(pk=row.pk, ended_at=None).update(ended_at=Now(), end=end, key=None):
         return False
     record_action("ended", row, label=str(row.shop), actor=row.username, reason=str(end))
     return True

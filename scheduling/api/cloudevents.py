@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,15 +15,13 @@ from django.http import HttpRequest
 from django.utils.http import parse_header_parameters
 
 from scheduling.api.errors import Problem
-from scheduling.api.schemas import parse_instant
+from scheduling.api.schemas import check_past, parse_instant
 from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_each, decode_strict_json
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
 
-LATEST = timedelta(minutes=5)  #: limit of an event's time ahead of this clock
-EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 CHAT_ID_LENGTH = 200
 LENGTHS = {"id": 255, "source": 255, "type": 120, "subject": 200}
 
@@ -92,15 +90,10 @@ def _parse_event_time(value: Any, now: datetime, errors: list[FieldError]) -> da
     if value is None:
         return None
     try:
-        at = parse_instant(value)
+        return check_past(parse_instant(value), now)
     except ValueError as error:
         errors.append(FieldError("time", str(error)))
         return None
-    if at > now + LATEST:
-        errors.append(FieldError("time", "is more than 5 minutes ahead"))
-    elif at < EARLIEST:
-        errors.append(FieldError("time", "is before 1970"))
-    return at
 
 
 def _extract_data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -10,10 +9,8 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema
 from pydantic import AfterValidator
 
-from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, charge_batch
-from scheduling.api.cloudevents import EARLIEST, LATEST
-from scheduling.api.schemas import Instant, ProblemOut, Request, Text, check_storable
+from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.receipts.bounce_mail import record_bounce
 from scheduling.receipts.recording import BATCH, DETAIL, RecordingResult, Report, record_reports
@@ -33,7 +30,7 @@ class ReceiptIn(Request):
     delivery_key: Annotated[UUID, Field(strict=False)] | None = None
     channel: Text = ""
     vendor_id: VendorId = ""
-    time: Instant | None = None
+    time: PastInstant | None = None
     detail: Detail = ""
     permanent: bool = False
     address: Text = ""
@@ -96,28 +93,21 @@ def _serialize_result(result: RecordingResult) -> dict[str, Any]:
 
 
 def _check_receipts(receipts: list[ReceiptIn]) -> None:
-    now = sql.now()
     errors = [
         FieldError(f"receipts.{position}.{field}", message)
         for position, each in enumerate(receipts)
-        for field, message in _list_receipt_errors(each, now)
+        for field, message in _list_receipt_errors(each)
     ]
     if errors:
         raise InvalidInput(*errors)
 
 
-def _list_receipt_errors(each: ReceiptIn, now: datetime) -> list[tuple[str, str]]:
+def _list_receipt_errors(each: ReceiptIn) -> list[tuple[str, str]]:
     errors = []
     if each.delivery_key is None and not (each.channel and each.vendor_id):
         errors.append(("delivery_key", "is required, or channel and vendor_id"))
     elif each.delivery_key is not None and (each.channel or each.vendor_id):
         errors.append(("delivery_key", "must not be given together with channel or vendor_id"))
-    if each.time is not None and each.time.tzinfo is None:
-        errors.append(("time", "must have an offset, such as 2026-01-31T08:00:00+08:00"))
-    elif each.time is not None and each.time > now + LATEST:
-        errors.append(("time", "is more than 5 minutes ahead"))
-    elif each.time is not None and each.time < EARLIEST:
-        errors.append(("time", "is before 1970"))
     if each.permanent and each.type != "bounced":
         errors.append(("permanent", "is for bounced only"))
     if each.address and each.type != "bounced":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -20,6 +20,8 @@ def check_storable(text: str) -> str:
     return text
 
 
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = timedelta(minutes=5)
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,18})?([Zz]|[+-]\d{2}:\d{2})\Z", re.ASCII)
 
 
@@ -33,7 +35,17 @@ def parse_instant(value: Any) -> datetime:
         raise ValueError("must be an RFC 3339 time with its offset, such as 2026-01-31T08:00:00+08:00") from None
 
 
+def check_past(at: datetime, now: datetime | None = None) -> datetime:
+    """Return an instant of the past. Clocks of clients may be 5 minutes ahead. Raises `ValueError`."""
+    if at > (now or datetime.now(UTC)) + LATEST:
+        raise ValueError("is more than 5 minutes ahead")
+    if at < EARLIEST:
+        raise ValueError("is before 1970")
+    return at
+
+
 Instant = Annotated[datetime, BeforeValidator(parse_instant)]
+PastInstant = Annotated[Instant, AfterValidator(check_past)]
 Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
 Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 

@@ -23,6 +23,7 @@ from scheduling.ledger import locks
 from scheduling.models import CustomerChange
 from scheduling.models.node import enable_targets
 from scheduling.policy.profile import InvalidValue, merge_attributes
+from scheduling.strict_text import is_same_json
 
 BATCH = 500  #: most customers per transaction
 MAX_ADDRESSES = 20  #: of a customer
@@ -46,7 +47,7 @@ class CustomerInput:
     `attributes` are merged by name, in stored form; None removes one. `tags` replace the stored ones, sorted.
     `addresses` replace the stored ones; `address_kinds` are merged by kind, and None removes one.
 
-    `objects` is true if the person opts out: by the link, or through an operator. `consent` has `given_at`,
+    `objection` is true if the person opts out: by the link, or through an operator. `consent` has `given_at`,
     an aware time, and `source`.
     """
 
@@ -77,30 +78,26 @@ class StoredCustomer:
             if name == "attributes":
                 self._change_attributes(value)
             elif name == "address_kinds":
-                self.change({"addresses": _merge_addresses(self.values["addresses"], value)}, at)
-            elif name not in ("opted_out", "objects", "consent"):
+                self._set("addresses", _merge_addresses(self.values["addresses"], value))
+            elif name not in ("opted_out", "objection", "consent"):
                 self._set(name, value)
-        if fields.keys() & {"opted_out", "objects"}:
+        if fields.keys() & {"opted_out", "objection"}:
             self._change_opt_out(fields, at)
 
     def _set(self, name: str, value: Any) -> None:
         stored = self.values[name]
         if stored != value:
-            self.before[name], self.after[name] = (
-                each.isoformat() if isinstance(each, datetime) else each for each in (stored, value)
-            )
+            self.before[name], self.after[name] = _write_value(stored), _write_value(value)
             self.values[name] = value
 
     def _change_opt_out(self, fields: Mapping[str, Any], at: datetime) -> None:
         """Opt the customer out or in. A person's own opt-out is lifted only by a consent that was given after it."""
         since, objected_at, consent = self.values["opted_out_at"], self.values["objected_at"], fields.get("consent")
-        if fields.get("objects"):
+        if fields.get("objection") or fields["opted_out"]:
             self._set("opted_out", True)
             self.values["opted_out_at"] = since or at
-            self._set("objected_at", at)
-        elif fields["opted_out"]:
-            self._set("opted_out", True)
-            self.values["opted_out_at"] = since or at
+            if fields.get("objection"):
+                self._set("objected_at", at)
         elif objected_at and not (consent and consent["given_at"] > objected_at):
             self.ignored.append("opted_out")
         else:
@@ -116,11 +113,15 @@ class StoredCustomer:
     def _change_attributes(self, changes: Mapping[str, Any]) -> None:
         stored = self.values["attributes"]
         merged = merge_attributes(stored, changes)
-        names = sorted(name for name in changes if not is_same_value(stored.get(name), merged.get(name)))
+        names = sorted(name for name in changes if not is_same_json(stored.get(name), merged.get(name)))
         if names:
             self.before["attributes"] = {name: stored.get(name) for name in names}
             self.after["attributes"] = {name: merged.get(name) for name in names}
             self.values["attributes"] = merged
+
+
+def _write_value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,11 +130,6 @@ def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     if len(kept) > MAX_ADDRESSES:
         raise TooManyAddresses(f"a customer has at most {MAX_ADDRESSES} addresses")
     return kept
-
-
-def is_same_value(one: Any, other: Any) -> bool:
-    """Compare values with their types: for Python `True == 1` and `1 == 1.0`."""
-    return type(one) is type(other) and one == other
 
 
 def change_customers(

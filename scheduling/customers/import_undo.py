@@ -14,8 +14,8 @@ from typing import Any
 from scheduling import sql
 from scheduling.customers.changes import (
     BATCH,
+    CONSENT_FIELDS,
     StoredCustomer,
-    is_same_value,
     read_locked,
     store_changes,
     write_customers,
@@ -23,6 +23,7 @@ from scheduling.customers.changes import (
 from scheduling.ledger import locks
 from scheduling.models import CustomerChange, CustomerImport
 from scheduling.policy.profile import InvalidValue
+from scheduling.strict_text import is_same_json
 
 #: A field, and the kind of an address or the name of an attribute.
 Place = tuple[str, str]
@@ -98,7 +99,7 @@ def _restore_values(
             message = "an opt-out stays: the customer may have confirmed it since"
         elif place in taken:
             message = f"was changed later by {taken[place]}"
-        elif not is_same_value(wanted.get(place), after.get(place)):
+        elif not is_same_json(wanted.get(place), after.get(place)):
             message = "was changed later"
         else:
             wanted[place] = before.get(place)
@@ -112,7 +113,7 @@ def _restore_values(
 def _list_changed_places(change: CustomerChange) -> list[Place]:
     before, after = _flatten_values(change.before), _flatten_values(change.after)
     places = (before.keys() | after.keys()) - {("opted_out_at", "")}
-    return sorted(place for place in places if not is_same_value(before.get(place), after.get(place)))
+    return sorted(place for place in places if not is_same_json(before.get(place), after.get(place)))
 
 
 def _flatten_values(values: Mapping[str, Any]) -> dict[Place, Any]:
@@ -130,7 +131,7 @@ def _list_restored_fields(row: StoredCustomer, wanted: Mapping[Place, Any]) -> d
     stored = _flatten_values(row.values)
     fields: dict[str, Any] = {}
     for (name, key), value in wanted.items():
-        if name == "opted_out_at" or is_same_value(value, stored.get((name, key))):
+        if name in CONSENT_FIELDS or is_same_json(value, stored.get((name, key))):
             continue
         if key:
             fields.setdefault("address_kinds" if name == "addresses" else name, {})[key] = value

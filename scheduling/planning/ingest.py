@@ -29,7 +29,7 @@ from scheduling.ids import new_id
 from scheduling.ledger import insertion, locks
 from scheduling.ledger.locks import Activity
 from scheduling.ledger.transitions import WakeUp
-from scheduling.models import EventType
+from scheduling.models import CustomerChange, EventType
 from scheduling.planning import earlier_events
 from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.planning.early_dispatch import early_dispatch
@@ -268,6 +268,7 @@ class _EventBatch:
                 "talking": [talking_at for _, talking_at in changed.values()],
                 "unhappy": [user in unhappy for user in changed],
                 "grain": ACTIVITY_GRAIN,
+                "now": self.now,
             }
             sql.execute(_NOTE_CUSTOMERS, parameters)
         for event in complaints:
@@ -278,6 +279,14 @@ class _EventBatch:
                 "task_id": _task_id(event.data),
             }
             sql.execute(_INSERT_COMPLAINT, parameters)
+        CustomerChange.objects.bulk_create(
+            CustomerChange(
+                id=new_id(), customer_id=self.customers[event.user_id].id, at=self.now, actor=event.source[:160],
+                before={"opted_out": self.customers[event.user_id].opted_out},
+                after={"opted_out": True, "objected_at": self.now.isoformat()},
+            )
+            for event in complaints
+        )  # fmt: skip
 
     def log_touches(self) -> None:
         """Log each stored event, once for each touch it planned and at least once."""
@@ -370,8 +379,8 @@ UPDATE scheduling_customer AS c
 SET last_active_at = GREATEST(c.last_active_at, v.active),
     conversation_at = GREATEST(c.conversation_at, v.talking),
     opted_out = c.opted_out OR v.unhappy,
-    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END,
-    objected_at = CASE WHEN v.unhappy THEN statement_timestamp() ELSE c.objected_at END
+    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN %(now)s ELSE c.opted_out_at END,
+    objected_at = CASE WHEN v.unhappy THEN %(now)s ELSE c.objected_at END
 FROM unnest(%(ids)b::bigint[], %(active)b::timestamptz[], %(talking)b::timestamptz[], %(unhappy)b::bool[])
     AS v(id, active, talking, unhappy)
 WHERE c.id = v.id

@@ -166,7 +166,7 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     except BadSignature:
         return _render_unsubscribe_page(request, "unknown", status=404)
     if request.method == "POST":
-        commands.update_customer(user_id, {"objects": True}, actor="unsubscribe")
+        commands.update_customer(user_id, {"objection": True}, actor="unsubscribe")
         log.info("unsubscribed", user_id=user_id)
         return _render_unsubscribe_page(request, "done")
     return _render_unsubscribe_page(request, "ask")

@@ -241,9 +241,11 @@ class CustomerForm(CheckedForm):
         if "opted_out" not in self.changed_data:
             return {}
         if self.cleaned_data["opted_out"]:
-            return {"objects": True}
-        source = self.cleaned_data["consent_source"]
-        return {"opted_out": False, **({"consent": {"given_at": now(), "source": source}} if source else {})}
+            return {"objection": True}
+        decision: dict[str, Any] = {"opted_out": False}
+        if source := self.cleaned_data["consent_source"]:
+            decision["consent"] = {"given_at": now(), "source": source}
+        return decision
 
     def clean_attributes(self) -> dict[str, Any]:
         """Return the edited attributes. A removed one has the value None."""

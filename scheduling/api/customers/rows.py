@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
 from uuid import UUID
@@ -19,9 +19,9 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch
-from scheduling.api.cloudevents import FORBIDDEN, LATEST
+from scheduling.api.cloudevents import FORBIDDEN
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import Instant, ProblemOut, Request, Text, check_storable
+from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
 from scheduling.audit.audit_log import record_action
 from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, change_customer, change_customers
 from scheduling.customers.erasure import request_erasure
@@ -58,12 +58,6 @@ def _check_timezone(name: str) -> str:
     return name
 
 
-def _check_past(at: datetime) -> datetime:
-    if at > datetime.now(UTC) + LATEST:
-        raise ValueError("is more than 5 minutes ahead")
-    return at
-
-
 def _check_attribute_name(name: str) -> str:
     check_attribute_name(name)
     return name
@@ -98,7 +92,7 @@ Tags = Annotated[list[str], Field(max_length=MAX_TAGS), AfterValidator(normalize
 class ConsentIn(Request):
     """A person's consent to marketing. `source`: where it was given, such as `checkout`."""
 
-    given_at: Annotated[Instant, AfterValidator(_check_past)]
+    given_at: PastInstant
     source: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
 
 
@@ -116,8 +110,6 @@ class CustomerIn(Request):
     def list_given(self) -> dict[str, Any]:
         """Return the given fields. Addresses are merged by kind."""
         given = self.model_dump(exclude_unset=True, exclude={"user_id"})
-        if given.get("consent") is None:
-            given.pop("consent", None)
         if "addresses" in given:
             given["address_kinds"] = given.pop("addresses")
         return given

@@ -134,7 +134,7 @@ def test_operator_lifts_a_person_s_own_opt_out_with_a_source(
     assert editor.post(url, page | {"opted_out": "on"}).status_code == 302
     assert Customer.objects.get().objected_at
     told = [(each.actor, each.after["opted_out"]) for each in CustomerChange.objects.order_by("pk")]
-    assert told == [("editor", False), ("editor", True)]
+    assert told == [("shop", True), ("editor", False), ("editor", True)]
 
 
 def test_customer_without_nodes_has_no_next_time(
