@@ -55,8 +55,11 @@ def _report_load(name: str, processes: int, queues: list[str]) -> None:
     busy = 0.0
     while not _stopping.is_set():
         # The main loop changes the mapping meanwhile; list() copies it in one step.
-        waiting = [request for request in list(state.requests.values()) if not request.acknowledged]
-        unacked = Counter(queue_of_routing_key(request.delivery_info["routing_key"]) for request in waiting)
+        unacked = Counter(
+            queue_of_routing_key(request.delivery_info.get("routing_key") or "")  # other programs may leave it out
+            for request in list(state.requests.values())
+            if not request.acknowledged
+        )
         report = WorkerReport(name, processes, busy, queues, len(state.active_requests), unacked=dict(unacked))
         _call_redis(partial(send_worker_report, report))
         samples: list[int] = []

@@ -162,8 +162,8 @@ class LeftoverRuns:
             entries = list(islice(self._walk, LOGS_AT_ONCE))
             if len(entries) < LOGS_AT_ONCE:
                 self._walk = _scan_runs()  # the next pass starts again
-            running = _running_directories(entries)
-            self._left = [entry.path for entry in _entries_of_ended_runs(entries) if Path(entry.path) not in running]
+            running = _find_running_names(entries)
+            self._left = [entry.path for entry in _entries_of_ended_runs(entries) if entry.name not in running]
         while self._left and (within := ends_at - time.monotonic()) > 0:
             isolation.delete_directory(Path(self._left.pop()), within)
 
@@ -201,10 +201,11 @@ def _scan_runs() -> Iterator[os.DirEntry[str]]:
             yield from _scan_directory(Path(entry.path))
 
 
-def _running_directories(entries: list[os.DirEntry[str]]) -> set[Path]:
+def _find_running_names(entries: list[os.DirEntry[str]]) -> set[str]:
+    """Return the names of directories that a running job of any shop may have: its profile may have changed since."""
     leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
-    jobs = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases).select_related("shop__platform")
-    return {registry.run_path(job.shop.profile, job.lease_no) for job in jobs.defer("payload")} if leases else set()
+    running = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases)
+    return {str(lease_no) for lease_no in running.values_list("lease_no", flat=True)}
 
 
 def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:

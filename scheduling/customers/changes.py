@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +26,7 @@ from scheduling.policy.profile import InvalidValue, merge_attributes
 from scheduling.strict_text import is_same_json
 
 BATCH = 500  #: most customers per transaction
+SAME_ACT = timedelta(minutes=1)  #: two opt-outs within it are one in the history
 MAX_ADDRESSES = 20  #: of a customer
 PLAIN_FIELDS = ("name", "level", "locale", "timezone", "addresses", "opted_out")
 CONSENT_FIELDS = ("opted_out_at", "objected_at", "consent")
@@ -91,12 +92,15 @@ class StoredCustomer:
             self.values[name] = value
 
     def _change_opt_out(self, fields: Mapping[str, Any], at: datetime) -> None:
-        """Opt the customer out or in. A person's own opt-out is lifted only by a consent that was given after it."""
-        since, objected_at, consent = self.values["opted_out_at"], self.values["objected_at"], fields.get("consent")
+        """Opt the customer out or in. A new, later consent alone lifts a person's own opt-out."""
+        since, objected_at, stored = (self.values[name] for name in ("opted_out_at", "objected_at", "consent"))
+        consent = fields.get("consent")
+        if consent and stored and consent["given_at"] <= datetime.fromisoformat(stored["given_at"]):
+            consent = None  # the repeat of an earlier one
         if fields.get("objection") or fields["opted_out"]:
             self._set("opted_out", True)
             self.values["opted_out_at"] = since or at
-            if fields.get("objection"):
+            if fields.get("objection") and not (objected_at and at - objected_at < SAME_ACT):
                 self._set("objected_at", at)
         elif objected_at and not (consent and consent["given_at"] > objected_at):
             self.ignored.append("opted_out")
@@ -106,8 +110,7 @@ class StoredCustomer:
             self._set("opted_out", False)
             self._set("objected_at", None)
             self.values["opted_out_at"] = None
-            stored = self.values["consent"]
-            if consent and not (stored and datetime.fromisoformat(stored["given_at"]) >= consent["given_at"]):
+            if consent:
                 self._set("consent", {"given_at": consent["given_at"].isoformat(), "source": consent["source"]})
 
     def _change_attributes(self, changes: Mapping[str, Any]) -> None:

@@ -12,14 +12,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 from unfold.decorators import action, display
-from unfold.widgets import UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.form_fields import NamesField, SettingsField
@@ -192,6 +192,7 @@ class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]
 
 class CustomerForm(CheckedForm):
     check = staticmethod(lambda values: None)
+    written_columns = ("objected_at",)
 
     addresses = SettingsField(
         label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “phone: 13800138000”.")
@@ -202,6 +203,10 @@ class CustomerForm(CheckedForm):
         help_text=_("One a line: “city: Shanghai”, “paid: 520.5”, “member: true”, “since: 2026-03-03T12:00:00Z”."),
     )
     tags = NamesField(label=_("tags"), help_text=_("One a line, or separated by commas."))
+    objection = forms.BooleanField(
+        label=_("the customer asked for it in person"), required=False, widget=UnfoldBooleanSwitchWidget,
+        help_text=_("Only a later consent allows marketing again, no update by another system."),
+    )  # fmt: skip
     consent_source = forms.CharField(
         label=_("where the consent was given"), required=False, max_length=200, widget=UnfoldAdminTextInputWidget,
         help_text=_("Needed to allow marketing again to a customer who opted out in person."),
@@ -219,6 +224,7 @@ class CustomerForm(CheckedForm):
         super().__init__(*args, **kwargs)
         for name, value in self._stored_profile().items():
             self.initial.setdefault(name, value)
+        self.initial.setdefault("objection", bool(self.instance.objected_at))
 
     def _stored_profile(self) -> dict[str, Any]:
         row = CustomerProfile.objects.filter(pk=self.instance.pk).first() if self.instance.pk else None
@@ -232,20 +238,23 @@ class CustomerForm(CheckedForm):
     def clean_consent_source(self) -> str:
         source: str = self.cleaned_data["consent_source"]
         allows = not self.cleaned_data.get("opted_out", self.instance.opted_out)
+        if source and not allows:
+            raise forms.ValidationError(_("A consent allows marketing: remove the tick of the opt-out."))
         if self.instance.objected_at and allows and not source:
             raise forms.ValidationError(_("Enter where the customer has agreed since, for example “call of 3 March”."))
         return source
 
     def read_opt_out(self) -> dict[str, Any]:
         """Return the person's decision as `CustomerInput` has it."""
-        if "opted_out" not in self.changed_data:
-            return {}
+        source = self.cleaned_data["consent_source"]
         if self.cleaned_data["opted_out"]:
-            return {"objection": True}
-        decision: dict[str, Any] = {"opted_out": False}
-        if source := self.cleaned_data["consent_source"]:
-            decision["consent"] = {"given_at": now(), "source": source}
-        return decision
+            objects = "opted_out" in self.changed_data or (
+                "objection" in self.changed_data and self.cleaned_data["objection"]
+            )
+            return {"objection": True} if objects else {}
+        if source:
+            return {"opted_out": False, "consent": {"given_at": now(), "source": source}}
+        return {"opted_out": False} if "opted_out" in self.changed_data else {}
 
     def clean_attributes(self) -> dict[str, Any]:
         """Return the edited attributes. A removed one has the value None."""
@@ -287,11 +296,14 @@ class CustomerAdmin(BigTable, OpsAdmin):
     shown_as: ClassVar[dict[str, str]] = {
         "addresses": "addresses_text", "attributes": "attributes_text", "tags": "tags_text",
     }  # fmt: skip
-    write_only = frozenset({"consent_source"})
+    write_only = frozenset({"consent_source", "objection"})
     fieldsets = (
         (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), "addresses")}),
         (_("Profile"), {"fields": ("attributes", "tags")}),
-        (_("Consent"), {"fields": (("opted_out", "consent_source"), ("opted_out_at", "objected_at"), "consent_text")}),
+        (
+            _("Consent"),
+            {"fields": (("opted_out", "objection"), "consent_source", ("opted_out_at", "objected_at"), "consent_text")},
+        ),
         (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
     )
     change_form_outer_before_template = "ops/customer_now.html"
@@ -357,7 +369,9 @@ class CustomerAdmin(BigTable, OpsAdmin):
     @display(description=_("latest consent"))  # type: ignore[untyped-decorator]
     def consent_text(self, row: Customer) -> str:
         given = row.consent
-        return f"{given['source']} · {format_instant(datetime.fromisoformat(given['given_at']))}" if given else ""
+        if not given:
+            return ""
+        return format_html("{} · {}", given["source"], format_instant(datetime.fromisoformat(given["given_at"])))
 
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:

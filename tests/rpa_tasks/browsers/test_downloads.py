@@ -161,4 +161,4 @@ def test_page_that_goes_on_downloading_leaves_nothing(run: Callable[..., Run], p
     ended = run(f"{text}sys.exit(70)")
     assert (ended.outcome, ended.exit_code) == ("transient", 70), ended.detail
     assert {each.kind for each in Evidence.objects.all()} >= {"screenshot"}
-    assert list_files(pool) == []
+    eventually(lambda: list_files(pool) == [], "a download is left")

@@ -60,7 +60,7 @@ def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
     market.shop()
     market.flow()
     row = fail(market, payload={"page": 1})
-    job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1}))
+    job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1.0}))
     row.refresh_from_db()
     assert (job.root_id, row.difference) == (row.root_id, None)
 

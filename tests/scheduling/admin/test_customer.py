@@ -12,9 +12,11 @@ from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin.shown_values import format_instant
+from scheduling.customers.changes import change_customer
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Complaint, Customer, CustomerChange, CustomerProfile, HarassmentRule, Touch
 from scheduling.operations import commands
+from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
@@ -129,12 +131,38 @@ def test_operator_lifts_a_person_s_own_opt_out_with_a_source(
     assert editor.post(url, page | {"consent_source": "call of 3 March"}).status_code == 302
     ann = Customer.objects.get()
     assert (ann.opted_out, ann.objected_at, ann.consent["source"]) == (False, None, "call of 3 March")
-    assert "call of 3 March" in editor.get(url).content.decode()
+    assert "call of 3 March · <time" in editor.get(url).content.decode()
     page = fill_form(url)
     assert editor.post(url, page | {"opted_out": "on"}).status_code == 302
     assert Customer.objects.get().objected_at
     told = [(each.actor, each.after["opted_out"]) for each in CustomerChange.objects.order_by("pk")]
     assert told == [("shop", True), ("editor", False), ("editor", True)]
+
+
+def test_operator_makes_the_opt_out_of_a_client_the_person_s_own(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    commands.update_customer("ann", {"opted_out": True})
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = fill_form(url)
+    assert editor.post(url, page | {"name": "Ann"}).status_code == 302
+    assert Customer.objects.get().objected_at is None
+    assert "remove the tick" in editor.post(url, fill_form(url) | {"consent_source": "call"}).content.decode()
+    assert editor.post(url, fill_form(url) | {"objection": "on"}).status_code == 302
+    assert Customer.objects.get().objected_at
+
+
+def test_click_on_the_link_outdates_an_open_page(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    change_customer("ann", {"objection": True}, actor="unsubscribe")
+    pass_time(minutes=2)
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = fill_form(url)
+    del page["opted_out"]
+    change_customer("ann", {"objection": True}, actor="unsubscribe")
+    editor.post(url, page | {"consent_source": "call of 3 March"})
+    assert Customer.objects.get().opted_out
 
 
 def test_customer_without_nodes_has_no_next_time(

@@ -12,6 +12,7 @@ import requests
 from scheduling.channels.email import make_token
 from scheduling.models import Customer, CustomerChange
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
+from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.imports.conftest import import_file, read_refused
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,8 +64,17 @@ def test_repeated_consent_does_not_lift_the_next_opt_out(api: Client) -> None:
     assert (again["opted_out"], again["ignored"]) == (True, ["opted_out"])
 
 
+def test_repeated_consent_of_a_clock_that_is_ahead_lifts_nothing(api: Client) -> None:
+    click_link(api)
+    consent = agree(timedelta(minutes=4))
+    assert not api("PUT", "/customers/ann", consent).json()["opted_out"]
+    click_link(api)
+    assert api("PUT", "/customers/ann", consent).json()["ignored"] == ["opted_out"]
+
+
 def test_second_opt_out_outdates_a_consent_between_the_two(api: Client) -> None:
     click_link(api)
+    pass_time(minutes=2)
     first = Customer.objects.get()
     consent = agree(timedelta(microseconds=1))
     click_link(api)

@@ -60,7 +60,7 @@ def held_by_second_connection(act: Callable[[], Any], *, commit: bool) -> Iterat
 SHIFTED = {
     "touch": "due_at planned_at lease_until queued_at sending_at settled_at created_at expires_at reserved_at",
     "event": "occurred_at received_at",
-    "customer": "last_active_at conversation_at opted_out_at inactive_since created_at",
+    "customer": "last_active_at conversation_at opted_out_at objected_at inactive_since created_at",
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
     "automaticrollout": "started_at step_at judged_at ended_at",
