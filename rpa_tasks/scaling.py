@@ -8,9 +8,9 @@ from rpa_tasks.jobs.pick import NODE_SILENT, jobs
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
 from scheduling.policy.scaling import DueWork, Need, NodeDemand, compute_needed_nodes
+from scheduling.queue_names import RPA_QUEUES
 
 ASSUMED_RUN = 60.0  #: seconds of a run before any has ended
-SHARED_QUEUES = ("high", "normal", "low")
 
 
 def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
@@ -24,7 +24,7 @@ def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
     """
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
-        found = jobs.measure_startable([*SHARED_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
+        found = jobs.measure_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
     startable = [DueWork(count, oldest) for count, oldest in found]
     slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
     return running, compute_needed_nodes(NodeDemand(running, slots, busy, seconds or ASSUMED_RUN, startable))

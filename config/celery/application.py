@@ -23,9 +23,9 @@ from celery.signals import (
 )
 
 from config.celery import guards, load_reports, metrics  # noqa: F401  (connects to signals)
-from config.celery.queues import CORE_QUEUES
 from config.environment import ROOT
 from config.local.endpoints import adopt_stack_settings
+from scheduling.queue_names import CORE_QUEUES
 
 log = structlog.get_logger(__name__)
 

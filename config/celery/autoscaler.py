@@ -21,8 +21,8 @@ from celery.worker import state
 from celery.worker.autoscale import Autoscaler
 from django.conf import settings
 
-from config.celery.queues import CORE_QUEUES, TICK_QUEUES
 from scheduling import metrics
+from scheduling.queue_names import CORE_QUEUES, TICK_QUEUES
 
 log = structlog.get_logger(__name__)
 

@@ -7,9 +7,8 @@ from typing import Any
 from celery.app.amqp import AMQP, Queues
 from kombu import Exchange, Queue
 
-TICK_QUEUES = ("ticks", "long")
-CORE_QUEUES = ("touch.high", "touch.normal", "touch.low", *TICK_QUEUES)
-RPA_QUEUES = ("high", "normal", "low")
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
+
 #: On RabbitMQ the RPA queues share one topic exchange. On Redis a topic exchange loses messages of publishers that
 #: did not declare it, so these queues are direct there.
 TASKS = Exchange("tasks", type="topic", durable=True)

@@ -19,8 +19,9 @@ from django.db import transaction
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
+from scheduling.queue_names import RPA_QUEUES
 
-TIERS = {0: "high", 1: "normal", 2: "low"}
+TIERS = dict(enumerate(RPA_QUEUES))  #: names of priorities, and the queues of their jobs
 #: A node without a sign of life for this long counts as down. How long its shops wait for it is another setting,
 #: `AFTERTOUCH_RPA_HOME_LEASE`.
 NODE_SILENT = timedelta(minutes=2)

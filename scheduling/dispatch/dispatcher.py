@@ -19,11 +19,12 @@ from scheduling import metrics, tracing
 from scheduling.batching import BackgroundBatcher
 from scheduling.configuration import snapshot
 from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.publisher import TOUCH_QUEUES, oldest_message_at, publish_touches
+from scheduling.dispatch.publisher import oldest_message_at, publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Attempt, Touch
+from scheduling.queue_names import TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
 

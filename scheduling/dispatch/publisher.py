@@ -17,11 +17,10 @@ from kombu.exceptions import OperationalError
 from scheduling.dispatch.broker_health import broker_alarm
 from scheduling.ledger.transitions import AGE_UNKNOWN, WakeUp
 from scheduling.policy.specs import NodeSpec
+from scheduling.queue_names import TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
 
-TOUCH_QUEUES = {0: "touch.high", 1: "touch.normal", 2: "touch.low"}
-CORE_QUEUES = (*TOUCH_QUEUES.values(), "ticks", "long")
 DUE_BUCKET = 0.010  #: seconds; one message carries touches that fall due within it, at the instant of the last one
 ETA_MARGIN = timedelta(milliseconds=1)  #: so that a clock that is a fraction of it ahead claims no touch too early
 MESSAGE_LIMIT = 500  #: ids per message

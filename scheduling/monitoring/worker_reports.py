@@ -10,7 +10,7 @@ from functools import cache
 
 from django.conf import settings
 
-from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.queue_names import TOUCH_QUEUES
 from scheduling.redis_client import Redis, connect_redis
 
 WORKER_REPORTS = "at:workers"

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from kombu import Connection
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 WITHIN = 180

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
 from config.settings.celery import CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
 from rpa_tasks.maintainer.process import STOP_WITHIN
 from rpa_tasks.models import Flow
 from rpa_tasks.worker.runner import STOP_TIME_LIMIT
 from scheduling.delivery.outgoing import BATCH_DEADLINE
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))

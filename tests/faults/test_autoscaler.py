@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 
-from config.celery.queues import CORE_QUEUES
+from scheduling.queue_names import CORE_QUEUES
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.fault_injection import living_children
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack

@@ -17,7 +17,8 @@ import pytest
 import redis
 from kombu import Connection, Exchange
 
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES, TopicQueues, declared_queues, queue_of_routing_key
+from config.celery.queues import TopicQueues, declared_queues, queue_of_routing_key
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker

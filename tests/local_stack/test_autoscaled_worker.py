@@ -11,7 +11,7 @@ from pytest_django import Settings
 
 from config.celery import autoscaler
 from config.celery.autoscaler import ScalingWorker, measure_wait
-from config.celery.queues import CORE_QUEUES, RPA_QUEUES
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -26,13 +26,13 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
 from scheduling.admin.touches.pause import count_held, list_active_pauses
-from scheduling.dispatch.publisher import CORE_QUEUES
 from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading
 from scheduling.monitoring.statistics import MOST, Overdue
 from scheduling.monitoring.webhook_stats import count_failing_webhooks
+from scheduling.queue_names import CORE_QUEUES
 from scheduling.redaction import redact_text
 
 WORST = 5

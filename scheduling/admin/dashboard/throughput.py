@@ -11,10 +11,10 @@ from django.utils.translation import gettext as _
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.touches.touch import build_span_link
-from scheduling.dispatch.publisher import CORE_QUEUES, TOUCH_QUEUES
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
+from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 TOUCHES = "admin:scheduling_touch_changelist"
 OTHERS = 6  #: queues of other apps that are shown, longest first

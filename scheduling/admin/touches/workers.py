@@ -21,11 +21,11 @@ from django.utils.translation import gettext_lazy
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.sidebar import may_open_flower, may_see_workers
 from scheduling.db_timeouts import Deadline
-from scheduling.dispatch.publisher import CORE_QUEUES, TOUCH_QUEUES
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import QueueStats, read_broker
 from scheduling.monitoring.wanted_numbers import read_scaling
 from scheduling.monitoring.worker_reports import WorkerReport, list_worker_reports
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES
 from scheduling.redis_client import RedisError
 
 log = structlog.get_logger(__name__)
@@ -93,7 +93,7 @@ def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
     if broker is None:
         return {"queues": None}
     known = {each.name for each in broker.queues}
-    order = {name: place for place, name in enumerate([*CORE_QUEUES, "high", "normal", "low"])}
+    order = {name: place for place, name in enumerate([*CORE_QUEUES, *RPA_QUEUES])}
     rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
     rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
     return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}

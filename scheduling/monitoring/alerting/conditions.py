@@ -22,9 +22,9 @@ from django.utils.translation import gettext_lazy as _
 from scheduling import sql
 from scheduling.channels.circuit_breaker import DEAD_REASONS
 from scheduling.db_timeouts import Deadline
-from scheduling.dispatch.publisher import CORE_QUEUES
 from scheduling.models import FailedTask
 from scheduling.monitoring import collectors, complaint_stats
+from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ OWN = [
     Condition(
         "queue_age", "aftertouch_queue_oldest_age_seconds", _("Messages wait too long in %(what)s"),
         _("Add core workers, or give this queue a worker of its own."), Unit.SPAN, 120, label="queue",
-        only=frozenset({"touch.high", "touch.normal", "touch.low"}),
+        only=frozenset(TOUCH_QUEUES.values()),
     ),
     Condition(
         "queue_length", "celery_queue_length", _("Growing backlog in %(what)s"),
