@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import redis
@@ -18,8 +19,8 @@ from redis.sentinel import Sentinel
 from scheduling.server_addresses import RedisAddress, parse_redis
 
 __all__ = [
-    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "connect_redis", "connect_redis_async",
-    "read_eviction_policy",
+    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "connect_once", "connect_redis",
+    "connect_redis_async", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
@@ -42,6 +43,12 @@ def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
         return Redis(**address.server, **options)
     primary = Sentinel(**_sentinel_arguments(address, timeout)).master_for  # type: ignore[no-untyped-call]
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
+
+
+@cache
+def connect_once(url: str) -> Redis:
+    """Return this process's client for reports and for counts that processes share."""
+    return connect_redis(url)
 
 
 def read_eviction_policy(client: Redis) -> str:

@@ -10,14 +10,13 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import structlog
 from django.conf import settings
 
 from scheduling.delivery.lanes import LaneLoad, ReceiverLanes
-from scheduling.redis_client import Redis, RedisError, connect_redis
+from scheduling.redis_client import RedisError, connect_once
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +41,7 @@ def report_lanes(lanes: ReceiverLanes) -> None:
 
 def send_lane_report(process: str, found: Iterable[LaneLoad]) -> None:
     """Replace the report of a process. Raises `RedisError`."""
-    with _connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
+    with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
         pipe.sadd(PROCESSES, process)
         pipe.set(f"{PROCESSES}:{process}", json.dumps(list(found)), px=int(REPORT_LIFETIME * 1000))
         pipe.execute()
@@ -50,7 +49,7 @@ def send_lane_report(process: str, found: Iterable[LaneLoad]) -> None:
 
 def read_receiver_loads() -> dict[str, LaneLoad]:
     """Return the sum of the reports of the last `REPORT_LIFETIME`, by receiver. Raises `RedisError`."""
-    client = _connect_once(settings.REDIS_URL)
+    client = connect_once(settings.REDIS_URL)
     members: Any = client.smembers(PROCESSES)
     processes = sorted(each.decode() for each in members)
     if not processes:
@@ -73,8 +72,3 @@ def _add_loads(known: LaneLoad, own: LaneLoad) -> LaneLoad:
         rate=known.rate + own.rate,
         rest=max(known.rest, own.rest),
     )
-
-
-@cache
-def _connect_once(url: str) -> Redis:
-    return connect_redis(url)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -25,12 +25,10 @@ from scheduling.experiments.rollout_stats import MAX_CLOCK_LAG
 from scheduling.ids import first_id_at
 from scheduling.models import Node, Template
 from scheduling.monitoring.statistics import HOUR, HourlyCache
-from scheduling.monitoring.worker_reports import connect_once
-from scheduling.redis_client import Redis
+from scheduling.redis_client import Redis, connect_once
 
 WEEK = timedelta(days=7)
-SECONDS = 3600  #: of an hour
-HOURS = "at:complaints"  #: hash by hour, in seconds: counts of `_DELIVERED` and of `_COMPLAINED`
+HOURS = "at:complaints"  #: hash by the hour's start in seconds: counts of `_DELIVERED` and of `_COMPLAINED`
 #: An hour is final then: no transaction that writes counted rows is open for longer, and no clock further behind.
 CLOSED = HourlyCache.CLOSED + MAX_CLOCK_LAG
 FILL_SECONDS = 1.0  #: of one call, for hours that are not counted yet
@@ -53,10 +51,10 @@ class TextComplaints:
     #: node had fewer too.
     before: float | None
 
-    @property
-    def is_rising(self) -> bool:
-        limit = None if self.before is None else max(LEAST_RATE, RISE * self.before)
-        return limit is not None and self.touches >= LEAST_TOUCHES and self.rate > limit
+
+def is_rising(touches: int, rate: float, before: float | None) -> bool:
+    """Return whether a rate of `TextComplaints` is far above the one before."""
+    return before is not None and touches >= LEAST_TOUCHES and rate > max(LEAST_RATE, RISE * before)
 
 
 def read_complaint_rates(deadline: Deadline) -> list[TextComplaints] | None:
@@ -67,74 +65,97 @@ def read_complaint_rates(deadline: Deadline) -> list[TextComplaints] | None:
         OperationalError: PostgreSQL does not answer in time.
     """
     server = connect_once(settings.REDIS_URL)
-    stored: Any = server.hgetall(HOURS)
-    counted: dict[int, Any] = {int(hour): json.loads(counts) for hour, counts in stored.items()}
-    hours: list[int] = []
+    found: Any = server.hgetall(HOURS)
+    stored = {datetime.fromtimestamp(int(at), UTC): json.loads(counts) for at, counts in found.items()}
+    counted, hours = dict(stored), list[datetime]()
     try:
         with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
-            until = int((sql.now() - CLOSED).timestamp()) // SECONDS * SECONDS
-            hours = [until - SECONDS * number for number in range(1, 2 * WEEK // HOUR + 1)]
+            until = (sql.now() - CLOSED).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+            hours = [until - HOUR * number for number in range(1, 2 * WEEK // HOUR + 1)]
             if not _count_missing_hours(hours, counted):
                 return None
             nodes = dict(Node.objects.values_list("pk", "key"))
             templates = dict(Template.objects.values_list("pk", "key"))
     finally:  # also if PostgreSQL did not answer in time: the next call continues
-        if fresh := counted.keys() - set(map(int, stored)):
-            _store_hours(server, {str(hour): counted[hour] for hour in fresh}, counted.keys() - set(hours))
-    rates = _compute_rates({hour: counted[hour] for hour in hours}, until - int(WEEK.total_seconds()))
-    return [
-        TextComplaints(nodes[node], templates[template], version, touches, rate, before)
-        for (node, template, version), touches, rate, before in rates
-        if node in nodes and template in templates
-    ][:MOST_TEXTS]
+        if fresh := counted.keys() - stored.keys():
+            _store_hours(server, {hour: counted[hour] for hour in fresh}, counted.keys() - set(hours))
+    week, earlier = _sum_weeks({hour: counted[hour] for hour in hours}, until - WEEK)
+    texts = []
+    for text, touches in week.by_text.most_common():
+        node, template, version = text
+        if node in nodes and template in templates:
+            rate = min(week.complaints_by_text[text] / touches, 1.0)
+            texts.append(
+                TextComplaints(nodes[node], templates[template], version, touches, rate, earlier.rate_before(text))
+            )
+    return texts[:MOST_TEXTS]
 
 
-def _count_missing_hours(hours: list[int], counted: dict[int, Any]) -> bool:
+def _count_missing_hours(hours: list[datetime], counted: dict[datetime, Any]) -> bool:
     """Count the hours that `counted` lacks, latest first. Return False if the time was over before."""
     ends_at = monotonic() + FILL_SECONDS
     for hour in hours:
         if hour not in counted:
             if monotonic() > ends_at:
                 return False
-            since, until = (datetime.fromtimestamp(at, UTC) for at in (hour, hour + SECONDS))
-            received = {"first": first_id_at(since), "next": first_id_at(until), "since": since - 2 * WEEK}
+            until = hour + HOUR
+            received = {"first": first_id_at(hour), "next": first_id_at(until), "since": hour - 2 * WEEK}
             counted[hour] = [
-                sql.rows(_DELIVERED, {"since": since, "until": until}),
+                sql.rows(_DELIVERED, {"since": hour, "until": until}),
                 sql.rows(_COMPLAINED, received, replan=True),
             ]
     return True
 
 
-def _store_hours(server: Redis, fresh: dict[str, Any], over: set[int]) -> None:
+def _store_hours(server: Redis, fresh: dict[datetime, Any], over: set[datetime]) -> None:
     with server.pipeline(transaction=False) as pipe:
         for hour, counts in fresh.items():
-            pipe.hset(HOURS, hour, json.dumps(counts))
+            pipe.hset(HOURS, _field(hour), json.dumps(counts))
         if over:
-            pipe.hdel(HOURS, *map(str, over))
+            pipe.hdel(HOURS, *map(_field, over))
         pipe.expire(HOURS, 2 * WEEK)
         pipe.execute()
 
 
-def _compute_rates(counted: dict[int, Any], recent: int) -> list[tuple[tuple[int, int, int], int, float, float | None]]:
-    """Return text, touches, rate and earlier rate of each text of the hours from `recent` on, by most touches."""
-    touches: Counter[tuple[bool, Any]] = Counter()  # by whether they are recent and by text; also by node
-    complained: Counter[tuple[bool, Any]] = Counter()
+def _field(hour: datetime) -> str:
+    return str(int(hour.timestamp()))
+
+
+Text = tuple[int, int, int]  #: ids of a node and of its template, and the version
+
+
+@dataclass(frozen=True, slots=True)
+class WeekCounts:
+    """Delivered touches of a week and complaints about them."""
+
+    by_text: Counter[Text] = field(default_factory=Counter)
+    by_node: Counter[int] = field(default_factory=Counter)
+    complaints_by_text: Counter[Text] = field(default_factory=Counter)
+    complaints_by_node: Counter[int] = field(default_factory=Counter)
+
+    def rate_before(self, text: Text) -> float | None:
+        """Return the rate that a later one of `text` is compared with (see `TextComplaints.before`)."""
+        node = text[0]
+        if self.by_text[text] >= LEAST_TOUCHES:
+            return self.complaints_by_text[text] / self.by_text[text]
+        return self.complaints_by_node[node] / self.by_node[node] if self.by_node[node] >= LEAST_TOUCHES else None
+
+
+def _sum_weeks(counted: dict[datetime, Any], recent: datetime) -> tuple[WeekCounts, WeekCounts]:
+    """Return the counts of the hours from `recent` on, and of those before."""
+    week, earlier = WeekCounts(), WeekCounts()
     for hour, (delivered, complaints) in counted.items():
-        for node, *text, count in delivered:
-            touches[hour >= recent, (node, *text)] += count
-            touches[hour >= recent, node] += count
-        for touch_hour, node, *text, count in complaints:
+        counts = week if hour >= recent else earlier
+        for node, template, version, count in delivered:
+            counts.by_text[node, template, version] += count
+            counts.by_node[node] += count
+        for touch_at, node, template, version, count in complaints:
+            touch_hour = datetime.fromtimestamp(touch_at, UTC)
             if touch_hour in counted:
-                complained[touch_hour >= recent, (node, *text)] += count
-                complained[touch_hour >= recent, node] += count
-    rates = []
-    for (is_recent, text), count in touches.most_common():
-        if is_recent and isinstance(text, tuple):
-            earlier = (False, text) if touches[False, text] >= LEAST_TOUCHES else (False, text[0])
-            enough = touches[earlier] >= LEAST_TOUCHES
-            before = complained[earlier] / touches[earlier] if enough else None
-            rates.append((text, count, min(complained[True, text] / count, 1.0), before))
-    return rates
+                counts = week if touch_hour >= recent else earlier
+                counts.complaints_by_text[node, template, version] += count
+                counts.complaints_by_node[node] += count
+    return week, earlier
 
 
 class ComplaintCollector(Collector):
@@ -157,7 +178,10 @@ class ComplaintCollector(Collector):
         touches = GaugeMetricFamily(
             "aftertouch_complaint_touches", "Delivered touches of the last seven days.", labels=labels
         )
-        for each in read_complaint_rates(self.deadline or Deadline(settings.TIMEOUTS.metrics)) or ():
+        texts = read_complaint_rates(self.deadline or Deadline(settings.TIMEOUTS.metrics))
+        if texts is None:
+            return  # unknown: no text looks as if nobody complained
+        for each in texts:
             text = [each.node, each.template, str(each.version)]
             rate.add_metric(text, each.rate)
             touches.add_metric(text, each.touches)

@@ -19,9 +19,10 @@ from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
-from scheduling.monitoring.worker_reports import connect_once, list_worker_reports
+from scheduling.monitoring.worker_reports import list_worker_reports
 from scheduling.policy.scaling import DueWork, Limits, Need, Scale, WorkerDemand, compute_needed_workers, settle_wanted
 from scheduling.queue_names import TOUCH_QUEUES
+from scheduling.redis_client import connect_once
 
 log = structlog.get_logger(__name__)
 

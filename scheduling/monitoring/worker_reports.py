@@ -6,12 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 
 from django.conf import settings
 
 from scheduling.queue_names import TOUCH_QUEUES
-from scheduling.redis_client import Redis, connect_redis
+from scheduling.redis_client import connect_once
 
 WORKER_REPORTS = "at:workers"
 REPORT_LIFETIME = 20.0  #: seconds; a worker reports every five
@@ -87,9 +86,3 @@ def _read_reports() -> tuple[float, dict[bytes, bytes]]:
         pipe.hgetall(WORKER_REPORTS)
         (seconds, micros), found = pipe.execute()
     return seconds + micros / 1e6, found
-
-
-@cache
-def connect_once(url: str) -> Redis:
-    """Return this process's client for reports and for the memory of scaling."""
-    return connect_redis(url)

@@ -23,7 +23,8 @@ from scheduling import sql
 from scheduling.channels.circuit_breaker import DEAD_REASONS
 from scheduling.db_timeouts import Deadline
 from scheduling.models import FailedTask
-from scheduling.monitoring import collectors, complaint_stats
+from scheduling.monitoring import collectors
+from scheduling.monitoring.complaint_stats import is_rising
 from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
@@ -186,8 +187,8 @@ def read_metrics(wanted: frozenset[str]) -> MetricSamples:
     for name, label, statement, parameters in _COUNTED:
         if name in wanted:
             found |= _count_rows(deadline, name, label, statement, parameters)
-    if "complaints_rising" in wanted:
-        found |= _find_rising_complaints(deadline)
+    if "complaints_rising" in wanted and "aftertouch_complaint_rate" in found:
+        found |= _find_rising_complaints(found)
     if "queue_unattended" in wanted and "celery_queue_length" in found:
         found |= _find_unattended_queues(found["celery_queue_length"])
     return found
@@ -204,16 +205,18 @@ def _count_rows(
         return {}
 
 
-def _find_rising_complaints(deadline: Deadline) -> dict[str, Samples]:
-    try:
-        texts = complaint_stats.read_complaint_rates(deadline)
-    except Exception as error:  # any exception of PostgreSQL or Redis
-        log.warning("alert_figure_missing", figure="complaints_rising", error=str(error))
-        return {}
-    if texts is None:
-        return {}
-    rising = {f"{each.node}: {each.template} v{each.version}": each.rate for each in texts if each.is_rising}
-    return {"complaints_rising": [({"text": text}, rate) for text, rate in rising.items()]}
+def _find_rising_complaints(found: Mapping[str, Samples]) -> dict[str, Samples]:
+    """Return the texts of `ComplaintCollector` whose rate rises."""
+    before, touches = (
+        {tuple(labels.values()): value for labels, value in found[f"aftertouch_complaint_{name}"]}
+        for name in ("rate_before", "touches")
+    )
+    rising = []
+    for labels, rate in found["aftertouch_complaint_rate"]:
+        text = tuple(labels.values())
+        if is_rising(int(touches[text]), rate, before.get(text)):
+            rising.append(({"text": "{node}: {template} v{version}".format(**labels)}, rate))
+    return {"complaints_rising": rising}
 
 
 def _find_unattended_queues(lengths: Samples) -> dict[str, Samples]:

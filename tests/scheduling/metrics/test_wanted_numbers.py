@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connections
 from django.utils.timezone import now
 from pytest_django import Settings
 from redis.exceptions import RedisError
@@ -193,20 +193,6 @@ def test_measured_backlog_beside_idle_workers_adds_none(due_touches: Callable[..
     assert (running, need.count) == (1, 1)
     remove_worker_report(WorkerReport("core@a", processes=2, busy=0.1, queues=["touch.high"]))
     assert wanted_numbers.measure_workers(Deadline(60.0))[1].code == "backlog"
-
-
-@pytest.mark.usefixtures("fresh_tables")
-def test_settled_touches_are_counted_by_their_index() -> None:
-    parameters = {"most": 10, "span": 10.0}
-    with connection.cursor() as cursor:
-        cursor.execute("SET enable_seqscan = off")
-        try:
-            cursor.execute("EXPLAIN " + wanted_numbers._SETTLED, parameters)
-            plan = "\n".join(row[0] for row in cursor.fetchall())
-            assert "Seq Scan" not in plan
-            assert "Index" in plan
-        finally:
-            cursor.execute("RESET enable_seqscan")
 
 
 def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
