@@ -105,8 +105,11 @@ def _check_subordinate_ids() -> list[CheckMessage]:
 @register
 def check_browser_program(**_: Any) -> list[CheckMessage]:
     """Check that the browser is no snap on a machine that runs jobs. A worker checks again when it starts."""
-    if not _runs_jobs():
-        return []
+    return browser_gaps() if _runs_jobs() else []
+
+
+def browser_gaps() -> list[CheckMessage]:
+    """Return an error about a browser of snap that the setting names, or a warning about one that would be found."""
     try:
         find_program(settings.RPA_CHROMIUM_PATH)
     except OnlySnap as error:

@@ -130,20 +130,16 @@ def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 @celeryd_after_setup.connect
 def refuse_snap(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Refuse a browser of snap that the setting names. One that would be found is logged: flows may need none."""
-    from django.conf import settings
+    from django.core.checks import ERROR
 
-    from rpa_tasks.browsers.providers.chromium_program import NoProgram, OnlySnap, find_program
+    from rpa_tasks.checks import browser_gaps
 
     if not set(instance.app.amqp.queues.consume_from) - set(CORE_QUEUES):
         return
-    try:
-        find_program(settings.RPA_CHROMIUM_PATH)
-    except OnlySnap as error:
-        if settings.RPA_CHROMIUM_PATH:
-            sys.exit(str(error))
-        log.warning("browser_is_snap", detail=str(error))
-    except NoProgram:
-        pass  # flows without a browser run here
+    for gap in browser_gaps():
+        if gap.is_serious(ERROR):
+            sys.exit(gap.msg)
+        log.warning("browser_is_snap", detail=gap.msg)
 
 
 @worker_process_init.connect

@@ -17,8 +17,8 @@ import structlog
 from celery import current_app
 from django.conf import settings
 
-from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS
-from rpa_tasks.models import Job, Shop
+from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.models import Job, Platform, Shop
 from scheduling import sql
 from scheduling.batching import BackgroundBatcher
 from scheduling.dispatch.broker_health import broker_alarm
@@ -133,24 +133,21 @@ def node_queue(node: str, queue: str) -> str:
 
 def list_extra_queues() -> list[str]:
     """List queues besides the shared ones: dedicated queues of shops and platforms, and queues of running nodes."""
-    found = sql.rows(
-        f"""
-        SELECT {QUEUE_PREFIX}
-        FROM rpa_tasks_shop AS shop JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
-        WHERE shop.dedicated_queue AND shop.retired_at IS NULL AND platform.retired_at IS NULL
-        UNION ALL
-        SELECT {QUEUE_PREFIX} || tier.name
-        FROM rpa_tasks_platform AS platform CROSS JOIN (SELECT false AS dedicated_queue, '' AS shop_id) AS shop
-        CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
-        WHERE platform.dedicated_queue AND platform.retired_at IS NULL
-        UNION ALL
+    shops = Shop.objects.filter(dedicated_queue=True, retired_at=None, platform__retired_at=None)
+    platforms = Platform.objects.filter(dedicated_queue=True, retired_at=None)
+    nodes = sql.rows(
+        """
         SELECT DISTINCT queue.name
         FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
         WHERE node.seen_at > statement_timestamp() - %(lease)s AND starts_with(queue.name, 'n.')
-        """,  # noqa: S608 (made of constants)
-        {"tiers": list(TIERS.values()), "lease": NODE_SILENT},
+        """,
+        {"lease": NODE_SILENT},
     )
-    return [name for (name,) in found]
+    return [
+        *(queue_of(shop, 0) for shop in shops.select_related("platform")),
+        *(f"p.{escape_dots(platform.key)}.{tier}" for platform in platforms for tier in TIERS.values()),
+        *(name for (name,) in nodes),
+    ]
 
 
 def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str, NodeCapacity]) -> None:

@@ -16,7 +16,8 @@ def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", p
 
     Only the shop's programs can read it. Its browser can write beside it, so no link is followed. Raises `OSError`.
     """
-    folder = registry.shop_runs_dir(profile_id) / str(lease_no)
+    registry.shop_runs_dir(profile_id)
+    folder = registry.run_path(profile_id, lease_no)
     isolation.delete_directory(folder)  # the browser may have made one
     owner = isolation.owner_uid(profile_id, isolation.mode()) if os.geteuid() == 0 else -1
     folder.mkdir(mode=0o700)

@@ -16,9 +16,8 @@ from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
 from examples.demo.order_sync import demo_shop
-from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.chromium import find_chromium
 from tests.docs.pages import blocks
+from tests.support.chromium import find_chromium
 
 PAGE = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")
 WAIT_LIMIT = 600.0
@@ -59,10 +58,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    try:
-        find_chromium()
-    except NoBrowser as error:
-        pytest.skip(f"missing service: {error}")
+    find_chromium()
     words = {"AFTERTOUCH_RPA_FLOWS": str(tmp_path / "my-flows")}
     with demo_shop() as site, running_stack(words, programs=["web", "core", "ticks", "execution", "beat"]) as stack:
         stack.await_worker("execution")

@@ -19,9 +19,8 @@ import redis
 from config.environment import ROOT
 from config.local.processes import wait_until
 from examples.demo.order_sync import demo_shop
-from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.chromium import find_chromium
 from tests.faults.receiver import SECRET, EffectReceiver
+from tests.support.chromium import find_chromium
 from tests.support.stack import StackUnderTest, run_stack
 
 PROGRAMS = ("web", "core", "ticks", "execution", "beat")
@@ -127,10 +126,7 @@ def test_flushed_redis_loses_no_touch(smoke: SmokeStack) -> None:
 
 
 def test_job_runs_in_a_real_browser(smoke: SmokeStack) -> None:
-    try:
-        find_chromium()
-    except NoBrowser as error:
-        pytest.skip(f"missing service: {error}")
+    find_chromium()
     smoke.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
     with demo_shop() as site:
         job = {

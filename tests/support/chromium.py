@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_LIMIT = 180_000  #: ms; an overloaded machine takes longer than Playwright's half minute
 
 
@@ -27,10 +27,10 @@ class OpenPage(Protocol):
 
 def find_chromium() -> str:
     """Return the path of the browser. Skip the test on a machine without one."""
-    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not path:
-        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
-    return path
+    try:
+        return find_program(os.environ.get("RPA_CHROMIUM_PATH", ""))
+    except NoProgram as error:
+        pytest.skip(f"missing service: {error}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 // The live browser of a shop: pictures from the node on a canvas, and mouse, keyboard and pasted text to it. A picture is
 // acknowledged when it is painted, so a slow line gets fewer of them. Nothing that is typed stays in this page.
-import { after } from "../scheduling/timers.js";
+import { after, every } from "../scheduling/timers.js";
 import { exchangeFiles } from "./takeover_files.js";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -247,10 +247,6 @@ document.addEventListener("DOMContentLoaded", () => {
     if (find("-here")) find("-here").addEventListener("click", () => send({ do: "hello" }));
 
     document.addEventListener("submit", (event) => { isLeaving = !event.defaultPrevented; });
-    const keepAlive = () => {
-        send({ do: "ping" });
-        after(PING_EVERY, keepAlive);
-    };
-    keepAlive();
+    every(PING_EVERY, () => send({ do: "ping" }));
     connect();
 });

@@ -1,6 +1,6 @@
 // Files between the operator's machine and the page in the shop's browser. They travel in parts; a part that is not
 // confirmed is sent again, so a lost message only delays the file. A new connection goes on where the old one ended.
-import { after } from "../scheduling/timers.js";
+import { every } from "../scheduling/timers.js";
 
 export function exchangeFiles(find, act) {
     const PART = 45000; // bytes, limit of the server
@@ -121,9 +121,9 @@ export function exchangeFiles(find, act) {
         if (upload) sendPart();
         if (download && (download.asks || Date.now() - download.askedAt > REPEAT_AFTER)) askForPart();
         isExchanging = Boolean(upload || download);
-        if (isExchanging) after(TICK, exchangePart);
+        return isExchanging;
     };
-    const exchange = () => { if (!isExchanging) exchangePart(); };
+    const exchange = () => { if (!isExchanging) every(TICK, exchangePart); };
 
     const buttonOf = (words, action) => {
         const button = document.createElement("button");

@@ -16,6 +16,11 @@ export function after(delay, run) {
     return timer;
 }
 
+/** Call `run` now and again after this many ms, until it returns false. */
+export function every(delay, run) {
+    if (run() !== false) after(delay, () => every(delay, run));
+}
+
 export function cancel(timer) { waiting.delete(timer); }
 
 function finish(timer) {

@@ -12,7 +12,7 @@
 // is sent again after a reconnect, under the same id, so the server stores it once. `token` is called before each
 // connection, as tokens are short-lived. `cursor: "0"` requests all kept messages; "" requests only new ones.
 
-import { after, cancel } from "../scheduling/timers.js";
+import { after, cancel, every } from "../scheduling/timers.js";
 
 const FINAL = new Set([1000, 1009, 4400, 4406]); // a new connection would end in the same way
 const FINAL_ERRORS = new Set(["invalid", "replayed"]); // a repeated message would be rejected again
@@ -124,14 +124,13 @@ export class SessionClient extends EventTarget {
     #repeat() {
         const mine = this.attempt;
         const sent = new Set();
-        const more = () => {
-            if (mine !== this.attempt) return;
+        every(PACE, () => {
+            if (mine !== this.attempt) return false;
             const left = [...this.unacknowledged.keys()].filter((id) => !sent.has(id)).slice(0, sent.size ? 1 : AT_ONCE);
             left.forEach((id) => { sent.add(id); this.#send(this.unacknowledged.get(id)); });
             this.repeating = left.length > 0;
-            if (this.repeating) after(PACE, more);
-        };
-        more();
+            return this.repeating;
+        });
     }
 
     #keepAlive() {

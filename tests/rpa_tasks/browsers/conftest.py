@@ -21,7 +21,6 @@ from pytest_django import DjangoDbBlocker, Settings
 from config.environment import ROOT, environment
 from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from rpa_tasks.browsers.providers.chromium_program import NAMES
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.takeover import relay
@@ -40,6 +39,7 @@ from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import database_url
 from tests.sessions.websocket.web_processes import web
+from tests.support.chromium import find_chromium
 from tests.support.thread_servers import serving_in_thread
 
 
@@ -57,8 +57,7 @@ def state(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def pool(state: Path) -> Iterator[Path]:
     """A pool of browsers. Fails if a process of them is left over."""
-    if not any(shutil.which(name) for name in NAMES):
-        pytest.skip("missing service: chromium")
+    find_chromium()
     yield state
     # A take-over ends half a minute after its last operator has left.
     eventually(lambda: recycling.end_unused() == 0, "browsers are still in use", within=3 * WAIT_LIMIT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import threading
 import time
@@ -17,10 +16,10 @@ import redis
 from config.local.processes import is_alive, send_signal
 from examples.demo_shop.market import Market as DemoMarket
 from examples.demo_shop.server import Server
-from rpa_tasks.browsers.providers.chromium_program import NAMES
 from tests.rpa_tasks.faults.effect_log import Effect
 from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
 from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
+from tests.support.chromium import find_chromium
 
 RENEWED, GUARDED = 12.0, 45.0  #: seconds between renewals at most, and until a guard has ended a command
 SYNC = ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "demo_sync_order"]
@@ -86,8 +85,7 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
 def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
     """`demo_sync_order` in real Chromium: its node is cut off as it reads, and neither it nor its guard moves until
     another node has read and stored the orders."""
-    if not any(shutil.which(name) for name in NAMES):
-        pytest.skip("missing service: chromium")
+    find_chromium()
     market = rpa_cluster.market(
         1, sync={"command": SYNC, "needs_browser": True, "idempotent": True, "exit_codes": CODES}
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from config.environment import ROOT
 from examples.demo_shop.market import Market
 from examples.demo_shop.server import Server
 from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
-from rpa_tasks.browsers.providers.chromium_program import NAMES
 from rpa_tasks.flow_sdk.browser import open_browser
+from tests.support.chromium import find_chromium
 
 WAIT_LIMIT = 150.0  #: seconds; three runs at once start three drivers of Playwright on a machine that is busy
 
@@ -87,8 +86,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """A browser's debug port."""
-    if not (os.environ.get("RPA_CHROMIUM_PATH") or any(shutil.which(name) for name in NAMES)):
-        pytest.skip("missing service: chromium")
+    find_chromium()
     with open_browser() as port:
         yield port
 

@@ -17,7 +17,7 @@ import pytest
 
 from config.environment import ROOT, environment
 from rpa_tasks import isolation
-from rpa_tasks.browsers.providers.chromium_program import NAMES
+from tests.support.chromium import find_chromium
 
 pytestmark = pytest.mark.timeout(600)  # two browsers start, and a flow reads all files below /tmp
 HERE = Path(__file__).parent
@@ -28,8 +28,7 @@ ORDINARY = 61_234  #: a uid without an account
 def hostile_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What a hostile flow got on a node of each kind."""
     kind = request.param
-    if not any(shutil.which(name) for name in NAMES):
-        pytest.skip("missing service: chromium")
+    find_chromium()
     if kind == isolation.UID and os.geteuid() != 0:
         pytest.skip("only root can give commands a uid of their own")
     if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
