@@ -18,7 +18,7 @@ from xmlrpc.client import Error as RpcError
 from config.environment import ROOT, Environment
 from config.local import servers
 from config.local.endpoints import read_or_create_secret, remove_stack_settings, write_stack_settings
-from config.local.ownership import add_stack_marker, end_leftovers, kill_stale_processes, single_instance_lock
+from config.local.ownership import add_stack_marker, end_leftovers, single_instance_lock
 from config.local.processes import is_port_free, tail_of, wait_until
 from config.local.programs import Program, StackError, stop_time_limit
 from config.local.supervisor import StackWatch, Supervisor, start_supervisor, write_configuration
@@ -36,7 +36,7 @@ def run_foreground(settings: Environment, programs: Sequence[Program]) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)  # SIGINT too: a shell starts background jobs with it ignored
     with single_instance_lock(state_dir):
-        kill_stale_processes(state_dir)
+        end_leftovers(state_dir, with_runs=False)
         refuse_taken_ports(settings, programs)
         stack = Foreground(settings, state_dir, programs)
         try:
@@ -199,7 +199,7 @@ class Foreground:
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        end_leftovers(self.state_dir)
+        end_leftovers(self.state_dir, with_runs=True)
         servers.stop_servers(self.state_dir)
         print_status("Aftertouch has stopped.")
 

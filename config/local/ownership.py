@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,16 +14,17 @@ from config.local import servers
 from config.local.processes import (
     command_line_of,
     end_process,
+    environment_of,
     is_alive,
     kill_leftovers,
     open_lock_file,
     processes_with_variable,
     send_signal,
     try_lock,
-    variable_of,
 )
 from config.local.programs import PROGRAMS, StackError, stop_time_limit
 
+PROGRAMS_WITHIN = 15.0  #: seconds from SIGTERM to SIGKILL for programs of an earlier stack
 #: Seconds from the end of the programs to SIGKILL for what outlived them: runs with a deaf command, and their browsers.
 #: A supervisor of a run needs 17 s after the loss of its worker. The maintainer of the browsers ends after both.
 LEFTOVERS_WITHIN = 60.0
@@ -65,22 +66,21 @@ def is_owned(state_dir: Path) -> bool:
         return not try_lock(lock)
 
 
-def kill_stale_processes(state_dir: Path) -> None:
-    """End the programs of an earlier stack: SIGTERM, then SIGKILL after 15 s. Its runs end, and its browsers are ended
-    by the new maintainer.
+def end_leftovers(state_dir: Path, *, with_runs: bool) -> None:
+    """Send SIGTERM to the programs of the stack, and kill what does not end in time.
+
+    `with_runs`: its runs and browsers must end too. Otherwise the maintainer of the next stack ends them.
+
+    Raises:
+        StackError: some do not end.
     """
-    _end_processes(state_dir, lambda: list_programs(state_dir), 15.0)
 
+    def find() -> list[psutil.Process]:
+        return [*list_programs(state_dir), *(list_run_processes(state_dir) if with_runs else ())]
 
-def end_leftovers(state_dir: Path) -> None:
-    """Wait until runs and browsers of the stack have ended too: SIGTERM to programs, SIGKILL after a minute to all."""
-    _end_processes(state_dir, lambda: [*list_programs(state_dir), *list_run_processes(state_dir)], LEFTOVERS_WITHIN)
-
-
-def _end_processes(state_dir: Path, find: Callable[[], list[psutil.Process]], seconds: float) -> None:
     for process in list_programs(state_dir):
         send_signal(process, signal.SIGTERM)
-    if left := kill_leftovers(find, seconds):
+    if left := kill_leftovers(find, LEFTOVERS_WITHIN if with_runs else PROGRAMS_WITHIN):
         raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
 
 
@@ -93,14 +93,10 @@ def list_run_processes(state_dir: Path) -> list[psutil.Process]:
     mark = f"AFTERTOUCH_STATE_DIR={state_dir}"
 
     def is_of_run(process: psutil.Process) -> bool:
-        return (
-            variable_of(process, "AFTERTOUCH_BROWSER").startswith(f"{state_dir}/")
-            or mark in command_line_of(process)
-            or (
-                variable_of(process, "AFTERTOUCH_TASK_ID") != ""
-                and variable_of(process, "AFTERTOUCH_STATE_DIR") == str(state_dir)
-            )
-        )
+        environ = environment_of(process)
+        is_program_of_run = environ.get("AFTERTOUCH_TASK_ID") and environ.get("AFTERTOUCH_STATE_DIR") == str(state_dir)
+        is_of_browser = environ.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
+        return bool(is_program_of_run) or is_of_browser or mark in command_line_of(process)
 
     return [process for process in psutil.process_iter() if is_of_run(process) and is_alive(process)]
 
@@ -113,5 +109,5 @@ def stop_stack(state_dir: Path) -> None:
         owner = psutil.Process(pid)
         if "config.local" in command_line_of(owner):
             end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
-    end_leftovers(state_dir)
+    end_leftovers(state_dir, with_runs=True)
     servers.stop_servers(state_dir)

@@ -78,10 +78,15 @@ def processes_with_variable(variable: str, value: str) -> list[psutil.Process]:
 
 def variable_of(process: psutil.Process, variable: str) -> str:
     """Return the value in the process's environment, or an empty text if it cannot be read."""
+    return environment_of(process).get(variable, "")
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Return the environment that the process started with; empty if it cannot be read."""
     try:
-        return str(process.environ().get(variable, ""))
+        return dict(process.environ())
     except (psutil.Error, OSError):
-        return ""
+        return {}
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:

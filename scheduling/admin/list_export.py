@@ -33,6 +33,7 @@ from xlsxwriter import Workbook
 from scheduling import replica
 from scheduling.admin.count_time_limits import count_within
 from scheduling.audit.audit_log import record_action
+from scheduling.audit.feeds import EXPORT
 from scheduling.web.own_writes import read_own_position
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ WITHIN = re.compile(rf'([;|\s"]+)([{re.escape(COMMANDS)}]?)')
 SEPARATORS = frozenset(";|\t\r\n")
 FIRST = re.compile(rf"[\t\r\n]|\s*[{re.escape(COMMANDS)}]")
 #: A spreadsheet computes with 15 digits and writes zeros for the others.
-EXACT_NUMBERS = range(-(10**15) + 1, 10**15)
+EXACT_BELOW = 10**15
 PART = 65_536  #: bytes of a workbook sent at once
 
 Cell = str | int
@@ -111,7 +112,7 @@ class ListExportMixin:
         chosen = request.GET.urlencode()
         LogEntry.objects.create(  # type: ignore[misc]
             user=request.user, content_type=ContentType.objects.get_for_model(self.model),
-            object_repr=file_format.upper(), action_flag=CHANGE, change_message=f"{words} {chosen}".strip(),
+            object_repr=EXPORT, action_flag=CHANGE, change_message=f"{file_format.upper()} {words} {chosen}".strip(),
         )  # fmt: skip
         user = request.user.get_username()
         record_action("exported", (self.opts.label_lower, ""), actor=user, reason=words)
@@ -184,7 +185,7 @@ def generate_xlsx(batches: Iterator[Rows]) -> Iterator[bytes]:
                     number += 1
                     for column, value in enumerate(row):
                         cell = _format_cell(value)
-                        if isinstance(cell, int) and cell in EXACT_NUMBERS:
+                        if isinstance(cell, int) and abs(cell) < EXACT_BELOW:
                             sheet.write_number(number, column, cell)
                         elif text := str(cell):
                             # XlsxWriter takes a text that starts with this tag for markup of its own.

@@ -19,8 +19,8 @@ from scheduling.audit.audit_log import Change, record_action
 
 HISTORY_ACTIONS = {"+": "added", "~": "changed", "-": "deleted"}
 LOG_ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
-#: The titles of exports in Django's log. Their text has the filter, which may name a customer.
-EXPORTS = frozenset({"CSV", "XLSX"})
+#: The title of exports in Django's log. Their text has the filter, which may name a customer.
+EXPORT = "export"
 #: Kinds whose titles and texts may name a customer.
 SILENT_KINDS = frozenset((
     "scheduling.customer", "scheduling.touch", "scheduling.event", "scheduling.failedtask", "scheduling.complaint",
@@ -54,7 +54,7 @@ def _record_admin_action(instance: LogEntry, created: bool, **_: Any) -> None:
     """Record what the back office logs, except exports and edits that a history keeps."""
     kind = instance.content_type.model_class() if instance.content_type else None
     is_edit = instance.change_message.startswith("[")
-    if not created or instance.object_repr in EXPORTS or (is_edit and hasattr(kind, "history")):
+    if not created or instance.object_repr == EXPORT or (is_edit and hasattr(kind, "history")):
         return
     target = (kind._meta.label_lower if kind else "unknown", instance.object_id or "")
     is_silent = target[0] in SILENT_KINDS

@@ -27,6 +27,7 @@ from scheduling.admin.dashboard.charts import (
     WIDTH,
     Bucket,
     Chart,
+    Label,
     Mark,
     Series,
     Span,
@@ -269,7 +270,7 @@ def _pause_chart(policy: SilencePolicy, counts: Sequence[int]) -> Chart:
     labels = [f"{begins}–{end} s" for begins, end in zip(starts, stats.PAUSE_ENDS, strict=False)]
     sides = [SHORTER.key if begins < seconds else LONGER.key for begins in starts]
     buckets = [
-        Bucket(label, {side: count}, {})
+        Bucket(Label(label, label), {side: count}, {})
         for label, side, count in zip([*labels, f"> {starts[-1]} s"], sides, counts, strict=True)
     ]
     whole = sum(counts)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.http import HttpRequest
 from django.utils.functional import Promise
@@ -27,18 +27,20 @@ class Series:
     tone: str  #: CSS class of the colour
 
 
+class Label(NamedTuple):
+    """The name of a span of time."""
+
+    shown: str  #: with markup
+    plain: str  #: for titles, which hold no markup
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """The counts of one span of time. `counts` is None if counting exceeded its time limit."""
 
-    label: str | datetime  #: datetime for an hour
+    label: Label
     counts: Mapping[str, int] | None
     links: Mapping[str, str]  #: list of the counted rows, by series
-
-    @property
-    def when(self) -> str:
-        """Return the label for titles, which hold no markup."""
-        return describe_instant(self.label) if isinstance(self.label, datetime) else self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,7 @@ class ChartSegment:
 class ChartBar:
     x: float
     width: float
-    label: str  #: with markup
-    when: str
+    label: Label
     pieces: list[ChartSegment]
     is_gap: bool
     cells: list[tuple[str, Any, str]]  #: series, count or None, link
@@ -99,7 +100,7 @@ class Chart:
     @property
     def labels(self) -> list[str]:
         """Return the first, middle and last label."""
-        names = [column.label for column in self.columns]
+        names = [column.label.shown for column in self.columns]
         return [names[0], names[len(names) // 2], names[-1]] if len(names) > 2 else names
 
     @property
@@ -174,15 +175,14 @@ def _build_bars(
             for each in series
         ]
         drawn = pieces(bucket, x, width)
-        label = format_instant(bucket.label, "m-d H:i") if isinstance(bucket.label, datetime) else bucket.label
-        columns.append(ChartBar(round(x, 2), round(width, 2), label, bucket.when, drawn, counts is None, cells))
+        columns.append(ChartBar(round(x, 2), round(width, 2), bucket.label, drawn, counts is None, cells))
     return columns
 
 
 def _build_segment(
     bucket: Bucket, series: Series, place: tuple[float, float, float, float], count: str, tone: str = ""
 ) -> ChartSegment:
-    title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.when, "what": series.words, "count": count}
+    title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.label.plain, "what": series.words, "count": count}
     x, y, width, height = (round(each, 2) for each in place)
     return ChartSegment(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
 
@@ -196,7 +196,7 @@ T = TypeVar("T", bound="Counter[Any]")
 class Span:
     """Consecutive hours up to `until`."""
 
-    label: str | datetime  #: datetime for an hour
+    label: Label
     hours: list[datetime]
     until: datetime
 
@@ -237,7 +237,8 @@ def _split_day_into_hours() -> Iterator[Span]:
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(23, -1, -1):
         hour = present - HOUR * back
-        yield Span(hour, [hour], hour + HOUR)
+        label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
+        yield Span(label, [hour], hour + HOUR)
 
 
 def _split_period_into_days(count: int) -> Iterator[Span]:
@@ -246,7 +247,9 @@ def _split_period_into_days(count: int) -> Iterator[Span]:
     for back in range(count - 1, -1, -1):
         begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
         ends = min(begins + timedelta(days=1), present + HOUR)
-        yield Span(f"{begins:%m-%d}", [begins + HOUR * number for number in range((ends - begins) // HOUR)], ends)
+        day = f"{begins:%m-%d}"
+        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
+        yield Span(Label(day, day), hours, ends)
 
 
 SHOWN = 5

@@ -18,6 +18,7 @@ from openpyxl.utils.escape import unescape
 from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import list_export
+from scheduling.audit.feeds import EXPORT
 from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import AuditEntry, Customer, FailedTask, Touch
 from tests.support.matrix import MatrixBuilder
@@ -166,7 +167,7 @@ def test_export_is_recorded_in_the_log(
     entries = LogEntry.objects.order_by("pk")
     assert [
         (each.user.username, each.content_type.model, each.object_repr, each.change_message) for each in entries
-    ] == [("operator", "touch", name, "Exported 2 rows. state__exact=scheduled") for name in ("CSV", "XLSX")]
+    ] == [("operator", "touch", EXPORT, f"{name} Exported 2 rows. state__exact=scheduled") for name in ("CSV", "XLSX")]
     assert [each.reason for each in AuditEntry.objects.filter(action="exported")] == ["Exported 2 rows."] * 2
     assert not AuditEntry.objects.filter(action="acted").exists()
 

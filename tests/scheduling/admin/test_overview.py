@@ -24,6 +24,7 @@ from scheduling.admin.dashboard.charts import (
     Bucket,
     Chart,
     Goal,
+    Label,
     Series,
     build_grouped_chart,
     build_stacked_chart,
@@ -421,9 +422,13 @@ def test_charts_have_text_alternatives(touch: Callable[..., Touch], viewer: Clie
     assert not re.search(r'\s(style|on\w+)="|<script', board[: board.index("</section>\n</div>")])
 
 
+def label_buckets(**counts: dict[str, int] | None) -> list[Bucket]:
+    return [Bucket(Label(name, name), each, {}) for name, each in counts.items()]
+
+
 def test_stacked_columns_are_to_scale() -> None:
     series = [Series("a", "A", "good"), Series("b", "B", "bad")]
-    buckets = [Bucket("one", {"a": 3, "b": 1}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
+    buckets = label_buckets(one={"a": 3, "b": 1}, two={}, three=None)
     chart = build_stacked_chart("k", "T", series, buckets, lambda key: key)
     assert chart.top == 5
     assert [(piece.y, piece.height) for piece in chart.columns[0].pieces] == [(40, 60), (20, 20)]
@@ -434,7 +439,7 @@ def test_stacked_columns_are_to_scale() -> None:
 
 def test_grouped_columns_are_to_scale() -> None:
     legend = [(Series("a", "A", "good"), 1, ""), (Series("b", "B", "hue0"), 2, "")]
-    buckets = [Bucket("one", {"a": 1, "b": 5}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
+    buckets = label_buckets(one={"a": 1, "b": 5}, two={}, three=None)
     chart = build_grouped_chart("k", "T", legend, buckets, goal=Goal(4, "at most 4"))
     first, second = chart.columns[0].pieces
     assert (chart.top, first.y, first.height, second.y, second.height) == (5, 80, 20, 0, 100)

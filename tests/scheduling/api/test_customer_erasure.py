@@ -122,7 +122,7 @@ def leave_copies() -> None:
 
     ops = User.objects.create_user("ops")
     for query in ("q=ann-7731", "q=%E5%AE%89%E5%A6%AE%E4%BA%9A", "email=ann7731%40example.com&o=1"):
-        log_change(ops, Customer, "CSV", f"Exported 3 rows. {query}")
+        log_change(ops, Customer, "export", f"CSV Exported 3 rows. {query}")
         SavedFilter.objects.create(owner=ops, listed="customer", name=query, query=query)
     touch = Touch.objects.get(node__key="sent")
     log_change(ops, Touch, "安妮亚", "紫金路", str(touch.pk))
@@ -176,7 +176,7 @@ def test_erased_customer_leaves_no_personal_data(ann: Client) -> None:
 
 def test_erasure_keeps_what_names_other_customers(ann: Client) -> None:
     ops = User.objects.get()
-    log_change(ops, Customer, "CSV", "Exported 3 rows. q=ann-77312")
+    log_change(ops, Customer, "export", "CSV Exported 3 rows. q=ann-77312")
     SavedFilter.objects.create(owner=ops, listed="customer", name="other", query="q=joann-7731")
     store_job("succeeded", {"user_id": "ann-7731-2", "note": "as ann-7731"})
     Job.objects.filter(payload__user_id="ann-7731-2").update(dedupe_key="", result=None)
