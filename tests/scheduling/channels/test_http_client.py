@@ -5,8 +5,6 @@ import itertools
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,50 +14,29 @@ from config.local.processes import select_port
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
 from scheduling.channels.http_client import (
     BODY_CAP,
-    Lookup,
-    Response,
-    Transport,
     close_shared_transport,
-    resolve_host,
     shared_transport,
 )
-from scheduling.channels.ssrf import PrivateHosts
 from tests.scheduling.channels.http_receivers import (
+    LONG,
     Receiver,
     Request,
     always,
     end_time_limits,
     never,
+    post,
     read_request,
     reply,
     reset,
     time_out,
+    transport,
 )
 
-LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
 SHORT = timedelta(seconds=1)
-LONG = timedelta(seconds=30)
-
-
-@asynccontextmanager
-async def transport(
-    private: PrivateHosts = LOOPBACK, context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
-) -> AsyncIterator[Transport]:
-    made = Transport(private, ssl_context=context, lookup=lookup)
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-async def post(
-    through: Transport, url: str, timeout: timedelta = LONG, *, repeatable: bool = False, body: bytes = b"{}"
-) -> Response:
-    return await through.post(url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable)
 
 
 async def test_post_returns_response_and_sends_request() -> None:
-    async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport() as out:
+    async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url + "?sign=%2F")
 
     assert (response.status, response.body, response.headers["x-b"], response.complete) == (201, b"made", "2", True)
@@ -72,7 +49,7 @@ async def test_post_returns_response_and_sends_request() -> None:
 
 async def test_post_does_not_follow_redirects() -> None:
     moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
-    async with Receiver(always(moved)) as receiver, transport() as out:
+    async with Receiver(always(moved)) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url)
 
     assert response.status == 302
@@ -80,7 +57,7 @@ async def test_post_does_not_follow_redirects() -> None:
 
 
 async def test_post_without_reply_is_no_answer() -> None:
-    async with Receiver(time_out) as receiver, transport() as out:
+    async with Receiver(time_out) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
@@ -104,7 +81,7 @@ async def test_post_dripping_headers_end_at_the_deadline() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
         await drip_forever(writer)
 
-    async with Receiver(drip) as receiver, transport() as out:
+    async with Receiver(drip) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
@@ -117,7 +94,7 @@ async def test_post_dripping_body_is_incomplete() -> None:
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
         await drip_forever(writer)
 
-    async with Receiver(drip) as receiver, transport() as out:
+    async with Receiver(drip) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url)
 
     assert (response.status, response.complete, response.headers["retry-after"]) == (503, False, "7")
@@ -135,7 +112,7 @@ async def test_post_reads_at_most_64_kilobytes() -> None:
             written += 65536
             await writer.drain()
 
-    async with Receiver(flood) as receiver, transport() as out:
+    async with Receiver(flood) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url)
         await receiver.gone.wait()
 
@@ -144,7 +121,7 @@ async def test_post_reads_at_most_64_kilobytes() -> None:
 
 
 async def test_post_reply_of_64_kilobytes_is_whole() -> None:
-    async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport() as out:
+    async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url)
 
     assert len(response.body) == BODY_CAP
@@ -153,7 +130,7 @@ async def test_post_reply_of_64_kilobytes_is_whole() -> None:
 async def test_post_does_not_decompress_reply() -> None:
     async with (
         Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))) as receiver,
-        transport() as out,
+        transport("127.0.0.1") as out,
     ):
         response = await post(out, receiver.url)
 
@@ -164,7 +141,7 @@ async def test_post_reset_after_request_is_no_answer() -> None:
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(reset_connection) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
@@ -187,7 +164,7 @@ async def test_post_reset_after_headers_is_a_response() -> None:
                 pass
 
     sent = _Sent()
-    async with Receiver(reset_connection) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url)
 
     assert (response.status, response.complete) == (400, False)
@@ -198,7 +175,7 @@ async def test_post_reset_after_first_byte_is_no_answer() -> None:
         await reader.readexactly(1)
         reset(writer)
 
-    async with Receiver(on_connect=shut) as receiver, transport() as out:
+    async with Receiver(on_connect=shut) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url)
 
@@ -212,14 +189,14 @@ async def test_post_early_refusal_is_a_response(close: bool) -> None:
             writer.close()
         await never()
 
-    async with Receiver(on_connect=refuse) as receiver, transport() as out:
+    async with Receiver(on_connect=refuse) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url, body=b"a" * (64_000 if close else 1_000_000))
 
     assert (response.status, response.body) == (413, b"too large")
 
 
 async def test_post_garbled_reply_is_no_answer() -> None:
-    async with Receiver(always(b"220 smtp.example.com ESMTP\r\n\r\n")) as receiver, transport() as out:
+    async with Receiver(always(b"220 smtp.example.com ESMTP\r\n\r\n")) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
@@ -228,7 +205,7 @@ async def test_post_garbled_reply_is_no_answer() -> None:
 
 async def test_post_header_flood_is_no_answer() -> None:
     flood = b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 100_000
-    async with Receiver(always(flood)) as receiver, transport() as out:
+    async with Receiver(always(flood)) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url)
 
@@ -237,13 +214,13 @@ async def test_post_endless_100_continue_is_no_answer() -> None:
     async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
         await drip_forever(writer, b"HTTP/1.1 100 Continue\r\n\r\n", ends_at=1000, pause=0)
 
-    async with Receiver(go_on) as receiver, transport() as out:
+    async with Receiver(go_on) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url)
 
 
 async def test_post_refused_connection_is_not_sent() -> None:
-    async with transport() as out:
+    async with transport("127.0.0.1") as out:
         with pytest.raises(NotSent) as failure:
             await post(out, f"http://127.0.0.1:{select_port()}/")
 
@@ -254,7 +231,7 @@ async def test_post_unknown_host_is_not_sent() -> None:
     def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    async with transport(lookup=unknown) as out:
+    async with transport("127.0.0.1", lookup=unknown) as out:
         with pytest.raises(NotSent) as failure:
             await post(out, "https://no-such-name.example.com/secret-path")
 
@@ -264,7 +241,7 @@ async def test_post_unknown_host_is_not_sent() -> None:
 
 async def test_post_untrusted_certificate_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, _ = certificate
-    async with Receiver(context=server) as receiver, transport() as out:
+    async with Receiver(context=server) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NotSent) as failure:
             await post(out, receiver.url)
 
@@ -277,7 +254,7 @@ async def test_post_plain_server_on_https_is_not_sent() -> None:
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
 
-    async with Receiver(on_connect=bad_request) as receiver, transport() as out:
+    async with Receiver(on_connect=bad_request) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NotSent) as failure:
             await post(out, receiver.url.replace("http:", "https:"))
 
@@ -287,7 +264,7 @@ async def test_post_plain_server_on_https_is_not_sent() -> None:
 async def test_post_hanging_handshake_is_not_sent() -> None:
     # The kernel accepts into the backlog; no process speaks TLS.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with transport() as out:
+        async with transport("127.0.0.1") as out:
             with pytest.raises(NotSent) as failure:
                 await post(out, f"https://127.0.0.1:{silent.getsockname()[1]}/", SHORT)
 
@@ -300,12 +277,11 @@ async def test_post_connects_to_the_checked_address(
     server, client = certificate
     names: list[str] = []
     server.sni_callback = lambda connection, name, context: names.append(name)
-    private = PrivateHosts.parse(["touch.test"])
 
     def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    async with Receiver(context=server) as receiver, transport(private, client, lookup) as out:
+    async with Receiver(context=server) as receiver, transport("touch.test", context=client, lookup=lookup) as out:
         response = await post(out, f"https://touch.test:{receiver.port}/")
 
     assert response.status == 200
@@ -317,7 +293,7 @@ async def test_post_connects_to_the_checked_address(
     "address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"]
 )
 async def test_post_public_name_with_private_address_is_refused(address: str) -> None:
-    async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(address)]) as out:
+    async with Receiver() as receiver, transport(lookup=lambda *_: [_found(address)]) as out:
         with pytest.raises(DestinationRefused) as failure:
             await post(out, f"https://rebind.example.com:{receiver.port}/")
 
@@ -327,7 +303,7 @@ async def test_post_public_name_with_private_address_is_refused(address: str) ->
 
 async def test_post_rebinding_name_is_refused() -> None:
     answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
-    async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(next(answers))]) as out:
+    async with Receiver() as receiver, transport(lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
             with pytest.raises(DestinationRefused):
                 await post(out, f"https://rebind.example.com:{receiver.port}/")
@@ -339,10 +315,9 @@ async def test_post_opened_network_needs_https_for_names(
     certificate: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     server, client = certificate
-    opened = PrivateHosts.parse(["127.0.0.0/8"])
     async with (
         Receiver(context=server) as receiver,
-        transport(opened, client, lambda *_: [_found("127.0.0.1")]) as out,
+        transport("127.0.0.0/8", context=client, lookup=lambda *_: [_found("127.0.0.1")]) as out,
     ):
         assert (await post(out, f"https://touch.test:{receiver.port}/")).status == 200
         with pytest.raises(DestinationRefused) as failure:
@@ -354,12 +329,12 @@ async def test_post_opened_network_needs_https_for_names(
 async def test_post_ignores_environment_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{select_port()}")
-    async with Receiver() as receiver, transport() as out:
+    async with Receiver() as receiver, transport("127.0.0.1") as out:
         assert (await post(out, receiver.url)).status == 200
 
 
 async def test_post_shares_connections_if_repeatable_only() -> None:
-    async with Receiver() as receiver, transport() as out:
+    async with Receiver() as receiver, transport("127.0.0.1") as out:
         for _ in range(3):
             await post(out, receiver.url, repeatable=True)
         assert receiver.connections == 1
@@ -380,7 +355,7 @@ async def test_post_retries_on_dead_idle_connection() -> None:
             receiver.requests.append(await read_request(reader))
             reset(writer)
 
-    async with Receiver(on_connect=once) as receiver, transport() as out:
+    async with Receiver(on_connect=once) as receiver, transport("127.0.0.1") as out:
         first = await post(out, receiver.url, repeatable=True)
         second = await post(out, receiver.url, repeatable=True)
 
@@ -396,7 +371,7 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
         receiver._server.close()
         reset(writer)
 
-    async with Receiver(on_connect=once) as receiver, transport() as out:
+    async with Receiver(on_connect=once) as receiver, transport("127.0.0.1") as out:
         await post(out, receiver.url, repeatable=True)
         with pytest.raises(NoAnswer):
             await post(out, receiver.url, repeatable=True)
@@ -414,7 +389,7 @@ async def test_post_retry_to_refused_address_is_no_answer(certificate: tuple[ssl
 
     async with (
         Receiver(on_connect=once, context=server) as receiver,
-        transport(PrivateHosts.parse(["127.0.0.0/8"]), client, lambda *_: [_found(next(answers))]) as out,
+        transport("127.0.0.0/8", context=client, lookup=lambda *_: [_found(next(answers))]) as out,
     ):
         url = f"https://touch.test:{receiver.port}/"
         await post(out, url, repeatable=True)
@@ -428,7 +403,7 @@ async def test_post_broken_new_connection_is_not_retried() -> None:
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(reset_connection) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
             await post(out, receiver.url, repeatable=True)
 
@@ -443,7 +418,7 @@ async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> No
         arrived.set()
         await never()
 
-    async with Receiver(hold) as receiver, transport() as out:
+    async with Receiver(hold) as receiver, transport("127.0.0.1") as out:
         first = asyncio.create_task(post(out, receiver.url))
         await arrived.wait()
         with pytest.raises(NotSent) as failure:
@@ -463,8 +438,7 @@ async def test_post_slow_lookup_does_not_block_others() -> None:
             release.wait(10)
         return [_found("127.0.0.1")]
 
-    private = PrivateHosts.parse(["slow.test", "fast.test"])
-    async with Receiver() as receiver, transport(private, lookup=lookup) as out:
+    async with Receiver() as receiver, transport("slow.test", "fast.test", lookup=lookup) as out:
         slow = asyncio.create_task(post(out, f"http://slow.test:{receiver.port}/", SHORT))
         assert (await post(out, f"http://fast.test:{receiver.port}/")).status == 200
         with pytest.raises(NotSent) as failure:
@@ -484,7 +458,7 @@ async def test_shared_transport_is_reused_until_closed() -> None:
 
 
 async def test_post_keeps_no_cookies() -> None:
-    async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport() as out:
+    async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport("127.0.0.1") as out:
         await post(out, receiver.url, repeatable=True)
         await post(out, receiver.url, repeatable=True)
 
@@ -501,7 +475,7 @@ async def test_post_cancelled_closes_its_connection() -> None:
             writer.write(b"")
             await asyncio.sleep(0)
 
-    async with Receiver(hang) as receiver, transport() as out:
+    async with Receiver(hang) as receiver, transport("127.0.0.1") as out:
         task = asyncio.create_task(post(out, receiver.url, repeatable=True))
         await arrived.wait()
         task.cancel()
@@ -518,7 +492,7 @@ async def test_request_without_answer_is_not_repeated_by_the_library(method: str
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)
 
-    async with Receiver(reset_connection) as receiver, transport() as out:
+    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
             await out.request(method, receiver.url, b"", {}, timeout=LONG, repeatable=False)
 

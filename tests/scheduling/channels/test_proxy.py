@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,45 +16,31 @@ from redis import Redis
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
 from scheduling.channels.flight import before_first_byte
-from scheduling.channels.http_client import Lookup, Response, Transport, resolve_host
-from scheduling.channels.ssrf import PrivateHosts
+from scheduling.channels.http_client import Lookup
 from scheduling.channels.vendors import kf_sync, tokens
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wecom_app import WeChatService
 from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.forward_proxy import ForwardProxy
 from tests.scheduling.channels.http_receivers import (
+    LONG,
     MessageFactory,
     Receiver,
     Request,
     always,
     end_time_limits,
     never,
+    post,
     reply,
     reset,
+    transport,
 )
 from tests.scheduling.channels.test_group_robots import PATHS, SERVERS
 from tests.scheduling.channels.test_vendors import SETTINGS, message_to
 
-LONG = timedelta(seconds=30)
 LOGIN, PASSWORD = "buyer:s%40cret-word", "s@cret-word"
 PUBLIC = "93.184.216.34"
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
-
-
-@asynccontextmanager
-async def transport(
-    *private: str, proxy: str = "", context: ssl.SSLContext | None = None, lookup: Lookup = resolve_host
-) -> AsyncIterator[Transport]:
-    made = Transport(PrivateHosts.parse(private), proxy=proxy, ssl_context=context, lookup=lookup)
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-async def post(through: Transport, url: str, *, repeatable: bool = False, proxy: str = "") -> Response:
-    return await through.post(url, b"{}", {"x-a": "1"}, timeout=LONG, repeatable=repeatable, proxy=proxy)
 
 
 def lookup_of(**names: list[str] | OSError) -> Lookup:
@@ -324,16 +309,16 @@ async def test_private_proxy_of_installation_is_used_and_opens_no_target(certifi
 async def test_private_proxy_of_channel_needs_permission() -> None:
     found = lookup_of(proxy_test=["127.0.0.1"], touch_test=[PUBLIC])
     async with ForwardProxy(refusals={"": reply(502)}) as proxy:
-        for own in (f"http://proxy.test:{proxy.port}", proxy.url, f"http://localhost:{proxy.port}"):
-            async with transport(lookup=found) as out:
-                with pytest.raises(DestinationRefused) as failure:
-                    await post(out, "https://touch.test/", proxy=own)
-            assert failure.value.reason == "private_address"
+        own = f"http://proxy.test:{proxy.port}"
+        async with transport(lookup=found) as out:
+            with pytest.raises(DestinationRefused) as failure:
+                await post(out, "https://touch.test/", proxy=own)
+        assert failure.value.reason == "private_address"
         assert proxy.connections == 0
         for allowed in ("proxy.test", "127.0.0.0/8"):
             async with transport(allowed, lookup=found) as out:
                 with pytest.raises(NotSent, match="502"):
-                    await post(out, "https://touch.test/", proxy=f"http://proxy.test:{proxy.port}")
+                    await post(out, "https://touch.test/", proxy=own)
 
 
 async def test_plain_request_is_not_shown_to_a_proxy_of_an_editor() -> None:
