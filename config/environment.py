@@ -22,7 +22,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from config.local.endpoints import read_endpoints
-from scheduling.server_addresses import is_verified, parse_options, parse_redis, parse_sentinel_options
+from scheduling.server_addresses import is_cluster, is_verified, parse_options, parse_redis, parse_sentinel_options
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The values of `scheduling.models.Role`, which needs Django's settings.
@@ -269,7 +269,7 @@ class Environment(BaseSettings):
     @field_validator("redis_url", "celery_broker_url", "aftertouch_sessions_redis_url", "aftertouch_gateway_redis_url")
     @classmethod
     def require_server_address(cls, url: str, field: ValidationInfo) -> str:
-        if field.field_name in ("redis_url", "celery_broker_url") and url.startswith("cluster"):
+        if field.field_name in ("redis_url", "celery_broker_url") and is_cluster(url):
             raise ValueError("a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
         if url:
             (parse_options if field.field_name == "celery_broker_url" else parse_redis)(url)

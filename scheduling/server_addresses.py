@@ -6,6 +6,7 @@ Errors contain no values: an address has a password.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,14 +16,22 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 LOGIN = ("username", "password")
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 TLS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname")
-PORTS = {"redis": 6379, "rediss": 6379, "unix": 0, "sentinel": 26379, "cluster": 6379}
-SEVERAL = ("sentinel", "cluster")
+PORTS = {
+    "redis": 6379, "rediss": 6379, "unix": 0, "sentinel": 26379, "redis+cluster": 6379, "rediss+cluster": 6379,
+}  # fmt: skip
 AMQP = ("amqp", "amqps", "pyamqp")
 FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 WRONG = (
     "must be redis://host:6379/0, rediss:// with TLS, unix:///path, sentinel://host:26379/0;… or "
-    "cluster://host:6379;… (the broker: also amqp:// or amqps://), with special characters of passwords percent-encoded"
+    "redis+cluster://host:6379,… (the broker: also amqp:// or amqps://), with special characters of passwords "
+    "percent-encoded"
 )
+WRONG_CLUSTER = (
+    "a cluster is redis+cluster://user:password@h1:6379,h2:6379, or rediss+cluster:// with TLS, without a database and "
+    "with special characters of user and password percent-encoded"
+)
+_NODE = r"(?:[\w.%-]+|\[[\da-f:.]+\])(?::\d+)?"
+_CLUSTER = re.compile(rf"(rediss?\+cluster://(?:[^/?#@]*@)?)({_NODE}(?:,{_NODE})*)/?(\?.*)?", re.ASCII | re.IGNORECASE)
 
 
 class InvalidAddress(ValueError):
@@ -46,32 +55,36 @@ class RedisAddress:
 
 @cache
 def parse_redis(url: str) -> RedisAddress:
-    """Parse `redis://user:password@host:6379/0`, `rediss://…`, `unix:///path`, or a list `sentinel://…;sentinel://…` or
-    `cluster://…;cluster://…`.
+    """Parse `redis://user:password@host:6379/0`, `rediss://…`, `unix:///path`, a list `sentinel://…;sentinel://…`, or
+    `redis+cluster://user:password@host:6379,host:6379` and `rediss+cluster://…`.
 
-    Login, database and parameters may stand in any part of a list and apply to all parts. Behind Sentinels they are
-    those of the servers. With TLS the certificate and its name are verified, unless a parameter switches it off.
+    Login, database and parameters may stand at any Sentinel of a list and are those of the servers. With TLS the
+    certificate and its name are verified, unless a parameter switches it off.
 
     Raises:
         InvalidAddress: the address is wrong, or has an unknown parameter or two values of one.
     """
     parts = _split(url, PORTS)
     scheme = parts[0].scheme
-    if parts[1:] and scheme not in SEVERAL:
+    clustered = is_cluster(url)
+    if parts[1:] and not clustered and scheme != "sentinel":
         raise InvalidAddress(WRONG)
     given = _merge((name, value) for part in parts for name, value in _read_part(part))
-    if scheme == "cluster" and (given.pop("db", "0") != "0" or not all(part.hostname for part in parts)):
-        raise InvalidAddress("each node of a cluster is cluster://user:password@host:6379; a cluster has no database")
     if not given.get("db", "0").isdecimal():
         raise InvalidAddress("the database must be a number, as in redis://host:6379/0")
-    known = (*LOGIN, *(() if scheme == "cluster" else ("db",)))
-    options = _read_options(given, known, encrypted=None if scheme in SEVERAL else scheme == "rediss")
-    if scheme != "cluster":
+    known = (*LOGIN, *(() if clustered else ("db",)))
+    options = _read_options(given, known, encrypted=None if scheme == "sentinel" else scheme.startswith("rediss"))
+    if not clustered:
         options["db"] = int(options.get("db", 0))
     if scheme == "unix":
         return RedisAddress(scheme, (), options, unquote(parts[0].path))
     hosts = tuple((unquote(part.hostname or "127.0.0.1"), part.port or PORTS[scheme]) for part in parts)
     return RedisAddress(scheme, hosts, options)
+
+
+def is_cluster(url: str) -> bool:
+    """Return whether the address is meant for a Redis Cluster. It may still be wrong."""
+    return url.partition("://")[0].lower().endswith("cluster")
 
 
 def parse_amqp(url: str) -> tuple[str, dict[str, Any]]:
@@ -102,15 +115,27 @@ def is_verified(options: Mapping[str, Any]) -> bool:
 
 
 def _split(url: str, schemes: Iterable[str]) -> list[SplitResult]:
+    addresses = _list_nodes(url) if is_cluster(url) else url.split(";")
     try:
-        parts = [urlsplit(part) for part in url.split(";")]
+        parts = [urlsplit(address) for address in addresses]
         ports = [part.port for part in parts]
     except ValueError:
         raise InvalidAddress(WRONG) from None
     cut_password = any(part.fragment or "@" in part.path or "@" in part.query for part in parts)
-    if cut_password or 0 in ports or len({part.scheme for part in parts}) > 1 or parts[0].scheme not in schemes:
+    has_list = any("," in (part.hostname or "") for part in parts)
+    used = {part.scheme for part in parts}
+    if cut_password or has_list or 0 in ports or len(used) > 1 or not used.issubset(schemes):
         raise InvalidAddress(WRONG)
     return parts
+
+
+def _list_nodes(url: str) -> list[str]:
+    """Return an address for each node, with login and parameters of the cluster."""
+    found = _CLUSTER.fullmatch(url)
+    if not found:
+        raise InvalidAddress(WRONG_CLUSTER)
+    before, nodes, parameters = found.groups(default="")
+    return [f"{before}{node}{parameters}" for node in nodes.split(",")]
 
 
 def _read_part(part: SplitResult) -> list[tuple[str, str]]:
@@ -137,7 +162,7 @@ def _read_options(given: Mapping[str, str], known: Sequence[str], *, encrypted: 
     for name, value in given.items():
         if not encrypted and name.startswith("ssl") and (name != "ssl" or name not in known):
             raise InvalidAddress(
-                f"“{name}” without TLS: it is rediss://, amqps://, or ssl=true for Sentinels and clusters"
+                f"“{name}” without TLS: it is rediss://, rediss+cluster://, amqps://, or ssl=true for Sentinels"
             )
         if name not in known:
             raise InvalidAddress(f"“{name}” is not a parameter here; known are {', '.join(known)}")

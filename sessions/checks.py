@@ -8,8 +8,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from scheduling.redis_client import Redis, RedisError, connect_redis, read_eviction_policy
-from scheduling.server_addresses import parse_redis
-from sessions.store.cluster import SCHEME
+from scheduling.server_addresses import is_cluster, parse_redis
 
 SETTING = "AFTERTOUCH_SESSIONS_REDIS_URL"
 
@@ -20,14 +19,16 @@ def check_cluster_mode(**_: Any) -> list[CheckMessage]:
     url = settings.AFTERTOUCH_SESSIONS_REDIS_URL
     if not url:
         return []
-    wanted = url.startswith(SCHEME)
+    wanted = is_cluster(url)
     found = _first_answer(url)
     if found is None or found == wanted:
         return []
     if wanted:
-        text, hint = "names a cluster, but its server runs without cluster mode (cluster_enabled: 0)", "redis://"
+        text = "names a cluster, but its server runs without cluster mode (cluster_enabled: 0)"
+        hint = "redis:// or rediss://"
     else:
-        text, hint = "names a node of a Redis Cluster (cluster_enabled: 1) as a single server", SCHEME
+        text = "names a node of a Redis Cluster (cluster_enabled: 1) as a single server"
+        hint = "redis+cluster:// or rediss+cluster://"
     return [Error(f"{SETTING} {text}.", hint=f"Start the address with {hint}", id="aftertouch.E006")]
 
 
@@ -67,7 +68,7 @@ def _first_answer(url: str) -> bool | None:
 
 def _servers(url: str) -> list[Redis]:
     timeout = settings.TIMEOUTS.probe
-    if not url.startswith(SCHEME):
+    if not is_cluster(url):
         return [connect_redis(url, timeout=timeout)]
     address = parse_redis(url)
     options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, **address.options}

@@ -30,6 +30,7 @@ from redis.exceptions import (
 )
 
 from scheduling import redis_client
+from scheduling.server_addresses import is_cluster
 from sessions.store import cluster
 
 _FOLDER = Path(__file__).resolve().parent.parent / "lua"
@@ -93,12 +94,10 @@ class NoPolicies(Exception):
 
 
 class Server:
-    """A Redis, directly or by Sentinel, or a Redis Cluster (`cluster://…`)."""
+    """A Redis, directly or by Sentinel, or a Redis Cluster (`redis+cluster://…`)."""
 
     def __init__(self, url: str) -> None:
-        self.client: Any = (
-            cluster.ClusterClient(url) if url.startswith(cluster.SCHEME) else redis_client.connect_redis(url)
-        )
+        self.client: Any = cluster.ClusterClient(url) if is_cluster(url) else redis_client.connect_redis(url)
 
     def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
         """Run all calls in one pipeline and return their answers in order.

@@ -23,7 +23,6 @@ from redis.retry import Retry
 
 from scheduling.server_addresses import parse_redis
 
-SCHEME = "cluster://"
 REFRESHED_EVERY = 0.2  #: seconds between two readings of the cluster's nodes, at least
 SKIPPED_FOR = 0.5  #: seconds in which the commands of a node that did not answer fail at once
 TRY_AGAIN_AFTER = 0.02  #: seconds; a slot with several keys is locked while it moves

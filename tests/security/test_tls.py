@@ -133,14 +133,15 @@ def test_nodes_of_a_cluster_are_verified(
         with redis.Redis(port=port, host="127.0.0.1", ssl=True, **ours.client, **LOGIN) as node:  # type: ignore[arg-type]
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             assert wait_until(lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok", WAIT_LIMIT)
-        address = f"cluster://web:{ENCODED}@127.0.0.1:{port}"
-        right = f"{address}?ssl=true&{ours.query}"
+        right = f"rediss+cluster://web:{ENCODED}@127.0.0.1:{port}?{ours.query}"
         server = Server(right)
         assert server.ask(lambda pipe: pipe.set("tls", "1"))
         server.client.close()
         for wrong in (
-            address, right.replace("127.0.0.1", "127.0.0.2"), right.replace(ours.path("ca.pem"), other.path("ca.pem")),
-        ):  # fmt: skip
+            f"redis+cluster://web:{ENCODED}@127.0.0.1:{port}",
+            right.replace("127.0.0.1", "127.0.0.2"),
+            right.replace(ours.path("ca.pem"), other.path("ca.pem")),
+        ):
             with pytest.raises(StoreUnavailable):
                 Server(wrong).ask(lambda pipe: pipe.get("tls"))
         assert refuse(right) == []

@@ -25,7 +25,7 @@ class ClusterUnderTest:
 
     @property
     def url(self) -> str:
-        return ";".join(f"cluster://127.0.0.1:{node.port}" for node in self.nodes)
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def ask(self, node: RedisServer, *words: Any) -> Any:
         with redis.Redis(port=node.port, socket_timeout=60, decode_responses=True) as client:

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from scheduling.server_addresses import is_cluster
 from sessions.frames import Frame
 from sessions.policy import AGENT, ANY, CUSTOMER, Override, Policy, PolicySet
 from sessions.store import client, stats
 from sessions.store.answers import ClaimedSilence
 from sessions.store.client import POLICIES, SESSION, decode_text, shard_of
-from sessions.store.cluster import SCHEME
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.stopped_clock import StoppedClockServer
@@ -535,7 +535,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture
 def machine(store_url: str) -> Iterator[type[Machine]]:
     server = StoppedClockServer(store_url)
-    yield type("Machine", (Machine,), {"server": server, "examples": 40 if store_url.startswith(SCHEME) else 150})
+    yield type("Machine", (Machine,), {"server": server, "examples": 40 if is_cluster(store_url) else 150})
     server.client.close()
 
 

@@ -35,8 +35,11 @@ UNVERIFIED = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
         ("sentinel://:p@h1/2;sentinel://h2:1?ssl=true", [("h1", 26379), ("h2", 1)],
          {"password": "p", "db": 2, **VERIFIED}),
         ("sentinel://h1?ssl=false", [("h1", 26379)], {"db": 0}),
-        ("cluster://h1/0;cluster://u:p@h2?ssl=true", [("h1", 6379), ("h2", 6379)],
-         {"username": "u", "password": "p", **VERIFIED}),
+        ("redis+cluster://h1", [("h1", 6379)], {}),
+        ("redis+cluster://u:p%40%2C@h1:1,[::1]:2,[fe80::2]/", [("h1", 1), ("::1", 2), ("fe80::2", 6379)],
+         {"username": "u", "password": "p@,"}),
+        (f"rediss+cluster://:p,q@h1,10.0.0.2:2?username=u&ssl_ca_certs={CA}", [("h1", 6379), ("10.0.0.2", 2)],
+         {"username": "u", "password": "p,q", "ssl_ca_certs": CA, **VERIFIED}),
     ],
 )  # fmt: skip
 def test_address_becomes_options_of_the_client(
@@ -60,6 +63,7 @@ REFUSED = [
     ("sentinel://h1?ssl=hidden", "“ssl” must be true or false"),
     ("sentinel://:hidden@h1;sentinel://:other@h2", "“password” has two values"),
     ("redis://u:hidden@h/hidden", "the database must be a number"),
+    ("redis://u:hidden@h1,h2", "must be redis://"),
     # a password with a special character that is not encoded
     *((f"redis://:pa{sign}hidden@h:6379/0", "must be redis://") for sign in "?#/;["),
     ("redis://:pa?hidden=1@h", "must be redis://"), ("redis://h1;redis://h2", "must be redis://"),
@@ -74,9 +78,37 @@ def test_part_that_no_client_could_honour_is_refused_by_name() -> None:
         assert "hidden" not in said
 
 
+A_CLUSTER = "a cluster is redis+cluster://user:password@h1:6379,h2:6379, or rediss+cluster:// with TLS"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("cluster://u:hidden@h1:6379;cluster://h2:6379", A_CLUSTER), ("cluster://h1", A_CLUSTER),
+        ("redis+cluster://h1;redis+cluster://h2", A_CLUSTER), ("redis+cluster://u:hidden@h1,u:hidden@h2", A_CLUSTER),
+        ("redis+cluster://", A_CLUSTER), ("redis+cluster://h1,", A_CLUSTER), ("redis+cluster://h1, h2", A_CLUSTER),
+        ("redis+cluster://h1:port,h2", A_CLUSTER), ("redis+cluster://::1", A_CLUSTER),
+        ("redis+cluster://h1/2", A_CLUSTER), ("redis+cluster://:pa@hidden@h1", A_CLUSTER),
+        ("redis+cluster://:pa/hidden@h1", A_CLUSTER), ("redis+cluster://h1:0", "must be redis://"),
+        ("redis+cluster://h1,h2:65536", "must be redis://"), ("redis+cluster://:pa?hidden=1@h1", A_CLUSTER),
+        ("redis+cluster://h1,h2?db=0", "“db” is not a parameter here"),
+        ("redis+cluster://h1?ssl=true", "“ssl” without TLS: it is rediss://, rediss+cluster://"),
+        ("rediss+cluster://h1?ssl=true", "“ssl” is not a parameter here"),
+        (f"redis+cluster://h1?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
+    ],
+)  # fmt: skip
+def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> None:
+    assert f"  AFTERTOUCH_SESSIONS_REDIS_URL: Value error, {words}" in refusal_of(AFTERTOUCH_SESSIONS_REDIS_URL=url)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
+        *(
+            (name, url, "a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
+            for name in ("REDIS_URL", "CELERY_BROKER_URL")
+            for url in ("redis+cluster://u:hidden@h1", "rediss+cluster://h1,h2", "cluster://h1:6379")
+        ),
         ("CELERY_BROKER_URL", "amqps://u:hidden@h?ca_certs=hidden", "“ca_certs” is not a parameter here"),
         ("CELERY_BROKER_URL", "amqp://u:hidden@h?heartbeat=3", "“heartbeat” is not a parameter here"),
         ("CELERY_BROKER_URL", f"amqp://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
@@ -138,7 +170,7 @@ def test_channel_layer_gets_the_same_options() -> None:
     [
         ("REDIS_URL", "rediss://h?ssl_cert_reqs=none"),
         ("CELERY_BROKER_URL", "amqps://h?ssl_check_hostname=false"),
-        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h?ssl=true&ssl_cert_reqs=none"),
+        ("AFTERTOUCH_SESSIONS_REDIS_URL", "rediss+cluster://h?ssl_cert_reqs=none"),
         ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "ssl=true&ssl_cert_reqs=none"),
     ],
 )
