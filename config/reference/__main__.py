@@ -1,4 +1,4 @@
-"""Write the tables of the reference and the drawings of states: `python -m config.reference`.
+"""Write the tables of the reference: `python -m config.reference`.
 
 `--check` only reports outdated pages.
 """
@@ -16,7 +16,7 @@ FOLDER = ROOT / "docs" / "reference"
 
 def build_pages() -> dict[Path, str]:
     """Return each page with current tables. Needs Django."""
-    from config.reference import api, config_file, settings, states
+    from config.reference import api, config_file, settings
     from config.reference.tables import rewrite_tables
 
     sources = {
@@ -24,10 +24,9 @@ def build_pages() -> dict[Path, str]:
         "config-file.md": config_file.section_tables,
         "api.md": api.api_tables,
     }
-    drawings = ROOT / "docs" / "explanation" / "states.md"
     return {
         FOLDER / name: rewrite_tables((FOLDER / name).read_text("utf-8"), tables()) for name, tables in sources.items()
-    } | {drawings: states.draw_page(drawings.read_text("utf-8"))}
+    }
 
 
 def main(words: list[str]) -> int:

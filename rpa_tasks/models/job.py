@@ -8,7 +8,6 @@ from django.utils.translation import pgettext_lazy
 
 from rpa_tasks.models.platform import Flow, Shop
 from scheduling.models import WAITING, LedgerRow
-from scheduling.models.ledger import Transitions
 
 
 class JobState(models.TextChoices):
@@ -19,24 +18,6 @@ class JobState(models.TextChoices):
     CANCELLED = "cancelled", _("Cancelled")
     FAILED = "failed", _("Failed")  #: has a failed task that needs a decision
     UNKNOWN = "unknown", _("Unknown")  #: it may have had its effect; has a failed task that needs a decision
-
-
-#: The allowed transitions and what causes each. No row leaves an end.
-JOB_TRANSITIONS: Transitions = {
-    "scheduled": {
-        "queued": "a wake-up was published", "running": "picked, with the lane of its shop", "cancelled": "",
-    },
-    "queued": {
-        "scheduled": "the wake-up was lost", "running": "picked, with the lane of its shop", "cancelled": "",
-    },
-    "running": {
-        "scheduled": "to be retried, or login needed, or no free browser",
-        "succeeded": "",
-        "cancelled": "an operator cancelled it",
-        "failed": "a retry would not help, or none is left",
-        "unknown": "killed, timed out or vanished, and the flow is not idempotent",
-    },
-}  # fmt: skip
 
 
 class Job(LedgerRow):

@@ -9,13 +9,13 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id
-from scheduling.models.ledger import Transitions
 
 
 class FailedTask(models.Model):
     """Work that needs a person: the original, the failure and the action taken.
 
-    open → retried | resolved_delivered | resolved_not_delivered | ignored | archived; ignored → retried | archived
+    open → retried | resolved_delivered | resolved_not_delivered | ignored | archived; ignored → retried | archived;
+    retried → open, by an undo
     """
 
     class Origin(models.TextChoices):
@@ -100,19 +100,6 @@ class FailedTaskComment(models.Model):
     def __str__(self) -> str:
         return f"{self.author_name}: {self.text[:50]}"
 
-
-#: The allowed transitions and what causes each. Only an undo leaves `retried`; no failed task leaves an end.
-FAILED_TASK_TRANSITIONS: Transitions = {
-    "open": {
-        "retried": "published again, as a new touch or job",
-        "resolved_delivered": "an operator confirmed that it arrived",
-        "resolved_not_delivered": "an operator confirmed that it did not",
-        "ignored": "",
-        "archived": "",
-    },
-    "ignored": {"retried": "", "archived": ""},
-    "retried": {"open": "undone before the new touch or job was claimed"},
-}
 
 RESOLVED_JOBS = {
     FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: succeeded"),

@@ -1,12 +1,11 @@
 """Define the columns that all rows of work share: touches and RPA jobs.
 
-Only `scheduling.ledger` and `rpa_tasks.jobs` write them. `TOUCH_TRANSITIONS` and `JOB_TRANSITIONS` hold the allowed
-changes of state; a claim increments `lease_no`.
+Only `scheduling.ledger` and `rpa_tasks.jobs` write them. A claim increments `lease_no`, and no row leaves an end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from django.db import models
 from django.db.models import Q
@@ -14,8 +13,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id
-
-Transitions = Mapping[str, Mapping[str, str]]  #: by state: each next state, with its cause
 
 
 class Priority(models.IntegerChoices):

@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from scheduling.models.ledger import WAITING, LedgerRow, Transitions
+from scheduling.models.ledger import WAITING, LedgerRow
 from scheduling.models.touch_log import Attempt, LogField, Verdict
 
 
@@ -22,21 +22,6 @@ class TouchState(models.TextChoices):
     CANCELLED = "cancelled", _("Cancelled")  #: an event or a person cancelled it before it was sent
     FAILED = "failed", _("Failed")  #: certainly not delivered; a failed task waits for a person
     UNKNOWN = "unknown", _("Unknown")  #: it may have been delivered; a failed task waits for a person
-
-
-#: The allowed transitions and what causes each. No row leaves an end.
-TOUCH_TRANSITIONS: Transitions = {
-    "scheduled": {"queued": "dispatched, 30 s before it is due", "running": "claimed", "cancelled": ""},
-    "queued": {"scheduled": "the wake-up was lost, or the touch was moved", "running": "claimed", "cancelled": ""},
-    "running": {
-        "scheduled": "deferred, or to be retried",
-        "delivered": "",
-        "suppressed": "a guard decided against it",
-        "cancelled": "cancelled before it was marked as sending",
-        "failed": "certainly not delivered",
-        "unknown": "perhaps delivered",
-    },
-}
 
 
 class Touch(LedgerRow):
