@@ -47,7 +47,6 @@ from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
-from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link
@@ -165,7 +164,7 @@ def describe_job_count(count: int | None) -> str:
 
 
 @admin.register(Job)
-class JobAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
+class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
         "made",
         "state_tag",
@@ -236,9 +235,6 @@ class JobAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
         if run_job.may_edit_payload(request):
             shown.search_help_text = _("Task id, shop id or dedupe key in full, or words of a recent payload")
         return shown
-
-    def may_share(self, request: HttpRequest) -> bool:
-        return self.has_run_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         links = [

@@ -31,19 +31,16 @@ def list_text_columns() -> list[tuple[str, str]]:
 
 
 def erase_operator_texts(who: Identity) -> int:
-    """Empty texts and delete saved filters that name the customer. Return the number of rows. Idempotent.
+    """Empty texts that name the customer. Return the number of rows. Idempotent.
 
     A running bulk action that selects by them is cancelled: with another filter it would act on other rows.
     """
     given = {"text": who.build_pattern(), "values": [who.user_id, *who.addresses, *who.names]}
     count = sum(sql.execute(_EMPTY.format(table=table, column=column), given) for table, column in list_text_columns())
-    return count + sum(sql.execute(each, given) for each in (_DELETE_FILTERS, _EMPTY_BULK_FILTERS, _EMPTY_AUDIT))
+    return count + sum(sql.execute(each, given) for each in (_EMPTY_BULK_FILTERS, _EMPTY_AUDIT))
 
 
 _EMPTY = "UPDATE {table} SET {column} = '' WHERE {column} ~ %(text)s"
-_DELETE_FILTERS = """
-DELETE FROM scheduling_savedfilter WHERE query ~ %(text)s OR name ~ %(text)s OR name = ANY(%(values)s::text[])
-"""
 _EMPTY_AUDIT = "UPDATE scheduling_auditentry SET changes = '[]' WHERE changes::text ~ %(text)s"
 _NAMED = "(value ~ %(text)s OR value = ANY(%(values)s::text[]))"
 _EMPTY_BULK_FILTERS = f"""

@@ -450,25 +450,6 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name='SavedFilter',
-                fields=[
-                    ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                    ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
-                    ('listed', models.CharField(max_length=40)),
-                    ('name', models.CharField(max_length=60, verbose_name='name')),
-                    ('query', models.CharField(max_length=2000)),
-                    ('shared', models.BooleanField(default=False, verbose_name='for all users')),
-                    ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ],
-                options={
-                    'verbose_name': 'saved filter',
-                    'verbose_name_plural': 'saved filters',
-                    'ordering': ['name', 'id'],
-                    'default_permissions': (),
-                    'constraints': [models.UniqueConstraint(fields=('owner', 'listed', 'name'), name='saved_filter_once')],
-                },
-            ),
-            migrations.CreateModel(
                 name='DismissedChecklist',
                 fields=[
                     ('user', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to=settings.AUTH_USER_MODEL)),
@@ -991,7 +972,7 @@ class Migration(migrations.Migration):
                     'verbose_name_plural': 'failed tasks',
                     'ordering': ['-failed_at'],
                     'permissions': [('act_on_failedtask', 'Can retry, resolve, ignore and archive failed tasks')],
-                    'indexes': [models.Index(condition=models.Q(('state', 'open')), fields=['-failed_at'], name='failed_open'), models.Index(condition=models.Q(('state', 'retried')), fields=['fingerprint', 'acted_at'], name='failed_retried'), models.Index(condition=models.Q(('difference__isnull', False)), fields=['retried_as'], name='failed_edited')],
+                    'indexes': [models.Index(condition=models.Q(('state', 'open')), fields=['-failed_at'], name='failed_open'), models.Index(condition=models.Q(('difference__isnull', False)), fields=['retried_as'], name='failed_edited')],
                 },
             ),
             migrations.CreateModel(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from scheduling.models.alert import Alert, AlertReceiver
 from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope, expand_scopes
-from scheduling.models.bulk_action import BulkAction, DismissedChecklist, SavedFilter, UndoableAct
+from scheduling.models.bulk_action import BulkAction, DismissedChecklist, UndoableAct
 from scheduling.models.customer import (
     Community,
     Complaint,
@@ -54,7 +54,7 @@ __all__ = [
     "CustomerImportPart", "CustomerProfile", "DelayRule", "DeliveryReceipt", "DisabledTarget", "DismissedChecklist",
     "EndMark", "Event", "EventType", "FailedLogin", "FailedTask", "FailedTaskComment", "GuardDecision",
     "HarassmentRule", "Holdout", "IdentityLink", "Invitation", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause",
-    "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Replay", "Role", "RolloutMove", "SavedFilter",
+    "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Replay", "Role", "RolloutMove",
     "Scope", "SignIn", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
     "UndoableAct", "VendorMessage", "Verdict", "WebhookEndpoint", "WebhookEvent", "WebhookFact", "WebhookMessage",
     "WebhookSubscription", "expand_scopes",

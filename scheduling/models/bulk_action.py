@@ -100,28 +100,6 @@ class UndoableAct(models.Model):
         return f"{self.act} {self.label}".strip()
 
 
-class SavedFilter(models.Model):
-    """The query parameters of a list under a name."""
-
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    #: The model of the list: "failedtask", "touch".
-    listed = models.CharField(max_length=40)
-    name = models.CharField(_("name"), max_length=60)
-    query = models.CharField(max_length=2000)
-    shared = models.BooleanField(_("for all users"), default=False)
-    created_at = models.DateTimeField(default=now)
-
-    class Meta:
-        verbose_name = _("saved filter")
-        verbose_name_plural = _("saved filters")
-        ordering = ["name", "id"]
-        default_permissions = ()
-        constraints = [models.UniqueConstraint(fields=["owner", "listed", "name"], name="saved_filter_once")]
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class DismissedChecklist(models.Model):
     """A user who has hidden the checklist of the first hour."""
 

@@ -68,8 +68,6 @@ class FailedTask(models.Model):
         ordering = ["-failed_at"]
         indexes = [
             models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open")),
-            # Read for the result of the last retry of a cause.
-            models.Index(fields=["fingerprint", "acted_at"], name="failed_retried", condition=Q(state="retried")),
             # Read by workers for the text of an edited touch.
             models.Index(fields=["retried_as"], name="failed_edited", condition=Q(difference__isnull=False)),
         ]

@@ -207,20 +207,6 @@ def retry_all(
     return apply_to_each(failed_ids, again)
 
 
-def retry_sample(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> BulkResult:
-    """Publish a sample at once: the first `count` tasks that can be published again.
-
-    The operator then judges the result.
-    """
-    tally = BulkResult(0, 0)
-    for failed_id in failed_ids:
-        if tally.done == count:
-            break
-        one = apply_to_each([failed_id], lambda failed_id, done: retry_failed_task(failed_id, actor))
-        tally = BulkResult(tally.done + one.done, tally.conflicts + one.conflicts)
-    return tally
-
-
 def apply_to_each(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> BulkResult:
     """Apply `act` to each task in a separate transaction. Its second argument is the number done before."""
     returned: dict[UUID, object] = {}

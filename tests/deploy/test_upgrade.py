@@ -102,7 +102,7 @@ UNKNOWN = "not known to be harmless"
         (migrations.RemoveField("event", "trace_id"), UNKNOWN),
         (migrations.RenameField("event", "trace_id", "trace"), UNKNOWN),
         (migrations.RenameModel("Event", "Happening"), UNKNOWN),
-        (migrations.DeleteModel("SavedFilter"), UNKNOWN),
+        (migrations.DeleteModel("Event"), UNKNOWN),
         (migrations.AlterModelTable("event", "happenings"), UNKNOWN),
         (altered("trace_id", models.UUIDField(editable=False)), "null was True and becomes None"),
         (altered("trace_id", models.UUIDField(db_default="0" * 32)), "null was True and becomes None"),

@@ -96,25 +96,25 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     assert str(MANY) in page.inner_text("#actions li:has-text('partner')")
     save_screenshot(page, "spike", full_page=True)
     page.goto(f"{live_server.url}/admin/scheduling/failedtask/groups/")
-    page.click("tr:has-text('partner') a[href$='/retry/']")
+    page.click("tr:has-text('partner') a:has-text('查看')")
 
     # Five first.
-    assert page.locator("#replay-tried tbody tr").count() == 0
+    for number in range(FEW):
+        page.check(f"input[name=_selected_action] >> nth={number}")
+    ask_to_retry(page)
     page.fill("[name=reason]", "合作方已恢复")
-    page.click("button[name=few]")
-    page.wait_for_selector("#replay-tried tbody tr")
-    assert page.input_value("[name=reason]") == "合作方已恢复"  # the next step asks for what changes only
-    page.wait_for_load_state("domcontentloaded")
-    assert page.locator("#replay-tried tbody tr").count() == FEW
+    page.click("#content button[type=submit]:has-text('重试')")
+    page.wait_for_selector("#action-toggle")
     deliver_waiting_touches()
-    page.wait_for_selector("#replay-tried:not([data-live-again])")  # it looks again by itself
-    assert page.locator("#replay-tried .at-tag.success").count() == count_delivered_retries() == FEW
-    save_screenshot(page, "spike-tried")
+    assert count_delivered_retries() == FEW
 
     # Then the rest, while a page shows how far they are.
+    page.check("#action-toggle")
+    page.click(".question a")
+    ask_to_retry(page)
     page.fill("[name=reason]", "前五个正常")
     page.fill("[name=per_second]", "10")
-    page.click("button[name=rest]")
+    page.click("#content button[type=submit]:has-text('重试')")
     page.wait_for_selector("progress")
     run_next_batch()
     page.wait_for_selector(f"text=20 / {MANY - FEW}")
@@ -132,6 +132,12 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     draft = f"{live_server.url}/admin/scheduling/replay/add/"
     assert page.goto(draft).status == 403
     tighten_cap(ops(group="editor"), draft)
+
+
+def ask_to_retry(page: Page) -> None:
+    page.select_option("select[name=action]", "bulk_retry")
+    page.click("button[name=index]")
+    page.wait_for_selector("[name=reason]")
 
 
 def tighten_cap(page: Page, draft: str) -> None:
@@ -211,11 +217,9 @@ def test_viewer_cannot_retry_edit_or_stop(
     assert str(MANY) in page.inner_text("#actions li:has-text('partner')")
     failed = FailedTask.objects.filter(state="open")[0]
     admin = f"{live_server.url}/admin/scheduling"
-    page.goto(f"{admin}/failedtask/groups/")
-    assert page.locator("a[href$='/retry/']").count() == 0
     page.goto(f"{admin}/failedtask/")
     assert page.locator("select[name=action] option[value*=retry]").count() == 0
-    for path in (f"failedtask/groups/{failed.fingerprint}/retry/", "replay/add/", "harassmentrule/add/"):
+    for path in (f"failedtask/{failed.pk}/act/retry/", "replay/add/", "harassmentrule/add/"):
         assert page.goto(f"{admin}/{path}").status == 403, path
 
     # A rule can be read, and nothing on the page or behind it writes.

@@ -67,7 +67,6 @@ from scheduling.models import (
     Node,
     Pause,
     Replay,
-    SavedFilter,
     SignIn,
     Stage,
     Template,
@@ -332,18 +331,6 @@ def own_draft(user: User) -> tuple[Any, ...]:
     return ()
 
 
-def own_filter(user: User) -> tuple[Any, ...]:
-    return (SavedFilter.objects.create(owner=user, listed="touch", name="mine", query="state=failed").pk,)
-
-
-def own_failed_filter(user: User) -> tuple[Any, ...]:
-    return (SavedFilter.objects.create(owner=user, listed="failedtask", name="mine", query="state=open").pk,)
-
-
-def own_job_filter(user: User) -> tuple[Any, ...]:
-    return (SavedFilter.objects.create(owner=user, listed="job", name="mine", query="status=late").pk,)
-
-
 def open_task(*more: Any) -> Args:
     return lambda user: (FailedTask.objects.filter(state="open", origin="touch")[0].pk, *more)
 
@@ -351,10 +338,6 @@ def open_task(*more: Any) -> Args:
 def unassigned_task(user: User) -> tuple[Any, ...]:
     FailedTask.objects.update(assignee=None)
     return open_task()(user)
-
-
-def fingerprint(user: User) -> tuple[Any, ...]:
-    return (FailedTask.objects.filter(state="open", origin="touch")[0].fingerprint,)
 
 
 def evidence(user: User) -> tuple[Any, ...]:
@@ -645,15 +628,10 @@ PAGES: dict[str, Page] = {
     # Failed tasks.
     "scheduling_failedtask_groups": Page(VIEWER),
     "scheduling_failedtask_open_groups": Page(STAFF),
-    "scheduling_failedtask_replay": Page(OPERATOR, OPERATOR, fingerprint, data={**PACE, "few": "1"}),
     "scheduling_failedtask_act": Page(OPERATOR, OPERATOR, open_task("ignore"), data=REASON),
     "scheduling_failedtask_edit": Page(EDITOR, EDITOR, open_task(), data={**REASON, "subject": "", "body": "Hello"}),
     "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, unassigned_task, form=False, data={"user": "viewer"}),
     "scheduling_failedtask_comment": Page(NOBODY, OPERATOR, open_task(), form=False, data={"text": "note"}),
-    "scheduling_failedtask_save_filter": Page(
-        NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=open"},
-    ),
-    "scheduling_failedtask_delete_filter": Page(NOBODY, VIEWER, own_failed_filter, form=False, hides=True),
     "scheduling_failedtask_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
     "scheduling_auditentry_export": Page(ADMIN, args=lambda user: ("xlsx",), notes=True),
@@ -668,10 +646,6 @@ PAGES: dict[str, Page] = {
     "scheduling_customerimport_refused": Page(EDITOR, args=first(CustomerImport)),
     # Touches.
     "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="status=waiting", data=PACE),
-    "scheduling_touch_save_filter": Page(
-        NOBODY, VIEWER, form=False, data={"name": "mine", "query": "state=failed"},
-    ),
-    "scheduling_touch_delete_filter": Page(NOBODY, VIEWER, own_filter, form=False, hides=True),
     "scheduling_touch_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_touch_cancel": Page(OPERATOR, OPERATOR, first(Touch, state="scheduled")),
     # Looks at what happens.
@@ -713,8 +687,6 @@ PAGES: dict[str, Page] = {
     "scheduling_replay_discard": Page(NOBODY, EDITOR, first(Replay), form=False),
     # RPA.
     "rpa_tasks_job_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=due", data=PACE),
-    "rpa_tasks_job_save_filter": Page(NOBODY, VIEWER, form=False, data={"name": "mine", "query": "status=late"}),
-    "rpa_tasks_job_delete_filter": Page(NOBODY, VIEWER, own_job_filter, form=False, hides=True),
     "rpa_tasks_job_live": Page(STAFF),
     "rpa_tasks_job_evidence": Page(VIEWER, args=evidence),
     "rpa_tasks_job_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),

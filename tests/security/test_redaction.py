@@ -143,7 +143,7 @@ def pages_of(touch: Touch) -> dict[str, str]:
     return {
         "event": url("event_change", touch.event_id), "touch": url("touch_change", touch.pk),
         "failed task": url("failedtask_change", row.pk), "failed tasks": url("failedtask_changelist"),
-        "by cause": url("failedtask_groups"), "retry": url("failedtask_replay", row.fingerprint),
+        "by cause": url("failedtask_groups"),
         "customer": url("customer_change", touch.customer_id), "export": url("failedtask_export", "csv"),
         "overview": reverse("admin:index"), "what would happen": url("event_preview") + asked,
     }  # fmt: skip

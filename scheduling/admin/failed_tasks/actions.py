@@ -135,7 +135,7 @@ class PaceForm(ReasonForm):
     """Ask for a reason and a rate per second."""
 
     per_second = forms.FloatField(
-        label=gettext_lazy("Retries per second"), min_value=SLOWEST, max_value=FASTEST, initial=5,
+        label=gettext_lazy("Retries per second"), min_value=SLOWEST, max_value=FASTEST,
         widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("Choose a rate that the receiver can handle."),
     )  # fmt: skip
 

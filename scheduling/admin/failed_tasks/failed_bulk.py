@@ -26,7 +26,6 @@ from scheduling.admin.failed_tasks.actions import (
 from scheduling.admin.failed_tasks.bulk_action import list_refusal_reasons, read_page_time, submit_bulk_action
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
-from scheduling.operations.failed_tasks import BulkResult
 from scheduling.operations.undo import UNDO_WINDOW
 
 AT_ONCE = 50  #: one page of the list; workers process more
@@ -115,11 +114,6 @@ def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[
     words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
     link = offer_retry_undo(request, verb.action, tally.returned)
     messages.success(request, words % {"what": verb.title, "count": tally.done}, extra_tags=link)
-    warn_about_conflicts(request, tally)
-
-
-def warn_about_conflicts(request: HttpRequest, tally: BulkResult) -> None:
-    """Warn about rows that were skipped: another user acted on them, or their state does not allow it."""
     if tally.conflicts:
         words = ngettext(
             "%(count)s failed task was skipped: another user acted first, or the task cannot be published again.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -28,13 +29,11 @@ from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.failed_tasks.edit_page import edit_page, may_edit
 from scheduling.admin.failed_tasks.failed_bulk import make_list_action
 from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_page, build_notes, comment_page, format_user
-from scheduling.admin.failed_tasks.retry_sample import find_task, get_task_link, retry_sample_page
 from scheduling.admin.failed_tasks.trend import draw_trends
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ColumnFilter, ReasonFilter
 from scheduling.admin.retirement import CappedPaginator
-from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
@@ -128,9 +127,13 @@ def _split_detail(detail: str) -> dict[str, Any]:
 
 
 def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
-    """Return a task and the address of its page; None if it does not exist."""
-    task = find_task(origin, task_id)
-    return {"task": task, "link": get_task_link(task)} if task else None
+    """Return a task from its app's ledger and the address of its page; None if it does not exist."""
+    label = settings.LEDGERS.get(origin)
+    task = apps.get_model(label)._default_manager.filter(pk=task_id).first() if label and task_id else None
+    if task is None:
+        return None
+    opts = task._meta
+    return {"task": task, "link": reverse(f"admin:{opts.app_label}_{opts.model_name}_change", args=[task.pk])}
 
 
 def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
@@ -147,7 +150,7 @@ def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
+class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     list_display = (
         "failed",
         "state_label",
@@ -191,14 +194,10 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         return self.has_act_permission(request)
 
-    def may_share(self, request: HttpRequest) -> bool:
-        return self.has_act_permission(request)
-
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
             path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
-            path("groups/<str:fingerprint>/retry/", view(self.replay_view), name="scheduling_failedtask_replay"),
             path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
             path("<uuid:pk>/edit/", view(self.edit_view), name="scheduling_failedtask_edit"),
             path("<uuid:pk>/assign/", view(self.assign_view), name="scheduling_failedtask_assign"),
@@ -233,9 +232,6 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
 
     def comment_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
         return comment_page(self, request, self.get_row_or_404(request, pk))
-
-    def replay_view(self, request: HttpRequest, fingerprint: str) -> HttpResponse:
-        return retry_sample_page(self, request, fingerprint)
 
     @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
     def failed(self, row: FailedTask) -> str:
@@ -279,7 +275,6 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
             raise PermissionDenied
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
-        may_act = state == OPEN and self.has_act_permission(request)
         found = list(_group_by_cause(latest[:GROUPED]))
         trends = draw_trends([group["fingerprint"] for group in found])
         listed = [
@@ -290,7 +285,6 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
                 "trend": trends.get(group["fingerprint"]),
                 "class": translate_failure_class(group["origin"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
-                "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
             for group in found
         ]
@@ -336,9 +330,6 @@ class FailedTaskAdmin(SavedFiltersMixin, ListExportMixin, ReadOnlyAdmin):
             task=find_task_with_link(row.origin, row.task_id),
             again=find_task_with_link(row.origin, row.retried_as),
             panel=render_origin_panel(request, row),
-            replay_link=self.url("replay", row.fingerprint)
-            if may_act and row.state == FailedTask.State.OPEN and row.origin != FailedTask.Origin.MESSAGE
-            else "",
             same=FailedTask.objects.filter(fingerprint=row.fingerprint, state="open").exclude(pk=row.pk)[:101].count(),
             same_link=f"{self.url('changelist')}?{urlencode({'fingerprint': row.fingerprint})}",
         )

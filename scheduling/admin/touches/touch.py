@@ -35,7 +35,6 @@ from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.list_filters import ReasonFilter
-from scheduling.admin.saved_filters import SavedFiltersMixin
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.receipts import format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.touches.timeline import build_timeline
@@ -190,7 +189,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
+class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
@@ -230,9 +229,6 @@ class TouchAdmin(SavedFiltersMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow cancellation. No other change is possible."""
         return bool(request.user.has_perm("scheduling.change_touch"))
-
-    def may_share(self, request: HttpRequest) -> bool:
-        return self.has_change_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
         views = (("cancel", "cancel_matching", self.cancel_matching_view), ("workers", "workers", self.workers_view))

@@ -301,3 +301,17 @@ def test_failed_task_page_links_job_and_evidence(viewer: Client, market: Market)
         assert url("job_evidence", job.pk, piece.pk) in page
     for words in (url("job_change", job.pk), "The run failed", "Ended with exit code 65", "no such page"):
         assert words in page, words
+
+
+def test_retried_job_and_failed_task_link_each_other(operator: Client, market: Market) -> None:
+    job = market.failed()
+    row = FailedTask.objects.get(task_id=job.pk)
+    operator.post(reverse("admin:scheduling_failedtask_act", args=[row.pk, "retry"]), {"reason": "mended"})
+    again = Job.objects.get(retry_of=job.pk)
+    assert url("job_change", again.pk) in text(
+        operator.get(reverse("admin:scheduling_failedtask_change", args=[row.pk]))
+    )
+    told = text(operator.get(url("job_change", job.pk)))
+    assert url("job_change", again.pk) in told
+    assert "mended" in told
+    assert url("job_change", job.pk) in text(operator.get(url("job_change", again.pk)))

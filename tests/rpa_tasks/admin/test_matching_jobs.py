@@ -1,4 +1,4 @@
-"""Bulk actions from the list of jobs, saved filters, and the search in payloads."""
+"""Bulk actions from the list of jobs, and the search in payloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpa_tasks.jobs.bulk import filters
 from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
 from rpa_tasks.models import ExecutionNode, Flow, Job
 from scheduling.admin.failed_tasks import bulk_action
-from scheduling.models import BulkAction, FailedTask, SavedFilter
+from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_lists import matching_rows
 from scheduling.operations.filters import read_filter
@@ -142,10 +142,3 @@ def test_payload_search_needs_the_right_to_payloads(
 
     monkeypatch.setattr(filters, "SEARCHED", 1)
     assert listed(editor, "双十一") == []
-
-
-def test_job_filter_is_saved(viewer: Client, market: Market) -> None:
-    viewer.post(url("job_save_filter"), {"name": "failed ones", "query": "state__exact=failed&p=2"})
-    row = SavedFilter.objects.get()
-    assert (row.listed, row.query) == ("job", "state__exact=failed")
-    assert "failed ones" in text(viewer.get(url("job_changelist")))

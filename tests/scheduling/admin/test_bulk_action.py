@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
-from scheduling.admin.failed_tasks import bulk_action, failed_bulk, retry_sample
+from scheduling.admin.failed_tasks import bulk_action, failed_bulk
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
@@ -33,7 +33,6 @@ Url = Callable[..., str]
 def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """And time to count, however slow the machine is. Batches start at once."""
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
-    monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
     for module in (failed_bulk, bulk_action):
         monkeypatch.setattr(module, "count_within", lambda count: count())
     monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
@@ -125,9 +124,9 @@ def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Cl
     assert not FailedTask.objects.exclude(state="open").exists()
 
 
-def test_replay_of_a_cause_starts_bulk_action(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
-    url = admin_url("failedtask_replay", rows[0].fingerprint)
-    answer = operator.post(url, {"rest": "1", "reason": "mended", "per_second": "7"})
+def test_all_failures_of_one_cause_are_retried(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    (group,) = operator.get(admin_url("failedtask_groups")).context["groups"]
+    answer = confirm(operator, group["link"], ask(operator, group["link"]), per_second="7")
     row = BulkAction.objects.get()
     assert answer["location"] == admin_url("bulkaction_change", row.pk)
     assert (row.filter["fingerprint"], row.per_second, row.total) == (rows[0].fingerprint, 7, 3)

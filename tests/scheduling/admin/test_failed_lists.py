@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
 
 from scheduling.admin import list_filters, retirement
-from scheduling.admin.failed_tasks import failed_task, retry_sample
+from scheduling.admin.failed_tasks import failed_task
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db
@@ -58,23 +57,3 @@ def test_cause_groups_cover_the_latest_rows(
     page = viewer.get(url)
     assert [(group["reason"], group["count"]) for group in page.context["groups"]] == [("later", 2), ("latest", 1)]
     assert "There are more: these are the causes of the latest 3." in page.content.decode()
-
-
-@pytest.mark.usefixtures("fresh_tables")
-def test_latest_retried_of_a_cause_use_an_index() -> None:
-    """The page that shows how they fare looks again every few seconds, and a cause may be half of the table."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO scheduling_failedtask (id, origin, failure, reason, detail, payload, attempts, channel,"
-            " fingerprint, state, failed_at, acted_at, actor_name, action_reason)"
-            " SELECT gen_random_uuid(), 'touch', 'failed', 'connect', '', '{}', '[]', '', 'same', 'retried',"
-            " statement_timestamp(), statement_timestamp() - n * interval '1 s', '', '' FROM generate_series(1, 5000) n"
-        )
-        cursor.execute("ANALYZE scheduling_failedtask")
-    group = FailedTask.objects.filter(fingerprint="same").exclude(origin=FailedTask.Origin.MESSAGE)
-    plan = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[: retry_sample.FEW].explain()
-    assert "failed_retried" in plan
-    assert "Sort" not in plan
-    times = [each.row.acted_at for each in retry_sample._list_retried_tasks(group)]
-    assert times == sorted(times, reverse=True)
-    assert len(times) == retry_sample.FEW

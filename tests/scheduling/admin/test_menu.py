@@ -20,7 +20,7 @@ from scheduling.models import FailedTask, Pause
 pytestmark = pytest.mark.django_db
 
 #: Lists that other pages link to.
-NOT_IN_MENU = {"scheduling_savedfilter", "rpa_tasks_demowatermark"}
+NOT_IN_MENU = {"rpa_tasks_demowatermark"}
 
 
 def tabs() -> list[Tab]:
