@@ -91,6 +91,8 @@ def list_programs(state_dir: Path) -> list[psutil.Process]:
 def list_run_processes(state_dir: Path) -> list[psutil.Process]:
     """Return the processes of runs and browsers: their environment has other marks. Supervisors have them as words."""
     mark = f"AFTERTOUCH_STATE_DIR={state_dir}"
+    # `make stop AFTERTOUCH_STATE_DIR=…` has the mark of a supervisor among its words.
+    callers = {each.pid for each in psutil.Process().parents()}
 
     def is_of_run(process: psutil.Process) -> bool:
         environ = environment_of(process)
@@ -98,7 +100,11 @@ def list_run_processes(state_dir: Path) -> list[psutil.Process]:
         is_of_browser = environ.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
         return bool(is_program_of_run) or is_of_browser or mark in command_line_of(process)
 
-    return [process for process in psutil.process_iter() if is_of_run(process) and is_alive(process)]
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid not in callers and is_of_run(process) and is_alive(process)
+    ]
 
 
 def stop_stack(state_dir: Path) -> None:

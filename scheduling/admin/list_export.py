@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from datetime import datetime
 from io import StringIO
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -176,21 +176,26 @@ def generate_xlsx(batches: Iterator[Rows]) -> Iterator[bytes]:
     characters that XML does not allow, and cuts a text at 32,767 characters, the limit of a cell.
     """
     with TemporaryDirectory() as folder, TemporaryFile(dir=folder) as file:
-        with Workbook(file, {"constant_memory": True, "tmpdir": folder}) as workbook:
-            sheet = workbook.add_worksheet()
-            sheet.freeze_panes(1, 0)
-            number = -1
-            for rows in batches:
-                for row in rows:
-                    number += 1
-                    for column, value in enumerate(row):
-                        cell = _format_cell(value)
-                        if isinstance(cell, int) and abs(cell) < EXACT_BELOW:
-                            sheet.write_number(number, column, cell)
-                        elif text := str(cell):
-                            # XlsxWriter takes a text that starts with this tag for markup of its own.
-                            sheet.write_string(number, column, f" {text}" if text.startswith("<r>") else text)
-                yield b""  # the export of a browser that has left ends here
+        workbook = Workbook(file, {"constant_memory": True, "tmpdir": folder})
+        sheet = workbook.add_worksheet()
+        sheet.freeze_panes(1, 0)
+        number = -1
+        for rows in batches:
+            for row in rows:
+                number += 1
+                for column, value in enumerate(row):
+                    cell = _format_cell(value)
+                    if isinstance(cell, int) and abs(cell) < EXACT_BELOW:
+                        sheet.write_number(number, column, cell)
+                    elif text := str(cell):
+                        # XlsxWriter takes a text that starts with this tag for markup of its own.
+                        sheet.write_string(number, column, f" {text}" if text.startswith("<r>") else text)
+            try:
+                yield b""
+            except GeneratorExit:  # the browser has left: the workbook is not put together
+                sheet.row_data_fh.close()
+                raise
+        workbook.close()
         file.seek(0)
         while part := file.read(PART):
             yield part
@@ -216,7 +221,7 @@ def stream_table(request: HttpRequest, name: str, file_format: str, batches: Ite
     return response
 
 
-def _render_in_language(parts: Iterator[bytes], language: str | None) -> Iterator[bytes]:
+def _render_in_language(parts: Iterator[bytes], language: str | None) -> Generator[bytes, None, None]:
     """Render parts in the language of the request. They are read after the request has ended."""
     while True:
         with override(language):
@@ -226,6 +231,9 @@ def _render_in_language(parts: Iterator[bytes], language: str | None) -> Iterato
         yield part
 
 
-async def _iterate_in_threads(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (part := await sync_to_async(next)(parts, None)) is not None:  # type: ignore[call-arg]
-        yield part
+async def _iterate_in_threads(parts: Generator[bytes, None, None]) -> AsyncIterator[bytes]:
+    try:
+        while (part := await sync_to_async(next)(parts, None)) is not None:  # type: ignore[call-arg]
+            yield part
+    finally:
+        await sync_to_async(parts.close)()  # it deletes files
