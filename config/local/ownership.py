@@ -95,9 +95,11 @@ def list_run_processes(state_dir: Path) -> list[psutil.Process]:
     callers = {each.pid for each in psutil.Process().parents()}
 
     def is_of_run(process: psutil.Process) -> bool:
-        environ = environment_of(process)
-        is_program_of_run = environ.get("AFTERTOUCH_TASK_ID") and environ.get("AFTERTOUCH_STATE_DIR") == str(state_dir)
-        is_of_browser = environ.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
+        variables = environment_of(process)
+        is_program_of_run = variables.get("AFTERTOUCH_TASK_ID") and variables.get("AFTERTOUCH_STATE_DIR") == str(
+            state_dir
+        )
+        is_of_browser = variables.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
         return bool(is_program_of_run) or is_of_browser or mark in command_line_of(process)
 
     return [

@@ -12,7 +12,9 @@ from prometheus_client.registry import REGISTRY
 
 import rpa_tasks.metrics
 import scheduling.metrics
+from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.collectors import OWN
+from scheduling.monitoring.complaint_stats import read_complaint_rates
 from scheduling.planning import request_metrics
 
 INSTRUMENTS = (scheduling.metrics, request_metrics, rpa_tasks.metrics)
@@ -28,6 +30,8 @@ class Exported:
 
 def list_exported_metrics() -> dict[str, Exported]:
     """Return metrics by exported name; a histogram without its suffixes. Reads PostgreSQL, Redis and the broker."""
+    while read_complaint_rates(Deadline(60.0)) is None:  # its gauges are missing until each hour is counted
+        pass
     found = {}
     for module in INSTRUMENTS:
         for each in vars(module).values():
