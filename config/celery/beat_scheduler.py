@@ -20,11 +20,11 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 from psycopg.pq import Conninfo
 
-from config.celery.queues import TICK_QUEUES
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics
 from scheduling.monitoring.alerting.notifier import AlertThread
 from scheduling.operations.periodic_rows import RowEntry, UnusableRow
+from scheduling.queue_names import TICK_QUEUES
 
 log = structlog.get_logger(__name__)
 
