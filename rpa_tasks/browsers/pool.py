@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -57,6 +57,7 @@ class AcquiredBrowser:
         self.warm = warm  #: it was already running
         self._slot = slot
         self._profile_lock = profile_lock
+        self._connections = ExitStack()  # websockets takes no connection outside a context manager
         self._downloads: ClientConnection | None = None  #: what it says about downloads counts while it is open
         self._given_back = False
 
@@ -71,8 +72,7 @@ class AcquiredBrowser:
             # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
-            if self._downloads:
-                self._downloads.close()  # after the pages, which would download into the profile without it
+            self._connections.close()  # after the pages, which would download into the profile without it
             self._slot.release()
             self._profile_lock.release()
 
@@ -86,7 +86,8 @@ class AcquiredBrowser:
         if record.remote:
             return
         try:
-            self._downloads = devtools.open_connection(record.port, record.path)
+            connection = devtools.open_connection(record.port, record.path)
+            self._downloads = self._connections.enter_context(connection)
             devtools.ask(self._downloads, "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Downloads were not set up: {error}") from error
