@@ -95,11 +95,9 @@ def list_run_processes(state_dir: Path) -> list[psutil.Process]:
     callers = {each.pid for each in psutil.Process().parents()}
 
     def is_of_run(process: psutil.Process) -> bool:
-        variables = environment_of(process)
-        is_program_of_run = variables.get("AFTERTOUCH_TASK_ID") and variables.get("AFTERTOUCH_STATE_DIR") == str(
-            state_dir
-        )
-        is_of_browser = variables.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
+        marks = environment_of(process)
+        is_program_of_run = marks.get("AFTERTOUCH_TASK_ID") and marks.get("AFTERTOUCH_STATE_DIR") == str(state_dir)
+        is_of_browser = marks.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
         return bool(is_program_of_run) or is_of_browser or mark in command_line_of(process)
 
     return [
