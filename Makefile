@@ -49,6 +49,7 @@ campaigns: setup ## run the long fault campaigns with random moments and example
 	@exec $(PY) -m pytest -m campaign $(ARGS)
 
 bench: setup ## run the benchmarks beside peers
+	@.ci/packages nginx-light
 	@exec $(PY) -m benchmarks $(ARGS)
 
 check: setup ## check format, lint, words, types, imports, deployment settings, migrations

@@ -1,10 +1,9 @@
-"""Read the lateness of calls from the database or from a peer's handler."""
+"""Read the lateness of calls, at a receiver or from the database."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from django.db import connection
 
@@ -13,11 +12,14 @@ from benchmarks.results import percentile
 
 @dataclass(frozen=True)
 class Reading:
-    """Lateness of each call in seconds, and calls per second from the first due time to the end."""
+    """Calls of one contestant. The rate is that from the first due time to the end."""
 
-    lateness: list[float]
+    lateness: list[float]  #: seconds from the due time to the first byte at the receiver, for each received call
+    missing: int  #: calls that the receiver did not get
+    repeated: int  #: requests beyond the first one of each call, or without a call
     per_second: float
-    cpu: Mapping[str, float] = field(default_factory=dict)  #: processor seconds by program
+    cpu: Mapping[str, float]  #: processor seconds by program, without the receiver
+    receiver_load: float  #: share of one core that the receiver used, in percent
     worker_mb: float = 0.0
     broker_mb: float = 0.0
 
@@ -37,29 +39,24 @@ class Reading:
         return percentile(self.lateness, percent) * 1000
 
 
-def read_touches(begins_at: float = 0.0, ended_at: float | None = None, **others: Any) -> Reading:
-    """Read the touches planned for `begins_at` or later.
-
-    Lateness ends when the channel receives the touch. The rate ends at `ended_at`, or at the last `settled_at`, which
-    is written before the commit.
-    """
+def read_lateness() -> list[float]:
+    """Return the seconds from the planned time of each touch to its first attempt, by the database's clock."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8"
             " FROM scheduling_touch AS t CROSS JOIN LATERAL touch_attempts(t.attempts) AS a WHERE a.number = 1"
-            " AND t.planned_at >= to_timestamp(%s) - interval '1 ms'",
-            [begins_at],
         )
-        lateness = [row[0] for row in cursor.fetchall()]
+        return [row[0] for row in cursor.fetchall()]
+
+
+def settled_per_second() -> float:
+    """Return the judged touches per second, from the first planned time to the last settled or judged one."""
+    with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*), extract(epoch FROM greatest(max(v.at), max(t.settled_at)))::float8,"
-            " extract(epoch FROM min(t.planned_at))::float8"
+            "SELECT count(*) / extract(epoch FROM greatest(max(v.at), max(t.settled_at)) - min(t.planned_at))::float8"
             " FROM scheduling_touch AS t CROSS JOIN LATERAL touch_verdicts(t.verdicts) AS v"
-            " WHERE t.planned_at >= to_timestamp(%s) - interval '1 ms'",
-            [begins_at],
         )
-        judged, settled_at, planned_at = cursor.fetchone()
-    return Reading(lateness, judged / ((ended_at or settled_at) - planned_at), **others)
+        return float(cursor.fetchone()[0])
 
 
 def customers_with_more_than(limit: int) -> int:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import time
+from datetime import UTC, datetime
 
-import redis
 from celery import Celery
 
-URL = os.environ.get("PLAIN_CELERY_URL", "redis://127.0.0.1:1/0")
-LATENESS = "plain:lateness"
+from benchmarks.peers.call import BROKER, send_call
 
-app = Celery("plain_celery", broker=URL)
-app.conf.update(task_ignore_result=True, worker_hijack_root_logger=False)
-_client: redis.Redis | None = None
+WORKER = ("celery", "-A", "benchmarks.peers.plain_celery", "worker", "-c", "2", "-l", "WARNING")
+
+app = Celery("plain_celery")
+# `broker_url` would lose to CELERY_BROKER_URL, which Aftertouch's own programs need.
+app.conf.update(broker_read_url=BROKER, broker_write_url=BROKER, task_ignore_result=True)
+send = app.task(name="plain.send")(send_call)
 
 
-@app.task(name="plain.handle")
-def handle(due_at: float) -> None:
-    global _client
-    if _client is None:
-        _client = redis.Redis.from_url(URL)
-    _client.rpush(LATENESS, time.time() - due_at)
+def plan_call(name: str, due_at: float) -> None:
+    send.apply_async((name,), eta=datetime.fromtimestamp(due_at, UTC))

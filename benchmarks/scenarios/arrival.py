@@ -10,8 +10,9 @@ from django.conf import settings
 from benchmarks import workload
 from benchmarks.comparison import LEAD, warm_up
 from benchmarks.environment import Bench, processor_seconds, wait_until
+from benchmarks.peers.call import SECRET
 from benchmarks.results import percentile
-from benchmarks.scenarios.webhook import SECRET, is_answering, read_arrivals, request_receiver
+from benchmarks.scenarios.webhook import is_answering, read_arrivals, request_receiver
 from config.local.processes import select_port
 
 GOAL_P50, GOAL_P99 = 20.0, 60.0

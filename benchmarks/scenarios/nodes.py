@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 from benchmarks import comparison, workload
 from benchmarks.environment import Bench, wait_until
-from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts, request_receiver
+from benchmarks.peers.call import SECRET
+from benchmarks.scenarios.webhook import is_answering, read_counts, request_receiver
 from config.local.processes import select_port
 
 GOAL = 1.8

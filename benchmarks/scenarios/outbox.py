@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.environment import Bench, processor_seconds, wait_until
-from benchmarks.scenarios.webhook import ANSWER_SECONDS, SECRET, is_answering, read_counts, request_receiver
+from benchmarks.peers.call import SECRET
+from benchmarks.scenarios.webhook import ANSWER_SECONDS, is_answering, read_counts, request_receiver
 from config.local.processes import select_port
 
 GOAL = 2_000.0

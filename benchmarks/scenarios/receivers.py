@@ -15,8 +15,9 @@ from django.db import connection
 from benchmarks import workload
 from benchmarks.comparison import warm_up
 from benchmarks.environment import Bench, wait_until
+from benchmarks.peers.call import SECRET
 from benchmarks.results import percentile
-from benchmarks.scenarios.webhook import SECRET, is_answering, read_counts
+from benchmarks.scenarios.webhook import is_answering, read_counts
 from config.local.processes import select_port
 from scheduling.channels.robots.dingtalk import DingTalk
 from scheduling.models import ChannelConfig, Community, Node

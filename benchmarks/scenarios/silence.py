@@ -136,7 +136,7 @@ def _measure_silences(bench: Bench, count: int, seconds: float, others: int) -> 
 
 
 def _add_silences(bench: Bench, count: int, note: str, suffix: str, burnt: float) -> None:
-    noticed, delivered = _detection_delays(), measurements.read_touches().lateness
+    noticed, delivered = _detection_delays(), measurements.read_lateness()
     add, who = bench.figures.add, f"ours{suffix}"
     for share in (50, 99):
         last = share == 99

@@ -22,7 +22,8 @@ from django.urls import reverse
 from benchmarks import workload
 from benchmarks.comparison import warm_up
 from benchmarks.environment import Bench, processor_seconds, wait_until
-from benchmarks.scenarios.webhook import SECRET, is_answering
+from benchmarks.peers.call import SECRET
+from benchmarks.scenarios.webhook import is_answering
 from config.local.processes import select_port
 from scheduling.models import Customer, Node
 
