@@ -61,7 +61,7 @@ def with_node(base_config: str, rest: str) -> str:
         ("channels: [{key: a, kind: log, daily_limit: 9}]",
          "channels[0].daily_limit: channels of the kind log call no receiver and take no limit"),
         ("channels: [{key: a, kind: wecom, secret: x}]",
-         "channels[0].secret: is not known here; known are format, mentions"),
+         "channels[0].secret: is not known here; known are format, mentions, proxy"),
         ("channels: [{key: a, kind: webhook, url: (kept)}]", "channels[0].url: there is nothing stored to keep"),
         ("templates: [{key: a, content_type: t}]", "templates[0].body: is missing"),
         ("templates: [{key: a, body: x}]", "templates[0].content_type: is missing"),
