@@ -35,7 +35,7 @@ def find_or_create_user(claims: Mapping[str, Any]) -> User:
     """
     try:
         return _find_user(claims)
-    except IntegrityError:  # another request has linked the subject at the same time
+    except (IntegrityError, SubjectRefused):  # another request may have linked the subject since its link was read
         return _find_user(claims)
 
 
