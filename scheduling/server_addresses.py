@@ -69,11 +69,11 @@ def parse_redis(url: str) -> RedisAddress:
     clustered = is_cluster(url)
     if parts[1:] and not clustered and scheme != "sentinel":
         raise InvalidAddress(WRONG)
-    given = _merge((name, value) for part in parts for name, value in _read_part(part))
-    if not given.get("db", "0").isdecimal():
+    parameters = _merge((name, value) for part in parts for name, value in _read_part(part))
+    if not parameters.get("db", "0").isdecimal():
         raise InvalidAddress("the database must be a number, as in redis://host:6379/0")
-    known = (*LOGIN, *(() if clustered else ("db",)))
-    options = _read_options(given, known, encrypted=None if scheme == "sentinel" else scheme.startswith("rediss"))
+    names = (*LOGIN, *(() if clustered else ("db",)))
+    options = _read_options(parameters, names, encrypted=None if scheme == "sentinel" else scheme.startswith("rediss"))
     if not clustered:
         options["db"] = int(options.get("db", 0))
     if scheme == "unix":
@@ -87,14 +87,19 @@ def is_cluster(url: str) -> bool:
     return url.partition("://")[0].lower().endswith("cluster")
 
 
+def is_rabbitmq(broker_url: str) -> bool:
+    """Return whether the address is meant for RabbitMQ. It may still be wrong."""
+    return broker_url.partition("://")[0] in AMQP
+
+
 def parse_amqp(url: str) -> tuple[str, dict[str, Any]]:
     """Return the address of RabbitMQ without parameters, and its TLS options as in `RedisAddress`, {} without TLS.
 
     Several hosts are `amqps://…;amqps://…`, each with its login. Raises `InvalidAddress`.
     """
     parts = _split(url, AMQP)
-    given = _merge(pair for part in parts for pair in parse_qsl(part.query, keep_blank_values=True))
-    options = _read_options(given, (), encrypted=parts[0].scheme == "amqps")
+    parameters = _merge(pair for part in parts for pair in parse_qsl(part.query, keep_blank_values=True))
+    options = _read_options(parameters, (), encrypted=parts[0].scheme == "amqps")
     return ";".join(part.partition("?")[0].strip() for part in url.split(";")), options
 
 
@@ -106,7 +111,7 @@ def parse_sentinel_options(query: str) -> Mapping[str, Any]:
 
 def parse_options(url: str) -> Mapping[str, Any]:
     """Return the options of an address of any kind. Raises `InvalidAddress`."""
-    return parse_amqp(url)[1] if url.startswith(("amqp", "pyamqp")) else parse_redis(url).options
+    return parse_amqp(url)[1] if is_rabbitmq(url) else parse_redis(url).options
 
 
 def is_verified(options: Mapping[str, Any]) -> bool:
@@ -131,11 +136,11 @@ def _split(url: str, schemes: Iterable[str]) -> list[SplitResult]:
 
 def _list_nodes(url: str) -> list[str]:
     """Return an address for each node, with login and parameters of the cluster."""
-    found = _CLUSTER.fullmatch(url)
-    if not found:
+    cluster = _CLUSTER.fullmatch(url)
+    if not cluster:
         raise InvalidAddress(WRONG_CLUSTER)
-    before, nodes, parameters = found.groups(default="")
-    return [f"{before}{node}{parameters}" for node in nodes.split(",")]
+    start, nodes, query = cluster.groups(default="")
+    return [f"{start}{node}{query}" for node in nodes.split(",")]
 
 
 def _read_part(part: SplitResult) -> list[tuple[str, str]]:
@@ -147,31 +152,31 @@ def _read_part(part: SplitResult) -> list[tuple[str, str]]:
 
 
 def _merge(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    merged: dict[str, str] = {}
     for name, value in pairs:
-        if found.setdefault(name, value) != value:
+        if merged.setdefault(name, value) != value:
             raise InvalidAddress(f"“{name}” has two values")
-    return found
+    return merged
 
 
-def _read_options(given: Mapping[str, str], known: Sequence[str], *, encrypted: bool | None) -> dict[str, Any]:
-    """Return `given` as keyword arguments of redis-py. If `encrypted` is None, the parameter `ssl` decides."""
-    known = (*known, *(("ssl",) if encrypted is None else ()), *TLS)
+def _read_options(parameters: Mapping[str, str], names: Sequence[str], *, encrypted: bool | None) -> dict[str, Any]:
+    """Return `parameters` as keyword arguments of redis-py. If `encrypted` is None, the parameter `ssl` decides."""
+    names = (*names, *(("ssl",) if encrypted is None else ()), *TLS)
     if encrypted is None:
-        encrypted = _read_flag("ssl", given.get("ssl", "false"))
-    for name, value in given.items():
-        if not encrypted and name.startswith("ssl") and (name != "ssl" or name not in known):
+        encrypted = _read_flag("ssl", parameters.get("ssl", "false"))
+    for name, value in parameters.items():
+        if not encrypted and name.startswith("ssl") and (name != "ssl" or name not in names):
             raise InvalidAddress(
                 f"“{name}” without TLS: it is rediss://, rediss+cluster://, amqps://, or ssl=true for Sentinels"
             )
-        if name not in known:
-            raise InvalidAddress(f"“{name}” is not a parameter here; known are {', '.join(known)}")
+        if name not in names:
+            raise InvalidAddress(f"“{name}” is not a parameter here; known are {', '.join(names)}")
         if not value:
             raise InvalidAddress(f"“{name}” has no value")
-    options: dict[str, Any] = {name: value for name, value in given.items() if name != "ssl" and name not in TLS}
+    options: dict[str, Any] = {name: value for name, value in parameters.items() if name != "ssl" and name not in TLS}
     if not encrypted:
         return options
-    tls = {name: given[name] for name in TLS if name in given}
+    tls = {name: parameters[name] for name in TLS if name in parameters}
     for name in FILES:
         if name in tls and not (os.path.isfile(tls[name]) and os.access(tls[name], os.R_OK)):
             raise InvalidAddress(f"“{name}” names no file that this user can read")

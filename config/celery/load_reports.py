@@ -17,9 +17,10 @@ import structlog
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
 
-from config.celery.queues import is_rabbitmq, queue_of_routing_key
+from config.celery.queues import queue_of_routing_key
 from scheduling.queue_names import CORE_QUEUES
 from scheduling.redis_client import RedisError
+from scheduling.server_addresses import is_rabbitmq
 
 log = structlog.get_logger(__name__)
 

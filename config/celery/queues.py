@@ -8,14 +8,11 @@ from celery.app.amqp import AMQP, Queues
 from kombu import Exchange, Queue
 
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
+from scheduling.server_addresses import is_rabbitmq
 
 #: On RabbitMQ the RPA queues share one topic exchange. On Redis a topic exchange loses messages of publishers that
 #: did not declare it, so these queues are direct there.
 TASKS = Exchange("tasks", type="topic", durable=True)
-
-
-def is_rabbitmq(broker_url: str) -> bool:
-    return broker_url.startswith(("amqp", "pyamqp"))
 
 
 def declared_queues(broker_url: str, *, quorum: bool = False) -> list[Queue]:

@@ -6,8 +6,7 @@ import ssl
 from typing import Any
 from urllib.parse import quote
 
-from config.celery.queues import is_rabbitmq
-from scheduling.server_addresses import parse_amqp, parse_redis
+from scheduling.server_addresses import is_rabbitmq, parse_amqp, parse_redis
 
 #: Options of kombu's transport for RabbitMQ by name of our parameter.
 AMQP_NAMES = {"ssl_ca_certs": "ca_certs", "ssl_certfile": "certfile", "ssl_keyfile": "keyfile"}

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from config.celery.queues import declared_queues, is_rabbitmq
+from config.celery.queues import declared_queues
 from config.celery.schedule import SCHEDULE
 from config.environment import environment
 from config.settings.brokers import build_broker
+from scheduling.server_addresses import is_rabbitmq
 
 _env = environment()
 

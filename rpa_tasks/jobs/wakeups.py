@@ -24,6 +24,7 @@ from scheduling.batching import BackgroundBatcher
 from scheduling.dispatch.broker_health import broker_alarm
 from scheduling.dispatch.publisher import publication_headers
 from scheduling.ledger.transitions import WakeUp
+from scheduling.server_addresses import is_rabbitmq
 
 log = structlog.get_logger(__name__)
 
@@ -179,7 +180,7 @@ def publish_within_capacity(tokens: Iterable[WakeUpMessage], nodes: Mapping[str,
 
 def send_wakeup_message(token: WakeUpMessage, producer: Any) -> None:
     address = {"queue": token.queue}
-    if token.queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
+    if token.queue in TIERS.values() and is_rabbitmq(str(current_app.conf.broker_url)):
         address["routing_key"] = f"task.{escape_dots(token.platform)}.{token.queue}"
     life = MESSAGE_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
     headers = publication_headers()

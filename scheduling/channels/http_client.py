@@ -193,19 +193,6 @@ class Transport:
         """Return a transport with the private hosts and the proxy of the settings."""
         return cls(PrivateHosts.from_settings(), proxy=settings.AFTERTOUCH_HTTP_PROXY)
 
-    async def post(
-        self,
-        url: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        *,
-        timeout: timedelta,
-        repeatable: bool,
-        proxy: str = "",
-    ) -> Response:
-        """Send a POST request, as `request` does."""
-        return await self.request("POST", url, body, headers, timeout=timeout, repeatable=repeatable, proxy=proxy)
-
     async def request(
         self,
         method: str,

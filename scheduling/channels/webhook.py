@@ -80,8 +80,8 @@ class Webhook:
         transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
         try:
-            response = await transport.post(
-                url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
+            response = await transport.request(
+                "POST", url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
             )
         except Failure as failure:
             return failure.outcome()

@@ -176,7 +176,7 @@ class _Turns:
         headers = sign_request(message.message_id, body, datetime.now(UTC), secrets)
         outcome: dict[str, Any]
         try:
-            response = await self._transport.post(url, body, headers, timeout=TIMEOUT, repeatable=True)
+            response = await self._transport.request("POST", url, body, headers, timeout=TIMEOUT, repeatable=True)
         except NotSent as failure:
             outcome = {"outcome": "released" if failure.reason == "busy" else "failed", "problem": str(failure)}
         except Failure as failure:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -21,12 +21,14 @@ from unfold.contrib.filters.admin import DropdownFilter
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
+from scheduling import sql
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.receipts import list_disabled_addresses
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure
+from scheduling.customers.changes import change_customer
 from scheduling.customers.search import match_term
 from scheduling.models import (
     WAITING,
@@ -40,7 +42,7 @@ from scheduling.models import (
     Verdict,
 )
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations import commands, preview
+from scheduling.operations import preview
 from scheduling.operations.preview import Eligibility, NodeVerdict
 from scheduling.policy.profile import InvalidValue, check_attribute_name, merge_attributes, normalize_tags, store_value
 from scheduling.policy.window_forms import is_time_zone
@@ -253,7 +255,7 @@ class CustomerForm(CheckedForm):
             )
             return {"objection": True} if objects else {}
         if source:
-            return {"opted_out": False, "consent": {"given_at": now(), "source": source}}
+            return {"opted_out": False, "consent": {"given_at": sql.now(), "source": source}}
         return {"opted_out": False} if "opted_out" in self.changed_data else {}
 
     def clean_attributes(self) -> dict[str, Any]:
@@ -332,7 +334,11 @@ class CustomerAdmin(BigTable, OpsAdmin):
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
         editable = {*CustomerForm.Meta.fields, "attributes", "tags"} - {"opted_out"}
         changes = {name: form.cleaned_data[name] for name in names if name in editable} | form.read_opt_out()
-        obj.pk = commands.update_customer(obj.user_id, changes, actor=request.user.get_username()).pk
+        stored = change_customer(obj.user_id, changes, actor=request.user.get_username())
+        obj.pk = stored.id
+        if stored.ignored:
+            text = gettext("The opt-out stays: the customer opted out after this consent. Reload the page.")
+            self.message_user(request, text, messages.WARNING)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         row = self.get_object(request, unquote(object_id))

@@ -85,8 +85,8 @@ class Robot(CodedAnswers):
             return Permanent("bad_target", str(error))
         transport = self._transport or shared_transport()
         try:
-            response = await transport.post(
-                url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
+            response = await transport.request(
+                "POST", url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
             )
         except Failure as failure:
             return failure.outcome()

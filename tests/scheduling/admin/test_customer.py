@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries
 
+from scheduling import sql
 from scheduling.admin.shown_values import format_instant
 from scheduling.customers.changes import change_customer
 from scheduling.delivery.pipeline import deliver_touches
@@ -150,6 +151,19 @@ def test_operator_makes_the_opt_out_of_a_client_the_person_s_own(
     assert "remove the tick" in editor.post(url, fill_form(url) | {"consent_source": "call"}).content.decode()
     assert editor.post(url, fill_form(url) | {"objection": "on"}).status_code == 302
     assert Customer.objects.get().objected_at
+
+
+def test_page_names_an_opt_out_that_is_later_than_the_consent(
+    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    change_customer("ann", {"objection": True}, actor="unsubscribe")
+    Customer.objects.update(objected_at=sql.now() + timedelta(minutes=1))
+    url = admin_url("customer_change", Customer.objects.get().pk)
+    page = fill_form(url)
+    del page["opted_out"]
+    answer = editor.post(url, page | {"consent_source": "call of 3 March"}, follow=True)
+    assert "The opt-out stays" in answer.content.decode()
+    assert Customer.objects.get().opted_out
 
 
 def test_click_on_the_link_outdates_an_open_page(

@@ -111,7 +111,7 @@ async def post(
     body: bytes = b"{}",
     proxy: str = "",
 ) -> Response:
-    return await through.post(url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable, proxy=proxy)
+    return await through.request("POST", url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable, proxy=proxy)
 
 
 @dataclass
