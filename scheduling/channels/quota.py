@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
+import structlog
 from django.conf import settings
 
 from scheduling.channels.base import CalendarQuota, Channel, Message, Quota
 from scheduling.channels.calendar_limits import list_period_starts
 from scheduling.redis_client import NoScriptError, Redis, RedisError, connect_redis
+
+log = structlog.get_logger(__name__)
 
 UNAVAILABLE_DELAY = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
 LOWEST_PRIORITY = 2
@@ -126,8 +129,8 @@ class QuotaGate:
 
         Return the wait until each slot; zero: send now; None: the slot would come too late and is not taken. A request
         whose slot came goes at once if the target grants one within `NEAR_SLOT`, after the messages `in_transit` of
-        this process, which have no grant yet. Otherwise it gets another slot. Slots are distinct over all processes. A
-        slot in the past is forgotten.
+        this process, which have no grant yet. Otherwise it gets the next slot, before those that wait for theirs.
+        Slots are distinct over all processes. A slot in the past is forgotten.
 
         An unreachable Redis lets all wait for `UNAVAILABLE_DELAY` or up to twice that. It is asked again after that
         delay, so that a Redis that hangs costs the caller at most one timeout in that time.
@@ -189,11 +192,11 @@ class QuotaGate:
                 _, mute, used = name_quota_keys(key)
                 pipe.pttl(mute)
                 pipe.hgetall(used)
-                for name in _plan_names(key, LOWEST_PRIORITY)[: LOWEST_PRIORITY + 1]:
+                for name in _plan_names(key, LOWEST_PRIORITY)[: 2 * (LOWEST_PRIORITY + 1)]:
                     pipe.lindex(name, -1)
             (seconds, micros), *replies = pipe.execute()
         now = EPOCH + timedelta(seconds=seconds, microseconds=micros)
-        size = 3 + LOWEST_PRIORITY
+        size = 2 + 2 * (LOWEST_PRIORITY + 1)
         return [
             _parse_state(replies[number * size : (number + 1) * size], quotas, now)
             for number, (_, quotas) in enumerate(targets)
@@ -225,6 +228,8 @@ class QuotaGate:
             self._redis.script_load(script.text)
             for place, reply in zip(unknown, self._pipeline(script, [calls[place] for place in unknown]), strict=True):
                 replies[place] = reply
+        for error in {str(reply) for reply in replies if isinstance(reply, RedisError)}:
+            log.error("quota_script_failed", error=error)  # no outage: its touches wait until someone mends the keys
         return replies
 
     def _pipeline(self, script: Script, calls: list[tuple[Any, ...]]) -> list[Any]:
@@ -242,7 +247,7 @@ def name_quota_keys(target_key: str) -> tuple[str, str, str]:
 
 def _plan_names(target_key: str, priority: int) -> list[str]:
     prefix = name_quota_keys(target_key)[0].removesuffix("log")
-    return [f"{prefix}{name}:{level}" for name in ("plan", "ahead", "free") for level in range(priority + 1)]
+    return [f"{prefix}{name}:{level}" for name in ("plan", "late", "ahead", "free") for level in range(priority + 1)]
 
 
 def _microseconds(at: datetime) -> int:

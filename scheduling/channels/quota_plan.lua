@@ -6,6 +6,7 @@
 -- KEYS[…]  at:quota:{<hash of target key>}:plan:N   reserved instants (µs) by priority, the most important first. The
 --                                                   last of these keys is the priority of these touches. Each list is
 --                                                   ascending (quota_list.lua).
+-- KEYS[…]  at:quota:{<hash of target key>}:late:N   likewise: instants of touches whose reserved slot came without room
 -- KEYS[…]  at:quota:{<hash of target key>}:ahead:N  hashes by the same priorities, for targets with a limit a day or
 --                                                   month: reserved slots by start of a quarter of an hour (µs)
 -- KEYS[…]  at:quota:{<hash of target key>}:free:N   sorted sets by the same priorities: slots of cancelled touches, by
@@ -16,7 +17,9 @@
 -- ARGV[…]  for each touch: longest useful wait in µs, 1 if its reserved slot has come or else 0
 --
 -- Returns for each touch the µs to wait, 0 to go now, -1 if its slot would come too late; that slot is not taken.
--- A slot is free where neither the log nor the plans of the same or a more important priority need it.
+-- A slot is free where neither the log nor the plans of the same or a more important priority need it. A touch whose
+-- slot came without room does not go to the end of the plan of its own priority: it takes the next slot, and the
+-- touch that was to have it comes without room in turn.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -24,8 +27,8 @@ local opens = now + math.max(redis.call('PTTL', KEYS[2]), 0) * 1000
 local near, in_transit = tonumber(ARGV[1]), tonumber(ARGV[2])
 local PART, HOUR_MS = 900000000, 3600000
 local part_now = math.floor(now / PART) * PART
-local levels = (#KEYS - 3) / 3
-local own_ahead = KEYS[3 + 2 * levels]
+local levels = (#KEYS - 3) / 4
+local plan, late, own_ahead = KEYS[3 + levels], KEYS[3 + 2 * levels], KEYS[3 + 3 * levels]
 
 local quotas, keep, longest = {}, 1, 0
 local first = 4 + 2 * tonumber(ARGV[3])
@@ -64,7 +67,7 @@ if #kinds > 0 then
     used_counts[found[i]] = tonumber(found[i + 1])
   end
   for level = 1, levels do
-    found = redis.call('HGETALL', KEYS[3 + levels + level])
+    found = redis.call('HGETALL', KEYS[3 + 2 * levels + level])
     for i = 1, #found, 2 do
       local part = tonumber(found[i])
       if part >= part_now then
@@ -142,13 +145,17 @@ end
 
 local log = read(KEYS[1])
 local logged_at = log[#log] or 0
-local planned = {}
-for i = 4, 3 + levels do
+local planned, before_late = {}, {}
+for i = 4, 3 + 2 * levels do
   for _, at in ipairs(read(KEYS[i])) do
     table.insert(planned, at)
+    if KEYS[i] ~= plan then
+      table.insert(before_late, at)
+    end
   end
 end
 table.sort(planned)
+table.sort(before_late)
 
 -- Touches whose slot has come go first, after those in transit. `granted` is the log as it will be then.
 local granted, let_go, going = {unpack(log)}, {}, in_transit
@@ -165,19 +172,22 @@ for i = first, #ARGV, 2 do
   end
 end
 
--- A reserved instant up to the last grant counts in the log, or its touch was late. Later ones count beside the log, and
--- stand for the touches that go now.
-local used, come = {unpack(log)}, 0
-for _, at in ipairs(planned) do
-  if at > logged_at then
-    table.insert(used, at)
-    come = come + (at <= now and 1 or 0)
+-- Return the log with these instants. One up to the last grant counts in the log, or its touch was late. Later ones count
+-- beside the log, and stand for the touches that go now.
+local function add_to_log(instants)
+  local sum, come = {unpack(log)}, 0
+  for _, at in ipairs(instants) do
+    if at > logged_at then
+      table.insert(sum, at)
+      come = come + (at <= now and 1 or 0)
+    end
   end
+  for i = #log + come + 1, #granted do
+    table.insert(sum, granted[i])
+  end
+  table.sort(sum)
+  return sum
 end
-for i = #log + come + 1, #granted do
-  table.insert(used, granted[i])
-end
-table.sort(used)
 
 local function reserve(slot)
   for _, kind in ipairs(kinds) do
@@ -191,7 +201,7 @@ end
 
 -- Slots that cancelled touches gave back, the first ones first.
 local free, next_free = {}, 1
-for i = 4 + 2 * levels, 3 + 3 * levels do
+for i = 4 + 3 * levels, 3 + 4 * levels do
   redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', string.format('%.0f', now))
   local found = redis.call(
     'ZRANGEBYSCORE', KEYS[i], string.format('%.0f', opens), '+inf', 'WITHSCORES', 'LIMIT', 0, (#ARGV - first + 1) / 2
@@ -202,41 +212,61 @@ for i = 4 + 2 * levels, 3 + 3 * levels do
 end
 table.sort(free, function(one, other) return one.at < other.at end)
 
-local waits, reserved = {}, {}
-for i = first, #ARGV, 2 do
-  local wait = 0
-  if not let_go[i] then
-    local slot = free_period(math.max(free_after(used), free_after(planned), planned[#planned] or 0))
-    local given_back = free[next_free]
-    if given_back and (not slot or given_back.at < slot) then
-      wait, slot = given_back.at - now, given_back.at
-    else
-      given_back, wait = nil, slot and slot - now
-    end
-    if not slot or wait > tonumber(ARGV[i]) then
-      wait = -1
-    elseif given_back then
-      redis.call('ZREM', given_back.key, given_back.id)
-      next_free = next_free + 1
-    else
-      reserve(slot)
-      table.insert(used, slot)
-      table.insert(planned, slot)
-      table.insert(reserved, string.format('%.0f', slot))
+-- Reserve a slot for each touch whose slot has come, or for each of the others, and append them to `list`. None lies
+-- before the last of `bounds`, which is ascending.
+local waits = {}
+local function reserve_slots(has_come, list, bounds)
+  local used, reserved = add_to_log(bounds), {}
+  for i = first, #ARGV, 2 do
+    if not let_go[i] and (ARGV[i + 1] == '1') == has_come then
+      local slot = free_period(math.max(free_after(used), free_after(bounds), bounds[#bounds] or 0))
+      local given_back = free[next_free]
+      if given_back and (not slot or given_back.at < slot) then
+        slot = given_back.at
+      else
+        given_back = nil
+      end
+      if not slot or slot - now > tonumber(ARGV[i]) then
+        waits[i] = -1
+      elseif given_back then
+        waits[i] = slot - now
+        redis.call('ZREM', given_back.key, given_back.id)
+        next_free = next_free + 1
+      else
+        waits[i] = slot - now
+        reserve(slot)
+        table.insert(used, slot)
+        table.insert(bounds, slot)
+        table.insert(reserved, slot)
+      end
     end
   end
-  table.insert(waits, wait)
+  if #reserved > 0 then
+    local span, texts = find_span(list, tonumber(redis.call('LINDEX', list, -1) or 0), longest), {}
+    for i, slot in ipairs(reserved) do
+      texts[i] = string.format('%.0f', slot)
+    end
+    append_instants(list, texts, reserved[#reserved], keep, span)
+    if #kinds > 0 then
+      local ends = math.ceil((reserved[#reserved] - now) / 1000) + HOUR_MS
+      redis.call('PEXPIRE', own_ahead, math.max(ends, redis.call('PTTL', own_ahead)))
+    end
+  end
+  return reserved
 end
 
-local plan = KEYS[3 + levels]
-if #reserved > 0 then
-  local span = find_span(plan, tonumber(redis.call('LINDEX', plan, -1) or 0), longest)
-  append_instants(plan, reserved, planned[#planned], keep, span)  -- later slots follow all planned ones
-  if #kinds > 0 then
-    redis.call('PEXPIRE', own_ahead, math.ceil((planned[#planned] - now) / 1000) + HOUR_MS)
-  end
+for _, slot in ipairs(reserve_slots(true, late, before_late)) do
+  table.insert(planned, slot)
 end
+table.sort(planned)
+reserve_slots(false, plan, planned)
+
 if #passed > 0 then
   redis.call('HDEL', own_ahead, unpack(passed))
 end
-return waits
+
+local replies = {}
+for i = first, #ARGV, 2 do
+  table.insert(replies, waits[i] or 0)
+end
+return replies

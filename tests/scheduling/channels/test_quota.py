@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import structlog
 from pytest_django import Settings
 from redis import Redis
 from redis.connection import Connection
@@ -208,7 +209,9 @@ def test_quota_wrong_key_type_grants_nothing(gate: QuotaGate, server: Redis) -> 
     (name,) = server.keys()
     server.set(name, "x")
 
-    assert gate.acquire(TWENTY, {KEY: 1, "b": 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY), "b": Grant(1, ZERO)}
+    with structlog.testing.capture_logs() as lines:
+        assert gate.acquire(TWENTY, {KEY: 1, "b": 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY), "b": Grant(1, ZERO)}
+    assert [(line["event"], line["error"][:9]) for line in lines] == [("quota_script_failed", "WRONGTYPE")]
 
 
 def test_quota_empty_list_needs_no_redis() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -180,7 +181,35 @@ def test_reserve_touch_whose_slot_came_goes(gate: QuotaGate, server: Redis) -> N
     reserve(gate, 1000)
     gate.acquire(TWENTY, {KEY: 15})
 
-    assert minutes(reserve(gate, 7, slot_came=True)) == [0] * 5 + [50] * 2
+    assert minutes(reserve(gate, 7, slot_came=True)) == [0] * 5 + [1] * 2
+    gate.acquire(TWENTY, {KEY: 5})
+    assert minutes(reserve(gate, 20, slot_came=True)) == [1] * 18 + [2] * 2, "they have no slot of the two"
+    assert minutes(reserve(gate, 1)) == [50]
+
+
+def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: Redis) -> None:
+    """The workers were away for two minutes. The touches of that time went to the end of the plan, hours later."""
+    due = dict(enumerate(wait for wait in reserve(gate, 240) if wait is not None))
+    sent_at: dict[int, timedelta] = {}
+    deferrals: Counter[int] = Counter()
+    at, step = ZERO, timedelta(seconds=15)
+    while due:
+        if not 3 * MINUTE < at <= 5 * MINUTE:
+            asking = sorted((slot, number) for number, slot in due.items() if slot <= at)
+            for (_, number), wait in zip(asking, reserve(gate, len(asking), slot_came=True), strict=True):
+                assert wait is not None
+                if wait:
+                    due[number], deferrals[number] = at + wait, deferrals[number] + 1
+                else:
+                    assert gate.acquire(TWENTY, {KEY: 1})[KEY].granted == 1
+                    sent_at[number] = at
+                    del due[number]
+        at += step
+        age_lists(server, step)
+
+    assert max(sent_at.values()) < 15 * MINUTE, "240 take 12 minutes, and the outage two"
+    assert max(sent_at[number] - number // 20 * MINUTE for number in sent_at) < 4 * MINUTE
+    assert max(deferrals.values()) <= 4
 
 
 def test_reserve_waits_for_a_near_grant(gate: QuotaGate, server: Redis) -> None:
