@@ -144,10 +144,13 @@ def refuse_snap(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
 @worker_process_init.connect
 def freeze_gc(**_: Any) -> None:
-    """Exclude loaded modules and settings from garbage collection. Full collections cost a burst a few per cent of
-    its time.
+    """Exclude loaded modules and settings from garbage collection, and collect less often.
+
+    A process holds thousands of deliveries, none of them garbage. Python's own threshold of 700 objects searches them
+    so often that a call costs half as much again.
     """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @worker_process_shutdown.connect

@@ -13,11 +13,16 @@ from typing import NamedTuple
 from scheduling.channels.base import Channel, Outcome
 from scheduling.channels.circuit_breaker import Breaker
 from scheduling.delivery.outgoing import Delivery
+from scheduling.models.ledger import Priority
 
 IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
-IN_FLIGHT = 4_000  #: deliveries that a process holds; beyond it a receiver gets only `SMALL_SHARE`, up to twice as many
+IN_FLIGHT = (
+    10_000  #: deliveries that a process holds; beyond it a receiver gets only `SMALL_SHARE`, up to twice as many
+)
 SMALL_SHARE = 20
-WORK_AHEAD = 3.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more
+WORK_AHEAD = (
+    8.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more; below its deadline
+)
 FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered yet; too short costs a second deferral
 SHORTEST_DURATION = 0.01
 SMOOTHING = 0.1  #: weight of the latest call
@@ -43,7 +48,7 @@ class ReceiverLane:
     """The deliveries of this process to one receiver, and how fast it takes them. Times are monotonic seconds."""
 
     limit: int  #: most calls in flight
-    waiting: deque[Delivery] = field(default_factory=deque)
+    waiting: tuple[deque[Delivery], ...] = field(default_factory=lambda: tuple(deque() for _ in Priority))
     in_flight: int = 0
     held: int = 0  #: submitted and not ended
     granted: int = 0  #: of these, how many have a grant of the vendor's quota
@@ -55,6 +60,10 @@ class ReceiverLane:
     def rate(self) -> float:
         """Return how many touches per second the receiver takes from this process."""
         return self.limit / max(self.duration or FIRST_DURATION, SHORTEST_DURATION)
+
+    def next_waiting(self) -> deque[Delivery] | None:
+        """Return the waiting deliveries of the most important priority that has any."""
+        return next(filter(None, self.waiting), None)
 
     def room(self, priority: int) -> int:
         """Return how many more deliveries the lane takes. The highest priority has room of its own."""

@@ -149,22 +149,24 @@ class Sender:
 
     def _accept(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
-            self.lanes[delivery.receiver].waiting.append(delivery)
+            self.lanes[delivery.receiver].waiting[delivery.priority].append(delivery)
         for receiver in {delivery.receiver for delivery in deliveries}:
             self._start_next(receiver)
 
     def _start_next(self, receiver: str) -> None:
         """Move deliveries from a lane with capacity to the next chunk to mark."""
         lane, now = self.lanes[receiver], time.monotonic()
-        while lane.waiting and lane.waiting[0].left(now) <= 0:
-            self._defer(lane.waiting.popleft(), "target_busy", now)
-        while lane.waiting and lane.in_flight < lane.limit:
+        for waiting in lane.waiting:
+            while waiting and waiting[0].left(now) <= 0:
+                self._defer(waiting.popleft(), "target_busy", now)
+        while lane.in_flight < lane.limit and (first := lane.next_waiting()):
             if rest := self.lanes.admit_call(receiver, now):
-                while lane.waiting:
-                    self._defer(lane.waiting.popleft(), "target_down", now + rest)
+                for each in lane.waiting:
+                    while each:
+                        self._defer(each.popleft(), "target_down", now + rest)
                 break
             lane.in_flight += 1
-            delivery = lane.waiting.popleft()
+            delivery = first.popleft()
             delivery.started_at = now
             (self._asking if delivery.asks_redis else self._plain).ready.append(delivery)
         for marking in (self._plain, self._asking):
@@ -278,7 +280,8 @@ class Sender:
         try:
             deadline = datetime.now(UTC) + delivery.spec.timeout
             # The channel enforces the deadline itself. This timeout covers one that does not.
-            outcome = await asyncio.wait_for(delivery.channel.send(delivery.outgoing, deadline), seconds + 1)
+            async with asyncio.timeout(seconds + 1):
+                outcome = await delivery.channel.send(delivery.outgoing, deadline)
         except TimeoutError:
             outcome = Unknown("timeout", f"no end after {seconds:g} s")
         except Exception as error:

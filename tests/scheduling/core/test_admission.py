@@ -497,6 +497,7 @@ def test_full_lane_is_asked_before_the_claim(
     fake_channel.blocks = False
     fake_channel.release_calls.set()
     assert {row.state for row in deliver_when_due(*ids) if row not in waiting} == {"delivered"}
+    assert fake_channel.received[2].task_id == urgent, "it waited behind the others of its receiver"
 
 
 def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
