@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from math import ceil
+from itertools import groupby
 from typing import Any
 
 import structlog
@@ -21,14 +20,17 @@ from scheduling.queue_names import TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
 
-DUE_BUCKET = 0.010  #: seconds; one message carries touches that fall due within it, at the instant of the last one
+#: Touches that fall due within this span share a message, at the instant of the last one.
+DUE_SPAN = timedelta(milliseconds=10)
+#: Fewer touches wait up to `LONGEST_SPAN` for others. A message costs a worker as much as several touches.
+FEW, LONGEST_SPAN = 8, timedelta(milliseconds=50)
 ETA_MARGIN = timedelta(milliseconds=1)  #: so that a clock that is a fraction of it ahead claims no touch too early
 MESSAGE_LIMIT = 500  #: ids per message
 DELIVER_TASK = "scheduling.deliver"
 
 
 def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) -> int:
-    """Publish wake-ups, grouped by queue, channel and due bucket. Return the number of messages.
+    """Publish wake-ups, grouped by queue, channel and due time. Return the number of messages.
 
     A channel gets messages of its own, so that a slow one delays no other. Nodes that `nodes` lacks share messages: a
     snapshot may be older than a new node. Raises nothing: if the broker is unavailable, the leases of the rows expire
@@ -66,17 +68,34 @@ def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) ->
 def build_wakeup_messages(
     wakeups: Iterable[WakeUp], nodes: Mapping[int, NodeSpec]
 ) -> Iterator[tuple[str, datetime | None, list[str]]]:
-    """Yield the queue, the earliest time and the task ids of each message."""
-    now = datetime.now(UTC).timestamp()
-    groups: dict[tuple[int, int, int], list[WakeUp]] = defaultdict(list)
+    """Yield the queue, the earliest time and the task ids of each message, the most important first."""
+    now = datetime.now(UTC)
+
+    def find_route(wakeup: WakeUp) -> tuple[int, int]:
+        node = nodes.get(wakeup.route)
+        return wakeup.priority, node.channel.id if node else 0
+
+    ordered = sorted(wakeups, key=lambda wakeup: (find_route(wakeup), wakeup.due_at))
+    shared = [message for _, alike in groupby(ordered, key=find_route) for message in _share_messages(alike, now)]
+    for members in sorted(shared, key=lambda members: (members[0].priority, members[0].due_at)):
+        last = members[-1].due_at
+        eta = last + ETA_MARGIN if last > now + DUE_SPAN else None
+        yield TOUCH_QUEUES[members[0].priority], eta, [str(wakeup.task_id) for wakeup in members]
+
+
+def _share_messages(wakeups: Iterable[WakeUp], now: datetime) -> Iterator[list[WakeUp]]:
+    """Yield the members of each message. `wakeups` are in the order of their due times."""
+    members: list[WakeUp] = []
     for wakeup in wakeups:
-        due, node = wakeup.due_at.timestamp(), nodes.get(wakeup.route)
-        groups[wakeup.priority, node.channel.id if node else 0, ceil(max(due, now) / DUE_BUCKET)].append(wakeup)
-    for (priority, _, bucket), members in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2])):
-        eta = max(each.due_at for each in members) + ETA_MARGIN if bucket * DUE_BUCKET > now + DUE_BUCKET else None
-        for start in range(0, len(members), MESSAGE_LIMIT):
-            task_ids = [str(wakeup.task_id) for wakeup in members[start : start + MESSAGE_LIMIT]]
-            yield TOUCH_QUEUES[priority], eta, task_ids
+        if members:
+            first = members[0].due_at
+            span = DUE_SPAN if first <= now or len(members) >= FEW else LONGEST_SPAN
+            if len(members) == MESSAGE_LIMIT or wakeup.due_at - max(first, now) > span:
+                yield members
+                members = []
+        members.append(wakeup)
+    if members:
+        yield members
 
 
 def publication_headers() -> dict[str, Any]:
