@@ -70,7 +70,6 @@ class Environment(BaseSettings):
     aftertouch_journey_depth: int = Field(5, ge=1, le=50)
     aftertouch_inactive_after: timedelta = Field(timedelta(days=30), ge=timedelta(hours=1))
     aftertouch_api_rate_per_minute: int = Field(60_000, ge=1)
-    aftertouch_alerts_every: timedelta = Field(timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(minutes=5))
     aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
     aftertouch_rpa_ageing: timedelta = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     aftertouch_rpa_home_lease: timedelta = Field(timedelta(minutes=2), ge=timedelta(seconds=30), le=timedelta(days=30))

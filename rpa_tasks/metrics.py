@@ -1,4 +1,4 @@
-"""Metrics of RPA: process metrics of runs, cluster metrics and alert conditions from PostgreSQL.
+"""Metrics of RPA: process metrics of runs, and cluster metrics from PostgreSQL.
 
 Without PostgreSQL the cluster metrics have no series, not zero.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from django.utils.translation import gettext_lazy as _
+from django.db.models import Count
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rpa_tasks.due_dates import count_jobs_at_risk
+from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
-from scheduling.monitoring.alerting.conditions import Condition
 from scheduling.monitoring.collectors import MOST
 
 RUN_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
@@ -65,6 +66,7 @@ class RpaMetrics(Collector):
         yield _breaker_metric()
         yield _late_metric()
         yield _risk_metric()
+        yield _login_metric()
 
 
 def _waiting_metric() -> Metric:
@@ -159,7 +161,7 @@ def _late_metric() -> Metric:
     return family
 
 
-# A platform without late jobs has the value 0, so that an alert resolves.
+# A platform without late jobs has the value 0, so that its alert resolves.
 _LATE = """
 SELECT platform.key, count(late.task_id)
 FROM rpa_tasks_platform AS platform
@@ -184,20 +186,11 @@ def _risk_metric() -> Metric:
     return family
 
 
-CONDITIONS = [
-    Condition(
-        "rpa_platform_rests", "aftertouch_rpa_breaker_open", _("%(what)s blocks RPA runs"),
-        _("Jobs wait and continue automatically. Check the platform for a captcha or an outage."), label="platform",
-        page="admin:rpa_tasks_platform_changelist",
-    ),
-    Condition(
-        "rpa_late", "aftertouch_rpa_jobs_late", _("RPA jobs of %(what)s are late"),
-        _("Their due date has passed and they are not done. Add execution nodes, log shops in, or end pauses."),
-        label="platform", page="admin:rpa_tasks_job_changelist",
-    ),
-    Condition(
-        "rpa_at_risk", "aftertouch_rpa_jobs_at_risk", _("RPA jobs of %(what)s will be late"),
-        _("Their due date comes before the queue can have them done. Add execution nodes, or raise their priority."),
-        label="platform", page="admin:rpa_tasks_job_changelist",
-    ),
-]  # fmt: skip
+def _login_metric() -> Metric:
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_logins_needed", "Shops whose jobs wait for a login.", labels=["platform"]
+    )
+    needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
+    for platform, count in needed.order_by().values_list("platform__key").annotate(Count("pk")):
+        family.add_metric([platform], count)
+    return family

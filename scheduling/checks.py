@@ -59,7 +59,6 @@ def check_registry_paths(**_: Any) -> list[CheckMessage]:
         "REPUBLISHERS": settings.REPUBLISHERS.values(),
         "BULK_LISTS": settings.BULK_LISTS.values(),
         "PRESENCE": settings.PRESENCE,
-        "ALERTS": settings.ALERTS,
     }
     return [
         Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import structlog
-from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduling.monitoring.alerting.conditions import Condition
 from sessions.checks import find_eviction_policy
 from sessions.detection import nudge_stats
 from sessions.store import stats
@@ -87,23 +84,3 @@ def _watcher_metrics(found: stats.Overview) -> Iterator[Metric]:
         value=found.in_flight,
     )
     yield GaugeMetricFamily("aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers))
-
-
-CONDITIONS = [
-    Condition(
-        "no_watcher", "aftertouch_watchers", _("No watcher for live chats"),
-        _("Start a watcher. Silences detected more than five minutes late get no guide message."), limit=1,
-        beyond=operator.lt, page="admin:chat_sessions_live",
-    ),
-    Condition(
-        "store", "aftertouch_watchers", _("Redis does not answer"),
-        _("Restore Redis. The next ping of a chat restarts its timer. Channels with a quota send "
-            "nothing until then."), missing=True,
-        page="admin:chat_sessions_live",
-    ),
-    Condition(
-        "store_evicts", "aftertouch_sessions_redis_evicts", _("Redis deletes live chats when it is full"),
-        _("Set maxmemory-policy to noeviction. A full server then refuses writes instead."),
-        page="admin:chat_sessions_live",
-    ),
-]  # fmt: skip

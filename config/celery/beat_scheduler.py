@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ import structlog
 from celery.beat import ScheduleEntry, SchedulingError
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, InternalError, OperationalError, close_old_connections
+from django.db import InterfaceError, InternalError, OperationalError, close_old_connections, connections
 from django.db import connection as database
 from django.utils.module_loading import import_string
 from django_celery_beat.models import PeriodicTask
@@ -21,8 +22,8 @@ from kombu.common import ignore_errors
 from psycopg.pq import Conninfo
 
 from config.celery.schedule import SCHEDULE
-from scheduling import metrics
-from scheduling.monitoring.alerting.notifier import AlertThread
+from scheduling import metrics, sql
+from scheduling.monitoring import alerts
 from scheduling.operations.periodic_rows import RowEntry, UnusableRow
 from scheduling.queue_names import TICK_QUEUES
 
@@ -104,13 +105,15 @@ class LeaderScheduler(DatabaseScheduler):
 
     STANDBY_SECONDS = 5.0
     ASK_EVERY = 2.0  #: seconds between checks for edited schedules; a tick would check several times
+    ALERTS_EVERY = 30.0  #: seconds
     SURE_FOR = 0.5  #: seconds for which a lock check is valid, so that entries due together need only one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
         self._asked_at = self._held_at = float("-inf")
-        self._alert_thread = AlertThread()
+        self._alerts: threading.Thread | None = None
+        self._alerts_at = float("-inf")
         self._backlogs = {queue: TickBacklog(queue) for queue in TICK_QUEUES}
         self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
         self._problems: dict[str, str] = {}  #: of rows that are skipped, by name
@@ -146,20 +149,26 @@ class LeaderScheduler(DatabaseScheduler):
         return following
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        held = self._holds_lock()
-        led, self._leads = self._leads, bool(held)
-        if held is not None:
-            self._alert_thread.set_leading(held)
+        led, self._leads = self._leads, self._holds_lock()
         if not self._leads:
             return self.STANDBY_SECONDS
         if not led:
             log.info("beat_leads")
             # The schedules read as a standby may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
+        self._start_alert_pass()
         self._store_pending_rounds()
         pause = float(super().tick(*args, **kwargs))
         metrics.record_beat_tick(settings.AFTERTOUCH_NODE)
         return pause
+
+    def _start_alert_pass(self) -> None:
+        """Evaluate the alerts in a thread. They report missing workers and a blocked broker, so they need neither."""
+        is_due = time.monotonic() - self._alerts_at >= self.ALERTS_EVERY
+        if is_due and (self._alerts is None or not self._alerts.is_alive()):
+            self._alerts_at = time.monotonic()
+            self._alerts = threading.Thread(target=_run_alert_pass, name="alerts", daemon=True)
+            self._alerts.start()
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
         """Disable the 10 ms early wake-up of Celery. Its polling until the due time cost more than the rest of beat."""
@@ -248,8 +257,8 @@ class LeaderScheduler(DatabaseScheduler):
                 ignore_errors(connection, connection.release)
             raise
 
-    def _holds_lock(self) -> bool | None:
-        """Return whether this process holds the lock, None if the database does not answer."""
+    def _holds_lock(self) -> bool:
+        """Return whether this process holds the lock; False if the database does not answer."""
         try:
             if self._lock_connection is None or self._lock_connection.closed:
                 self._lock_connection = _open_lock_connection()
@@ -267,13 +276,21 @@ class LeaderScheduler(DatabaseScheduler):
             if self._lock_connection is not None:
                 self._lock_connection.close()
             self._lock_connection = None
-            return None
+            return False
 
     def close(self) -> None:
         super().close()
-        self._alert_thread.stop()
         if self._lock_connection is not None:
             self._lock_connection.close()
+
+
+def _run_alert_pass() -> None:
+    try:
+        alerts.evaluate_alerts(sql.now())
+    except Exception:
+        log.exception("alerts_not_evaluated")
+    finally:
+        connections.close_all()
 
 
 def _open_lock_connection() -> psycopg.Connection[Any]:

@@ -157,7 +157,6 @@ AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
 AFTERTOUCH_JOURNEY_DEPTH = ENV.aftertouch_journey_depth
 AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
-AFTERTOUCH_ALERTS_EVERY = ENV.aftertouch_alerts_every
 AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
 AFTERTOUCH_HTTP_PROXY = ENV.aftertouch_http_proxy.get_secret_value()
 AFTERTOUCH_WORKER_MIN = ENV.aftertouch_worker_min
@@ -306,8 +305,6 @@ SCALING_LIMITS = {
     "execution_nodes": (ENV.aftertouch_scale_nodes_min, ENV.aftertouch_scale_nodes_max),
     "watchers": (ENV.aftertouch_scale_watchers_min, ENV.aftertouch_scale_watchers_max),
 }
-# Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.conditions.Condition`.
-ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.
 QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]
 # Functions that create the first rows of other apps and return a line to print (`manage.py bootstrap`). Idempotent.

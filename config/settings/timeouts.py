@@ -35,4 +35,3 @@ class Timeouts:
     metrics_statement: float = 2.0  #: one statement for metrics
     #: all statements for metrics together: Prometheus waits for 10 s, and the broker and Redis have their own limits
     metrics: float = 4.0
-    alert_pass: float = 30.0  #: all queries of one pass over the alerts together

@@ -337,6 +337,27 @@ def _format_entry(value: Any) -> str:
     return str(value)
 
 
+class SingleRowAdmin(OpsAdmin):
+    """A page of the single row of a table. Its list redirects to it."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not self.model.objects.exists()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        obj.pk = 1
+        super().save_model(request, obj, form, change)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        row = self.model.objects.first()
+        if row is not None and self.has_view_or_change_permission(request, row):
+            return redirect(self.url("change", row.pk))
+        page: HttpResponse = super().changelist_view(request, extra_context)
+        return page
+
+
 class ReadOnlyAdmin(OpsAdmin):
     """A page of rows that users cannot add, change or delete."""
 

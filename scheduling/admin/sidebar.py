@@ -77,8 +77,7 @@ def count_open_failures() -> int:
 
 
 def count_alerts() -> int:
-    held = Alert.objects.filter(absent_since=None).order_by().values("condition", "subject").distinct()
-    return held[: MOST_COUNTED + 1].count()
+    return Alert.objects.filter(ended_at=None)[: MOST_COUNTED + 1].count()
 
 
 def count_pauses() -> int:

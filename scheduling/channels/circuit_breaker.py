@@ -40,7 +40,7 @@ class Breaker:
     def __init__(self, failures: int = 5, rest: float = 30.0, longest: float = 600.0, remember: int = 10_000) -> None:
         self._limit = failures
         self._rest = rest
-        self._longest = longest  # alerts use the same horizon for waiting touches
+        self._longest = longest
         self._remember = remember  # targets; the one with the oldest last failure is dropped first
         self._rows: OrderedDict[str, _TargetState] = OrderedDict()
 

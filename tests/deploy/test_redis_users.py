@@ -53,14 +53,17 @@ CONFIG = {
     "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
 }  # fmt: skip
 
-# Beat asks workers, chats and a robot's quota before it finds none of them.
+# Beat asks workers, chats and a robot's quota before it sends what is due.
 ON_DUTY = """
 from datetime import timedelta
-from scheduling.models import AlertReceiver, ChannelConfig, Community
+from django.utils.timezone import now
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, FailedTask
 channel = ChannelConfig.objects.create(key="ops", kind="wecom")
 place = Community.objects.create(chat_id="ops", targets={"ops": {"url": "http://127.0.0.1:1/"}})
-limits = {"overdue": -1, "unattended": 0, "no_watcher": 1}
-AlertReceiver.objects.create(name="on duty", channel=channel, community=place, limits=limits, holds_for=timedelta(0))
+AlertReceiver.objects.create(channel=channel, community=place)
+old = now() - timedelta(hours=2)
+FailedTask.objects.create(origin="touch", failure="failed", reason="x", failed_at=old)
+Alert.objects.create(condition="failed", subject="touch", since=old, value=1, message_at=old, tried=True)
 """
 
 

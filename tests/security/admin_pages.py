@@ -180,7 +180,7 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     Complaint.objects.get_or_create(customer=Customer.objects.get(), defaults={"event": Event.objects.latest("pk")})
     create_api_key("shop", ["events"])
     ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://example.com/in"})
-    AlertReceiver.objects.create(name="us", channel=matrix.channel, community=Community.objects.get())
+    AlertReceiver.objects.create(channel=matrix.channel, community=Community.objects.get())
     hook = WebhookSubscription.objects.create(key="crm", config=WEBHOOK, events=["job.ended"])
     WebhookMessage.objects.create(
         subscription=hook, type="job.ended", object_key="job:1", occurred_at=now(), data={}, state="delivered"
@@ -453,10 +453,8 @@ MODELS: dict[str, Rights] = {
         VIEWER, EDITOR, EDITOR, NOBODY, first(Customer), first(Customer), {"name": "Other"}, {"user_id": "new"},
     ),
     "scheduling_alertreceiver": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(AlertReceiver),
-        created(lambda: AlertReceiver.objects.create(name="spare", channel=ChannelConfig.objects.get(key="log"))),
-        {"name": "Others", "channel": pk_of(ChannelConfig, key="hook"), "community": ""},
-        {"name": "new", "channel": pk_of(ChannelConfig, key="hook")},
+        VIEWER, NOBODY, EDITOR, NOBODY, first(AlertReceiver), first(AlertReceiver),
+        {"channel": pk_of(ChannelConfig, key="hook"), "community": ""},
     ),
     "scheduling_webhooksubscription": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(WebhookSubscription, key="crm"),

@@ -28,7 +28,6 @@ PROCESSES = (
     "tests/rpa_tasks/browsers/", "tests/rpa_tasks/flow/", "tests/rpa_tasks/isolation/",
     "tests/rpa_tasks/supervisor/test_command_end.py", "tests/rpa_tasks/supervisor/test_leftover_processes.py",
     "tests/rpa_tasks/supervisor/test_orphans.py", "tests/rpa_tasks/supervisor/test_supervised_command.py",
-    "tests/scheduling/alerting/test_beat.py",
     "tests/scheduling/admin/test_read_replica.py",
     "tests/security/test_flower.py", "tests/security/test_incomplete_requests.py", "tests/security/test_nginx.py",
     "tests/security/test_tls.py",

@@ -6,11 +6,11 @@ Other apps add lines through `settings.OVERVIEW_ACTIONS`: dotted paths of functi
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, Max, Min
+from django.db.models import Count, Max
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
@@ -27,7 +27,7 @@ from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
 from scheduling.admin.touches.pause import count_held, list_active_pauses
 from scheduling.models import Alert, FailedTask
-from scheduling.monitoring.alerting.conditions import get_default_limits, load_conditions
+from scheduling.monitoring.alerts import BY_KEY
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading
 from scheduling.monitoring.statistics import MOST, Overdue
@@ -36,6 +36,7 @@ from scheduling.queue_names import CORE_QUEUES
 from scheduling.redaction import redact_text
 
 WORST = 5
+LONGEST_WAIT = 120  #: seconds that a message may wait for a worker of touches
 Lines = list[ActionLine] | None  #: None if counting exceeded its time limit
 
 
@@ -125,9 +126,8 @@ def _list_late_queues(broker: BrokerReading | None) -> Lines:
     lines = []
     if broker.accepts_messages is False:
         lines.append(ActionLine("lan", _("The broker takes no messages"), link))
-    longest = get_default_limits()["queue_age"]
     for each in broker.queues:
-        if each.name in CORE_QUEUES and each.length and (each.oldest_age or 0) > longest:
+        if each.name in CORE_QUEUES and each.length and (each.oldest_age or 0) > LONGEST_WAIT:
             words = _("Messages wait too long in %(what)s") % {"what": each.name}
             span = describe_duration(timedelta(seconds=round(each.oldest_age or 0)))
             lines.append(
@@ -143,20 +143,13 @@ def _list_failing_webhooks() -> Lines:
 
 
 def _list_alerts(user: Any) -> list[ActionLine]:
-    """Return the active alerts, each once for all receivers."""
-    held = Alert.objects.filter(absent_since=None).order_by().values_list("condition", "subject")
-    found = held.annotate(first=Min("since")).order_by("first")[: 2 * WORST]
-    return [_describe_alert(condition, subject, since, user) for condition, subject, since in found]
-
-
-def _describe_alert(key: str, subject: str, since: datetime, user: Any) -> ActionLine:
-    condition = load_conditions().get(key)
-    page = condition.page if condition else "admin:index"
-    if page == "admin:index":
-        page = (
-            "admin:scheduling_touch_workers" if may_see_workers(user) else "admin:scheduling_alertreceiver_changelist"
-        )
-    words = str(condition.title) % {"what": condition.name(subject)} if condition else key
-    detail = _("for %(span)s") % {"span": describe_duration(now() - since)}
-    action = str(condition.action) if condition else ""
-    return ActionLine("notifications_active", words, reverse(page), " · ".join(filter(None, [detail, action])))
+    lines = []
+    for alert in Alert.objects.filter(ended_at=None, condition__in=BY_KEY)[: 2 * WORST]:
+        condition = BY_KEY[alert.condition]
+        page = condition.page
+        if page == "admin:scheduling_touch_workers" and not may_see_workers(user):
+            page = "admin:scheduling_alertreceiver_changelist"
+        detail = _("for %(span)s") % {"span": describe_duration(now() - alert.since)}
+        words = condition.name([alert.subject])
+        lines.append(ActionLine("notifications_active", words, reverse(page), f"{detail} · {condition.action}"))
+    return lines

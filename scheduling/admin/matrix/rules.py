@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.http import HttpRequest
 from django.utils.formats import date_format
 from django.utils.html import format_html_join
 from django.utils.timezone import localdate
@@ -16,7 +15,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, SingleRowAdmin, make_readonly_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
 from scheduling.admin.labels import translate_error
@@ -48,29 +47,8 @@ class DelayRuleForm(CheckedForm):
         }
 
 
-class SingleRowAdmin(HistoryAdmin, OpsAdmin):
-    """A page of the single row of a table. Its list redirects to it."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and not self.model.objects.exists()
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        obj.pk = 1
-        super().save_model(request, obj, form, change)
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        row = self.model.objects.first()
-        if row is not None and self.has_view_or_change_permission(request, row):
-            return redirect(self.url("change", row.pk))
-        page: HttpResponse = super().changelist_view(request, extra_context)
-        return page
-
-
 @admin.register(DelayRule)
-class DelayRuleAdmin(SingleRowAdmin):
+class DelayRuleAdmin(HistoryAdmin, SingleRowAdmin):
     form = DelayRuleForm
     fields = ("by_level", "default", ("active_within", "active_factor"), "version", "change_reason")
     readonly_fields = ("version",)
@@ -202,7 +180,7 @@ class HoldoutForm(CheckedForm):
 
 
 @admin.register(Holdout)
-class HoldoutAdmin(ImpactMixin, SingleRowAdmin):
+class HoldoutAdmin(ImpactMixin, HistoryAdmin, SingleRowAdmin):
     form = HoldoutForm
     fields = ("percent", "key", "version", "change_reason")
     readonly_fields = ("version",)

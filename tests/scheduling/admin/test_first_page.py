@@ -18,7 +18,6 @@ from scheduling.admin.dashboard.cards import ActionLine
 from scheduling.admin.dashboard.config_changes import MODELS
 from scheduling.models import (
     Alert,
-    AlertReceiver,
     ChannelConfig,
     DismissedChecklist,
     FailedTask,
@@ -69,10 +68,7 @@ def test_each_line_of_waiting_work_opens_its_rows(
     Pause.objects.create(scope="channel:log")
     shop = Shop.objects.create(platform=Platform.objects.create(key="tb"), shop_id="s1")
     Shop.objects.filter(pk=shop.pk).update(login_state="needed", login_lost_at=now())
-    for name in ("us", "them"):
-        receiver = AlertReceiver.objects.create(name=name, channel=matrix.channel)
-        about = {"condition": "unattended", "subject": "touch.low", "since": now(), "value": 1, "first_value": 1}
-        Alert.objects.create(receiver=receiver, **about)
+    Alert.objects.create(condition="unattended", subject="touch.low", since=now(), value=1, message_at=now())
     found = lines(viewer)
     assert list(found) == [
         "1 open failed task: Data for the text is missing", f"Shop {shop} needs a login",

@@ -39,13 +39,13 @@ def test_alert_receiver_offers_configured_communities(
     assert offered(editor.get(admin_url("alertreceiver_add"))) == ["named", "robot"]
     hook = ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": "https://example.com/in"})
     counted = Community.objects.get(chat_id="counted")
-    row = AlertReceiver.objects.create(name="us", channel=hook, community=counted, limits={})
+    row = AlertReceiver.objects.create(pk=1, channel=hook, community=counted)
     url = admin_url("alertreceiver_change", row.pk)
     assert offered(editor.get(url)) == ["counted", "named", "robot"], "what was chosen stays"
-    answer = editor.post(url, fill_form(url, name="we"))
+    answer = editor.post(url, fill_form(url, address="a@b.example"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     row.refresh_from_db()
-    assert (row.name, row.community) == ("we", counted)
+    assert (row.address, row.community) == ("a@b.example", counted)
 
 
 @pytest.mark.usefixtures("chats")

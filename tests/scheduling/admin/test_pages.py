@@ -66,7 +66,7 @@ def test_pages_open_with_unreadable_secrets(as_member: Callable[[str], Client], 
     from scheduling.configuration import snapshot
     from scheduling.models import AlertReceiver, ChannelConfig, Community
 
-    AlertReceiver.objects.create(name="us", channel=ChannelConfig.objects.get(), community=Community.objects.get())
+    AlertReceiver.objects.create(channel=ChannelConfig.objects.get(), community=Community.objects.get())
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_channelconfig SET config = 'gibberish'")
         cursor.execute("UPDATE scheduling_community SET targets = 'gibberish'")

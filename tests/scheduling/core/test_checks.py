@@ -71,7 +71,6 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> No
         ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
         ("REPUBLISHERS", {"touch": "scheduling.operations.failed_tasks.no_such_name"}),
         ("PRESENCE", ["no.such.module.presence"]),
-        ("ALERTS", ["no.such.module.alerts"]),
     ],
 )
 def test_check_unknown_registry_path_fails(

@@ -33,7 +33,6 @@ from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Touch
 from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
-from scheduling.monitoring.alerting import conditions
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from sessions.detection import silence_events
@@ -158,7 +157,6 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
     node = matrix.node()
     (task_id,) = record_event().task_ids
     most = {"most": 10_000}
-    soon = {"soon": timedelta(minutes=10), "dead": ["target_down"]}
     silent = {"nodes": [node.pk], "limit": 1000}
     since, until = now() - timedelta(hours=1), now()
     received = {"first": first_id_at(since), "next": first_id_at(until), "since": since}
@@ -168,7 +166,6 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
         "metrics": lambda: sql.rows(collectors._WAITING, most),
         "due within": lambda: statistics.count_due_within(timedelta(hours=1)),
         "overdue": statistics.count_overdue,
-        "unanswered": lambda: sql.rows(conditions._UNANSWERED, most | soon),
         "wanted workers": lambda: sql.rows(wanted_numbers._DUE_TOUCHES, most),
         "undelivered guides": lambda: sql.rows(silence_events._UNDELIVERED, silent),
     }

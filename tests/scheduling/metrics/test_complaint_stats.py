@@ -12,8 +12,7 @@ from django.utils.timezone import now
 from scheduling.db_timeouts import Deadline
 from scheduling.ids import first_id_at, new_id
 from scheduling.models import Complaint, Event, Template, Touch
-from scheduling.monitoring import complaint_stats
-from scheduling.monitoring.alerting import conditions
+from scheduling.monitoring import alerts, complaint_stats
 from scheduling.monitoring.complaint_stats import TextComplaints, read_complaint_rates
 from tests.scheduling.api.serving import eventually
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
@@ -63,9 +62,8 @@ def read_rates() -> dict[tuple[str, int], TextComplaints]:
     return {(each.template, each.version): each for each in texts}
 
 
-def find_rising() -> dict[str, float] | None:
-    condition = conditions.load_conditions()["complaints_rising"]
-    return condition.find_violations(conditions.read_metrics(frozenset({condition.metric})), condition.limit)
+def find_rising() -> alerts.Values | None:
+    return alerts.read_values().get("complaints_rising")
 
 
 def test_rates_are_those_of_texts_beside_the_week_before(deliveries: Deliveries, matrix: MatrixBuilder) -> None:
@@ -88,7 +86,7 @@ def test_rates_are_those_of_texts_beside_the_week_before(deliveries: Deliveries,
     assert exported[f"aftertouch_complaint_rate{labels}"] == 0.02
     assert exported[f"aftertouch_complaint_rate_before{labels}"] == 0.004
     assert exported[f"aftertouch_complaint_touches{labels}"] == 250
-    assert find_rising() == {"guide: guide v1": 0.02}
+    assert find_rising() == {"guide: guide v1": 1}
 
 
 def test_text_without_comparison_never_rises(deliveries: Deliveries) -> None:
