@@ -126,13 +126,6 @@ class Environment(BaseSettings):
     aftertouch_worker_shrink_after: timedelta = Field(
         timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    aftertouch_scale_workers_min: int = Field(1, ge=1, le=1000)
-    aftertouch_scale_workers_max: int = Field(10, ge=1, le=1000)
-    aftertouch_scale_nodes_min: int = Field(1, ge=0, le=1000)
-    aftertouch_scale_nodes_max: int = Field(20, ge=1, le=1000)
-    aftertouch_scale_watchers_min: int = Field(1, ge=1, le=100)
-    aftertouch_scale_watchers_max: int = Field(4, ge=1, le=100)
-    aftertouch_scale_down_after: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(days=1))
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_rpa_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""
@@ -318,15 +311,6 @@ class Environment(BaseSettings):
             raise ValueError(f"must not be less than AFTERTOUCH_WORKER_MIN, which is {least}")
         if most and others.data.get("aftertouch_rabbitmq_quorum"):
             raise ValueError("a pool cannot grow on quorum queues (AFTERTOUCH_RABBITMQ_QUORUM); start more workers")
-        return most
-
-    @field_validator("aftertouch_scale_workers_max", "aftertouch_scale_nodes_max", "aftertouch_scale_watchers_max")
-    @classmethod
-    def fit_the_minimum(cls, most: int, others: ValidationInfo) -> int:
-        name = str(others.field_name).replace("_max", "_min")
-        least = others.data.get(name, 0)
-        if most < least:
-            raise ValueError(f"must not be less than {name.upper()}, which is {least}")
         return most
 
     @property

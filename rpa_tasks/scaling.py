@@ -7,27 +7,29 @@ from django.conf import settings
 from rpa_tasks.jobs.pick import NODE_SILENT, jobs
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
-from scheduling.policy.scaling import DueWork, Need, NodeDemand, compute_needed_nodes
+from scheduling.monitoring.wanted_numbers import BUSY_GOAL, round_up
 from scheduling.queue_names import RPA_QUEUES
 
 ASSUMED_RUN = 60.0  #: seconds of a run before any has ended
+DRAIN_SECONDS = (60.0, 300.0, 900.0)  #: in which the jobs of free shops should have started, by priority
 
 
-def measure_execution_nodes(deadline: Deadline) -> tuple[int, Need]:
-    """Return the running execution nodes and the need for them.
+def measure_execution_nodes(deadline: Deadline) -> tuple[int, int]:
+    """Return the execution nodes that run and those that are needed, at least one.
 
-    Jobs whose queue no running node consumes, or that wait for the node of their browser profile, count for nothing: a
-    new node would not start them. A draining node and its jobs count for nothing either.
+    A shop runs one job at a time. Jobs whose queue no running node consumes, or that wait for the node of their browser
+    profile, count for nothing: a new node would not start them. A draining node and its jobs count for nothing either.
 
     Raises:
         OperationalError: PostgreSQL does not answer.
     """
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
-        found = jobs.measure_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
-    startable = [DueWork(count, oldest) for count, oldest in found]
+        startable = jobs.count_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
     slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
-    return running, compute_needed_nodes(NodeDemand(running, slots, busy, seconds or ASSUMED_RUN, startable))
+    work = sum(count * (seconds or ASSUMED_RUN) / span for count, span in zip(startable, DRAIN_SECONDS, strict=True))
+    needed = max(busy / BUSY_GOAL, busy + min(work, sum(startable)))
+    return running, max(round_up(needed / slots), 1)
 
 
 _NODES = """

@@ -162,7 +162,6 @@ AFTERTOUCH_HTTP_PROXY = ENV.aftertouch_http_proxy.get_secret_value()
 AFTERTOUCH_WORKER_MIN = ENV.aftertouch_worker_min
 AFTERTOUCH_WORKER_MAX = ENV.aftertouch_worker_max
 AFTERTOUCH_WORKER_SHRINK_AFTER = ENV.aftertouch_worker_shrink_after
-AFTERTOUCH_SCALE_DOWN_AFTER = ENV.aftertouch_scale_down_after
 AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
 AFTERTOUCH_RPA_HOME_LEASE = ENV.aftertouch_rpa_home_lease
@@ -293,17 +292,11 @@ WORKER_LISTS = ["rpa_tasks.admin.dashboard.list_execution_workers"]
 # Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
 # Kinds of processes whose wanted number is answered (`scheduling.monitoring.wanted_numbers`): dotted paths of functions
-# that measure the running number and the need.
+# that measure the running and the wanted number.
 SCALING = {
     "workers": "scheduling.monitoring.wanted_numbers.measure_workers",
     "execution_nodes": "rpa_tasks.scaling.measure_execution_nodes",
     "watchers": "sessions.scaling.measure_watchers",
-}
-#: Smallest and largest wanted number by kind.
-SCALING_LIMITS = {
-    "workers": (ENV.aftertouch_scale_workers_min, ENV.aftertouch_scale_workers_max),
-    "execution_nodes": (ENV.aftertouch_scale_nodes_min, ENV.aftertouch_scale_nodes_max),
-    "watchers": (ENV.aftertouch_scale_watchers_min, ENV.aftertouch_scale_watchers_max),
 }
 # Undeclared queues that other apps publish to: dotted paths of functions that return their names.
 QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]

@@ -221,26 +221,20 @@ class JobLedger(Ledger):
         )
         return {name: lanes for name, lanes in found if name}
 
-    def measure_startable(self, queues: Sequence[str], *, ageing: timedelta) -> list[tuple[int, float]]:
-        """Return for each priority the lanes of these queues whose most urgent due job has it, and the seconds since
-        the first of these jobs was due. A lane that waits for its preferred node counts only without a browser.
-        """
-        columns = """
-            count(*) FILTER (WHERE {found}),
-            GREATEST(0, extract(epoch FROM statement_timestamp() - min({name}) FILTER (WHERE {found})))::float8
+    def count_startable(self, queues: Sequence[str], *, ageing: timedelta) -> list[int]:
+        """Return for each priority the lanes of these queues whose most urgent due job has it. A lane that waits for
+        its preferred node counts only without a browser.
         """
         tiers = list(TIERS.values())
-        wanted = [
-            columns.format(
-                name=name, found=" AND ".join([*(f"{above} IS NULL" for above in tiers[:place]), f"{name} IS NOT NULL"])
-            )
+        first = [
+            " AND ".join([*(f"{above} IS NULL" for above in tiers[:place]), f"{name} IS NOT NULL"])
             for place, name in enumerate(tiers)
         ]
-        (found,) = sql.rows(
-            f"SELECT {', '.join(wanted)} FROM ({LANES}) AS lanes",
+        (counts,) = sql.rows(
+            f"SELECT {', '.join(f'count(*) FILTER (WHERE {found})' for found in first)} FROM ({LANES}) AS lanes",
             {"queues": list(queues), "node": ""} | _lane_parameters(ageing),
         )
-        return list(zip(found[::2], found[1::2], strict=True))
+        return list(counts)
 
     def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
         """Record that the commands of these jobs start now, and return the ids that may start.

@@ -15,7 +15,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from config.environment import ROOT, Environment
+from config.environment import ROOT
 from scheduling.api.scaling import ScalingOut
 from scheduling.models import Scope
 
@@ -109,11 +109,11 @@ def test_hpa_reads_the_wanted_metrics() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_examples_scale_existing_deployments_within_the_default_limits(name: str) -> None:
+def test_examples_scale_existing_deployments_and_smooth_the_numbers(name: str) -> None:
     deployed = {each["metadata"]["name"] for each in documents("aftertouch.yaml", "Deployment")}
     (keda,) = [each["spec"] for each in documents("keda.yaml", "ScaledObject") if each["metadata"]["name"] == name]
     (hpa,) = [each["spec"] for each in HPA if each["metadata"]["name"] == name]
     assert name in deployed
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
-    kind = TARGETS[name].removeprefix("execution_")
-    assert keda["maxReplicaCount"] == Environment.model_fields[f"aftertouch_scale_{kind}_max"].default
+    behavior = keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior == hpa["behavior"] == {"scaleDown": {"stabilizationWindowSeconds": 300}}

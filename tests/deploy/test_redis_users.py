@@ -275,7 +275,7 @@ def test_execution_user_reports_and_reaches_no_other_key(acl_redis: AclRedis) ->
         client.hset(WORKER_REPORTS, "execution@a high", "{}")
         client.hdel(WORKER_REPORTS, "execution@a high")
         with pytest.raises(redis.exceptions.NoPermissionError):
-            client.get("at:scaling:workers")
+            client.get("at:complaints")
 
 
 def test_redis_without_login_refuses_client(acl_redis: AclRedis) -> None:

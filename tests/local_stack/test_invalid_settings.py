@@ -36,8 +36,6 @@ def test_invalid_setting_stops_start_before_anything_is_made(tmp_path: Path, act
         ("AFTERTOUCH_PORT", "70000"),
         ("AFTERTOUCH_TIME_SCALE", "0"),
         ("AFTERTOUCH_WORKER_CONCURRENCY", "-1"),
-        ("AFTERTOUCH_SCALE_WORKERS_MIN", "0"),
-        ("AFTERTOUCH_SCALE_DOWN_AFTER", "never"),
         ("DJANGO_LOG_LEVEL", "LOUD"),
         ("AFTERTOUCH_HTTP_PROXY", "http://u:s3cret@proxy"),
     ],
@@ -104,12 +102,6 @@ def test_roles_of_the_environment_match_the_model() -> None:
     from scheduling.models import Role
 
     assert list(Role.values) == list(ROLES)
-
-
-@pytest.mark.parametrize("kind", ["WORKERS", "NODES", "WATCHERS"])
-def test_conflicting_scale_bounds_are_named(kind: str) -> None:
-    said = refusal_of(**{f"AFTERTOUCH_SCALE_{kind}_MIN": "3", f"AFTERTOUCH_SCALE_{kind}_MAX": "2"})
-    assert f"AFTERTOUCH_SCALE_{kind}_MAX: Value error, must not be less than AFTERTOUCH_SCALE_{kind}_MIN" in said
 
 
 def test_equal_worker_bounds_are_accepted() -> None:

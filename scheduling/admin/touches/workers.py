@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.module_loading import import_string
@@ -33,12 +32,6 @@ log = structlog.get_logger(__name__)
 KINDS = {
     "workers": gettext_lazy("Core workers"), "execution_nodes": gettext_lazy("Execution nodes"),
     "watchers": gettext_lazy("Watchers"),
-}  # fmt: skip
-REASONS = {
-    "busy": gettext_lazy("the load of the running ones"), "backlog": gettext_lazy("the backlog"),
-    "late": gettext_lazy("due work is late"), "live": gettext_lazy("chats with a running timer"),
-    "held": gettext_lazy("the need was larger a short time ago"), "maximum": gettext_lazy("more are needed"),
-    "minimum": gettext_lazy("the least number"), "no_answer": gettext_lazy("a source does not answer: keep what runs"),
 }  # fmt: skip
 #: A report is late after this time.
 LATE_REPORT = timedelta(seconds=15)
@@ -111,17 +104,11 @@ def _describe_queue(queue: QueueStats, consumers: Counter[str]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _describe_wanted() -> list[dict[str, Any]] | None:
-    try:
-        answers = read_scaling(Deadline(settings.TIMEOUTS.metrics))
-    except OperationalError as error:
-        log.warning("scaling_unanswered", error=str(error))
-        return None
+def _describe_wanted() -> list[dict[str, Any]]:
     return [
         {
-            "kind": KINDS.get(kind, kind), "running": each.running, "wanted": each.wanted, "minimum": each.minimum,
-            "maximum": each.maximum, "reason": REASONS.get(each.code, each.text),
-            "is_short": each.wanted is not None and each.running is not None and each.wanted > each.running,
+            "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
+            "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
         }
-        for kind, each in answers.items()
+        for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
     ]  # fmt: skip

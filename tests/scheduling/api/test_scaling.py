@@ -13,18 +13,13 @@ KINDS = ("workers", "execution_nodes", "watchers")
 
 def test_scaling_answer_has_all_fields(api: Client, valkey: redis.Redis) -> None:
     answer = api.get("/scaling")
-    assert answer.status_code == 200
-    assert set(answer.json()) == set(KINDS)
-    for kind, maximum in zip(KINDS, (10, 20, 4), strict=True):
-        scale = answer.json()[kind]
-        reason = scale.pop("reason")
-        assert scale == {"running": 0, "wanted": 1, "minimum": 1, "maximum": maximum}
-        assert reason["code"] == "minimum"
-        assert reason["text"].startswith("0 needed: ")
+    assert (answer.status_code, answer.json()) == (200, {key: {"running": 0, "wanted": 1} for key in KINDS})
 
 
-def test_scaling_without_redis_has_no_wanted_number(server_without_redis: str, key: str) -> None:
+def test_scaling_without_redis_has_only_numbers_of_postgresql(server_without_redis: str, key: str) -> None:
     answer = Client(server_without_redis, key).get("/scaling")
+    unknown = {"running": None, "wanted": None}
     assert answer.status_code == 200
-    for scale in answer.json().values():
-        assert (scale["running"], scale["wanted"], scale["reason"]["code"]) == (None, None, "no_answer")
+    assert answer.json() == {
+        "workers": unknown, "execution_nodes": {"running": 0, "wanted": 1}, "watchers": unknown,
+    }  # fmt: skip

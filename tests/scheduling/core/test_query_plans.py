@@ -178,10 +178,6 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
             lambda: sql.rows(complaint_stats._COMPLAINED, received),
             r"scheduling_complaint_event_id\w*", "event_id",
         ),
-        "settled": (
-            lambda: sql.rows(wanted_numbers._SETTLED, {"most": 10, "span": 10.0}),
-            r"scheduling_touch_ended_\w+_settled_at_task_id_idx", "settled_at",
-        ),
     }  # fmt: skip
     waiting = {
         "event_id": "gen_random_uuid()", "state": "'scheduled'", "lease_until": "NULL", "priority": "mod(n, 3)",

@@ -13,8 +13,6 @@ from kombu import Connection
 
 from config.environment import environment
 from config.local.processes import wait_until
-from scheduling.db_timeouts import Deadline
-from scheduling.monitoring.wanted_numbers import measure_workers
 from scheduling.monitoring.worker_reports import WorkerReport, count_unacked_messages, list_worker_reports
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.test_celery_guards import envelope
@@ -63,20 +61,6 @@ def test_worker_reports_its_load_until_it_stops(
         program.process.terminate()
         program.await_exit()
     assert list_worker_reports() == []
-
-
-@pytest.mark.processes
-@pytest.mark.django_db(transaction=True)
-def test_worker_of_ticks_alone_counts_for_no_need(valkey: redis.Redis, worker_environment: dict[str, str]) -> None:
-    with (
-        worker(worker_environment, "-Q", "ticks", "-c", "1", "-n", "ticks@test", log="ticks") as ticks,
-        worker(worker_environment, "-Q", "touch.low", "-c", "1", "-n", "low@test", log="low") as low,
-    ):
-        ticks.await_ready()
-        low.await_ready()
-        assert wait_until(lambda: len(list_worker_reports()) == 2, WAIT_LIMIT), f"{ticks.log}\n{low.log}"
-        running, _need = measure_workers(Deadline(WAIT_LIMIT))
-        assert running == 1
 
 
 @pytest.mark.processes
