@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -106,34 +105,28 @@ def run_next_replay() -> None:
     runs.execute_next_replay()
 
 
-@shared_task(name="scheduling.request_bulk_batches", is_tick=True)
-def request_bulk_batches() -> None:
-    """Publish the next batch of every due bulk action and import: new ones, and those whose worker died."""
-    for action_id in bulk_actions.due_actions():
-        _publish_batch(run_bulk_batch, action_id)
+@shared_task(name="scheduling.continue_bulk_actions", is_tick=True)
+def continue_bulk_actions() -> None:
+    bulk_actions.continue_bulk_actions()
+
+
+@shared_task(name="scheduling.request_imports", is_tick=True)
+def request_imports() -> None:
+    """Publish the next batch of every due import: new ones, and those whose worker died."""
     for import_id in import_batches.list_due_imports():
-        _publish_batch(run_customer_import, import_id)
-
-
-@shared_task(name="scheduling.run_bulk_batch", is_tick=True)
-def run_bulk_batch(action_id: str) -> None:
-    wait = bulk_actions.run_batch(UUID(action_id))
-    if wait is not None:
-        _publish_batch(run_bulk_batch, UUID(action_id), wait)
+        _publish_import_batch(import_id)
 
 
 @shared_task(name="scheduling.run_import_batch", is_tick=True)
 def run_customer_import(import_id: str) -> None:
     if import_batches.run_import_batch(UUID(import_id)):
-        _publish_batch(run_customer_import, UUID(import_id))
+        _publish_import_batch(UUID(import_id))
 
 
-def _publish_batch(task: Any, key: UUID, wait: timedelta = timedelta(0)) -> None:
-    """Publish a batch that starts after `wait`. No worker blocks. The tick publishes a lost message again."""
+def _publish_import_batch(import_id: UUID) -> None:
+    """Publish a batch. The tick publishes a lost message again."""
     try:
-        task.apply_async(
-            [str(key)], queue="long", countdown=wait.total_seconds(),
-            headers=publication_headers() | {"periodic_task_name": request_bulk_batches.name},  # the tick repeats it
-        )  # fmt: skip
+        headers = publication_headers() | {"periodic_task_name": request_imports.name}  # the tick repeats it
+        run_customer_import.apply_async([str(import_id)], queue="long", headers=headers)
     except Exception as error:  # any error of the broker's client
-        log.warning("batch_not_published", task=task.name, id=str(key), error=str(error))
+        log.warning("batch_not_published", id=str(import_id), error=str(error))

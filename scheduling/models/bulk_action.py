@@ -25,7 +25,7 @@ class BulkAction(models.Model):
         RUNNING = "running", _("Under way")
         DONE = "done", _("Done")
         CANCELLED = "cancelled", _("Cancelled")  #: finished batches stay done
-        FAILED = "failed", _("Failed")  #: repeatedly lost its workers at the same batch
+        FAILED = "failed", _("Failed")  #: the same batch failed repeatedly
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     #: A name of `scheduling.operations.row_actions`, or of a list of `settings.BULK_LISTS`.
@@ -55,7 +55,7 @@ class BulkAction(models.Model):
     position = models.UUIDField(null=True)
     #: The earliest start of the next batch, by the database's clock.
     next_at = models.DateTimeField(default=now)
-    #: How often the current batch was started.
+    #: How often the current batch failed.
     tries = models.PositiveSmallIntegerField(default=0)
     note = models.TextField(_("note"), blank=True)
 

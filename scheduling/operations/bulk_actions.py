@@ -1,8 +1,8 @@
-"""Apply one action to all rows that match a filter, in batches on workers.
+"""Apply one action to all rows that match a filter, in batches of a periodic pass.
 
 A batch is one transaction that holds the lock of the action's row. Its effects and its progress commit together: a
-batch whose worker dies has no effect, and another worker repeats it. No lock is held between two batches. Each batch is
-requested at its time; a tick requests overdue ones again.
+batch whose worker dies has no effect, and the next pass repeats it. No lock is held between two batches. The ledger is
+the rate limiter: each row is published with its own due time, at most one pass ahead.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from time import monotonic
+from math import ceil
 from typing import Any
 from uuid import UUID
 
 import structlog
 from django.conf import settings
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, close_old_connections, connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
@@ -32,13 +32,10 @@ from scheduling.operations.row_actions import Given, RowAction
 log = structlog.get_logger(__name__)
 
 BATCH = 100  #: most rows per transaction
-BATCH_SPAN = 2.0  #: seconds; at a slow rate a batch holds the rows of this span
+PASS_INTERVAL = timedelta(seconds=5)  #: of `continue_bulk_actions`
 SLOWEST, FASTEST = 0.1, 200.0  #: rows per second
 MOST_RUNNING = 20
-RESERVED_FOR = timedelta(
-    seconds=10
-)  #: after that time a batch is repeated, unless its worker still holds the row's lock
-MAX_TRIES = 5  #: tries of one batch before the action fails
+MAX_TRIES = 5  #: errors of one batch before the action fails
 START_LOCK_ID = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
@@ -137,7 +134,7 @@ def undo_start(action_id: str, actor: Actor) -> None:
     Raises:
         Conflict: it has started or ended.
     """
-    untouched = BulkAction.objects.filter(pk=action_id, position=None, tries=0)
+    untouched = BulkAction.objects.filter(pk=action_id, position=None)
     if not _stop_running(untouched, actor):
         raise Conflict("the bulk action has started already; stop it on its page")
 
@@ -160,67 +157,42 @@ def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
 # --- worker -------------------------------------------------------------------------------------------------------
 
 
-def due_actions() -> list[UUID]:
-    """Return the actions whose next batch is due, or whose worker died."""
-    return list(_due_rows().order_by("next_at").values_list("pk", flat=True))
+def continue_bulk_actions() -> None:
+    """Process the rows of all running actions that are due until the next pass. One that fails stops no other."""
+    due = BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now()).order_by("next_at")
+    for action_id in list(due.values_list("pk", flat=True)):
+        try:
+            until = sql.now() + PASS_INTERVAL
+            while run_batch(action_id, until):
+                pass
+        except Exception:
+            log.exception("bulk_batch_failed", id=str(action_id))
+            close_old_connections()
+            _count_failed_try(action_id)
 
 
-def _due_rows() -> QuerySet[BulkAction]:
-    return BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now())
+def run_batch(action_id: UUID, until: datetime) -> bool:
+    """Process at most `BATCH` of the rows due before `until`, each with its due time. Return whether more may be left.
 
-
-def run_batch(action_id: UUID) -> timedelta | None:
-    """Run one batch. Return the wait before the next one.
-
-    None: no further batch, or another worker has it.
+    Of two concurrent workers the second finds the row locked, and leaves the batch to the first.
     """
-    held_until = reserve_batch(action_id)
-    if held_until is None:
-        return None
     with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
-        row = _lock_action(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
+        running = BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at__lt=until)
+        mine = running.select_for_update(skip_locked=True, of=("self",))
+        row = mine.select_related("actor").annotate(at=Now()).first()
         if row is None:
-            return None  # cancelled, or so late that another worker has repeated this batch
-        since = monotonic()  # this node's clock may be ahead of PostgreSQL's, and a premature request finds nothing
-        process_batch(row, row.at)  # type: ignore[attr-defined]
+            return False
+        start = max(row.next_at, row.at)  # after an outage the rate holds too
+        size = max(1, min(BATCH, ceil((until - start).total_seconds() * row.per_second)))
+        _process_batch(row, size, start)
         row.save()
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
-        return None
-    wait: timedelta = row.next_at - row.at - timedelta(seconds=monotonic() - since)  # type: ignore[attr-defined]
-    return max(wait, timedelta(0))
+    return row.state == State.RUNNING and row.next_at < until
 
 
-def reserve_batch(action_id: UUID) -> datetime | None:
-    """Reserve the next batch. Return the end of the reservation; None if there is nothing to do.
-
-    A separate transaction counts the try, so that a batch that kills its worker each time ends after `MAX_TRIES`. Of
-    concurrent workers one gets the batch.
-    """
-    with transaction.atomic():
-        row = _lock_action(_due_rows().filter(pk=action_id))
-        if row is None:
-            return None
-        if row.tries < MAX_TRIES:
-            row.tries += 1
-            row.next_at = row.at + RESERVED_FOR  # type: ignore[attr-defined]
-        else:
-            row.state, row.ended_at = State.FAILED, now()
-            row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
-            log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
-        row.save(update_fields=["tries", "next_at", "state", "ended_at", "note"])
-        return row.next_at if row.state == State.RUNNING else None
-
-
-def _lock_action(rows: QuerySet[BulkAction]) -> BulkAction | None:
-    """Return the row locked for this transaction, with PostgreSQL's time. None if another transaction has it."""
-    mine = rows.select_for_update(skip_locked=True, of=("self",))
-    return mine.select_related("actor").annotate(at=Now()).first()
-
-
-def process_batch(row: BulkAction, at: datetime) -> None:
-    """Process one batch. The caller saves the row in the same transaction."""
-    row_action, size = _get_row_action(row), _batch_size(row.per_second)
+def _process_batch(row: BulkAction, size: int, start: datetime) -> None:
+    row_action = _get_row_action(row)
     rows = _matching_rows(row)
     if row.position:
         rows = rows.filter(pk__gt=row.position)
@@ -228,7 +200,7 @@ def process_batch(row: BulkAction, at: datetime) -> None:
     actor = Actor(row.actor_name, row.actor, row.reason, is_bulk=True)
     became: Counter[str] = Counter()
     for key in row_action.lock(keys) if row_action.lock else keys:
-        due_at = at + timedelta(seconds=became["done"] / row.per_second)
+        due_at = start + timedelta(seconds=became["done"] / row.per_second)
         became[_apply_to_row(row, row_action, key, actor, due_at)] += 1
     row.done += became["done"]
     row.skipped += became["skipped"]
@@ -238,11 +210,20 @@ def process_batch(row: BulkAction, at: datetime) -> None:
         row.position = keys[-1]
     if len(keys) < size:
         row.state, row.ended_at = State.DONE, now()
-    row.next_at = at + timedelta(seconds=len(keys) / row.per_second)
+    row.next_at = start + timedelta(seconds=len(keys) / row.per_second)
 
 
-def _batch_size(per_second: float) -> int:
-    return max(1, min(BATCH, round(per_second * BATCH_SPAN)))
+@transaction.atomic
+def _count_failed_try(action_id: UUID) -> None:
+    row = BulkAction.objects.select_for_update().filter(pk=action_id, state=State.RUNNING).first()
+    if row is None:
+        return
+    row.tries += 1
+    if row.tries >= MAX_TRIES:
+        row.state, row.ended_at = State.FAILED, now()
+        row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
+        log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
+    row.save(update_fields=["tries", "state", "ended_at", "note"])
 
 
 def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:

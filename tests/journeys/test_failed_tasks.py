@@ -81,7 +81,7 @@ def run_next_batch() -> None:
     from scheduling.operations import bulk_actions
 
     BulkAction.objects.update(next_at=Now())
-    bulk_actions.run_batch(BulkAction.objects.get().pk)
+    bulk_actions.continue_bulk_actions()
 
 
 def test_failure_spike_is_retried_and_rule_is_edited(

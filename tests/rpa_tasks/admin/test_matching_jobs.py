@@ -70,7 +70,7 @@ def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market
 
     row = BulkAction.objects.get()
     assert (row.action, row.filter, row.reason) == ("job.cancel", {"priority__exact": "0"}, "wrong price")
-    assert bulk_actions.run_batch(row.pk) is None
+    bulk_actions.continue_bulk_actions()
     shown = text(operator.get(answer["location"]))
     assert "Cancel jobs · Jobs" in shown
     assert f"{url('job_changelist')}?priority__exact=0" in shown
@@ -104,7 +104,7 @@ def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(
     operator.post(url("job_matching", "run_again"), PACE)
     clerk.delete()  # the decision of the start holds
     BulkAction.objects.update(next_at=Now())
-    bulk_actions.run_batch(BulkAction.objects.get().pk)
+    bulk_actions.continue_bulk_actions()
     assert FailedTask.objects.get(task_id=job.pk).state == ("retried" if handles else "open")
     assert Job.objects.get(state__in=("scheduled", "queued")).retry_of == (job.pk if handles else None)
 

@@ -28,7 +28,7 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
     assert answer.status_code == 202, answer.text
     begun = answer.json()
     assert (begun["action"], begun["total"], begun["given"]) == ("priority", 1, {"priority": "high"})
-    bulk_actions.run_batch(begun["id"])
+    bulk_actions.continue_bulk_actions()
     assert api.get(f"/bulk-actions/{begun['id']}").json()["done"] == 1
     assert dict(Job.objects.values_list("shop__shop_id", "priority")) == {"s1": 0, "s2": 1}
 
@@ -86,6 +86,6 @@ def test_bulk_run_again_retries_failed_tasks_only_with_their_scope(api: Client, 
     key = Client(api.address, commands.create_api_key("clerk", scopes))
     begun = key("POST", "/rpa/jobs/bulk", {"action": "run_again", "filter": {}})
     assert begun.status_code == 202, begun.text
-    bulk_actions.run_batch(begun.json()["id"])
+    bulk_actions.continue_bulk_actions()
     assert FailedTask.objects.get().state == ("retried" if handles else "open")
     assert Job.objects.exclude(pk=task_id).get().retry_of == (UUID(task_id) if handles else None)

@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import transaction
-from django.db.models.functions import Now
 from django.utils.timezone import now
 from pytest_django import Settings
 
@@ -27,6 +26,7 @@ from scheduling.operations import bulk_actions
 from scheduling.operations.failed_tasks import Actor
 from tests.rpa_tasks.core.conftest import EVERY, Market
 from tests.scheduling.api.serving import database_url
+from tests.scheduling.core.conftest import LATER
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.second_connection import Race, SecondConnection
 
@@ -36,16 +36,12 @@ HOUR = timedelta(hours=1)
 
 
 def finish(action: str, chosen: dict[str, str], **options: Any) -> BulkAction:
-    """Start an action and process its batches, each at its time."""
+    """Start an action and process its batches at once."""
     row = bulk_actions.start_bulk_action(action, chosen, ANN, **options)
-    while bulk_actions.run_batch(row.pk) is not None:
-        let_next_batch_fall_due()
+    while bulk_actions.run_batch(row.pk, LATER):
+        pass
     row.refresh_from_db()
     return row
-
-
-def let_next_batch_fall_due() -> None:
-    BulkAction.objects.update(next_at=Now())
 
 
 def tally(row: BulkAction) -> tuple[int, int, int]:
@@ -107,7 +103,7 @@ def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
 
     def act(number: int) -> int:
         if number == 0:
-            return int(bulk_actions.run_batch(row.pk) is not None)
+            return int(bulk_actions.run_batch(row.pk, LATER))
         settled = 0
         while pick := shops.pick(node=f"n{number}"):
             settled += len(jobs.settle({pick.claim: Settlement("succeeded")}))
@@ -259,11 +255,11 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
 
     def act(number: int) -> None:
         if number < 2:
-            bulk_actions.run_batch(both[number].pk)
+            bulk_actions.run_batch(both[number].pk, LATER)
         elif number == 2:
             publish_bulk(flow, dict.fromkeys(pks.values(), timedelta(0)), payload={}, priority=1)
         elif number == 3:
-            bulk_actions.run_batch(priority.pk)
+            bulk_actions.run_batch(priority.pk, LATER)
         else:
             for _ in range(10):
                 if pick := shops.pick(node=f"n{number}"):
@@ -290,7 +286,7 @@ def test_bulk_run_again_worker_killed_in_batch_stores_nothing(
 
     with transaction.atomic():
         Job.objects.select_for_update().get(pk=covering)  # two are published, then the worker waits here
-        with program(WORKING, str(row.pk), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        with program(WORKING, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
             assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
             worker.kill()
     assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 120)
@@ -298,20 +294,17 @@ def test_bulk_run_again_worker_killed_in_batch_stores_nothing(
     assert (row.state, row.done, row.position) == ("running", 0, None)
     assert Job.objects.filter(state__in=("scheduled", "queued")).count() == 1
 
-    let_next_batch_fall_due()
-    assert bulk_actions.due_actions() == [row.pk]
-    assert bulk_actions.run_batch(row.pk) is None
+    bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
     assert tally(row) == (2, 1, 0)
     assert last.pk < covering
 
 
 WORKING = """
-import sys, django
+import django
 django.setup()
-from uuid import UUID
 from django.db import connection
 from scheduling.operations import bulk_actions
 connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
-bulk_actions.run_batch(UUID(sys.argv[1]))
+bulk_actions.continue_bulk_actions()
 """

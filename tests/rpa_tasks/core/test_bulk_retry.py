@@ -22,6 +22,7 @@ from scheduling.models import FailedTask
 from scheduling.operations import bulk_actions, failed_tasks
 from scheduling.operations.failed_tasks import Actor, Retry
 from tests.rpa_tasks.core.conftest import Market
+from tests.scheduling.core.conftest import LATER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
@@ -89,7 +90,7 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(
     create_failed_jobs(["s1", "s2"], "there")
     rows = [bulk_actions.start_bulk_action("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
 
-    PublishBarrier(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk) for row in rows))
+    PublishBarrier(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk, LATER) for row in rows))
 
     for row in rows:
         row.refresh_from_db()
@@ -111,7 +112,7 @@ def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
         wait_until(lambda: bool(meeting.published), WAIT_LIMIT)
         return publish_bulk(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
 
-    _, told = meeting.run(lambda: bulk_actions.run_batch(row.pk), tick)
+    _, told = meeting.run(lambda: bulk_actions.run_batch(row.pk, LATER), tick)
 
     row.refresh_from_db()
     assert (row.tries, row.done, row.skipped) == (0, 2, 0)

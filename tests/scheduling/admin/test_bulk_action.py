@@ -76,7 +76,7 @@ def test_bulk_retry_shows_progress_until_done(rows: list[FailedTask], operator: 
     shown = operator.get(answer["location"])
     assert "data-live-again" in shown.content.decode()
     assert "0 of 3" in shown.content.decode()
-    assert bulk_actions.run_batch(row.pk) is None
+    bulk_actions.continue_bulk_actions()
     shown = operator.get(answer["location"])
     assert "data-live-again" not in shown.content.decode()
     assert (shown.context["percent"], shown.context["progress"]) == (100, "3 of 3")
@@ -91,7 +91,7 @@ def test_bulk_action_skips_later_failures(
     page = ask(operator, url, "bulk_ignore")
     late = failed("late")
     confirm(operator, url, page)
-    bulk_actions.run_batch(BulkAction.objects.get().pk)
+    bulk_actions.continue_bulk_actions()
     late.refresh_from_db()
     assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
 
@@ -137,8 +137,8 @@ def test_bulk_action_is_stopped_by_operators_only(
     rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
-    row = bulk_actions.start_bulk_action("retry", {}, Actor("ann", reason="because"), per_second=0.5)
-    bulk_actions.run_batch(row.pk)
+    row = bulk_actions.start_bulk_action("retry", {}, Actor("ann", reason="because"), per_second=0.2)
+    bulk_actions.continue_bulk_actions()
     assert client.get(admin_url("bulkaction_changelist")).status_code == 200
     page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
     assert all(words in page for words in ("1 of 3", "because", "ann"))
@@ -175,7 +175,7 @@ def test_bulk_cancel_cancels_matching_touches(
 
     operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
 
-    assert bulk_actions.run_batch(BulkAction.objects.get().pk) is None
+    bulk_actions.continue_bulk_actions()
     states = dict(Touch.objects.values_list("node_id", "state"))
     assert states == {node.pk: "cancelled", other.pk: "scheduled"}
 

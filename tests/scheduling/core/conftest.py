@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -71,6 +71,9 @@ SHIFTED = {
 
 
 LOGS = ("verdicts", "attempts")
+
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)  #: until then all rows of a bulk action are due
 
 
 def pass_time(**span: float) -> None:

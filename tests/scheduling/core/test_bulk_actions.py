@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -20,7 +18,7 @@ from django.utils.timezone import get_current_timezone
 from pytest_django import Settings
 
 from config.local.processes import wait_until
-from scheduling import sql, tasks
+from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import first_id_at, new_id
 from scheduling.ledger import dead_letters
@@ -29,7 +27,7 @@ from scheduling.operations import bulk_actions, failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.row_actions import ROW_ACTIONS
 from tests.scheduling.api.serving import database_url
-from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.scheduling.core.conftest import LATER, deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
@@ -57,9 +55,8 @@ def fail(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[int], li
 
 
 def finish(row: BulkAction) -> BulkAction:
-    """Batch after batch, each at its time."""
-    while (wait := bulk_actions.run_batch(row.pk)) is not None:
-        pass_time(seconds=wait.total_seconds() + 0.001)
+    while bulk_actions.run_batch(row.pk, LATER):
+        pass
     row.refresh_from_db()
     return row
 
@@ -200,67 +197,32 @@ def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record
 # --- pace ---------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_batch_size_and_wait_follow_the_pace(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_rows_of_a_pass_follow_the_rate(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_actions, "BATCH", 4)
     fail(12)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=5)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=2)
 
-    wait = bulk_actions.run_batch(row.pk)
+    bulk_actions.continue_bulk_actions()
 
-    assert wait is not None
-    assert timedelta(0) <= wait <= timedelta(seconds=2)
     due = [touch.due_at for touch in again()]
-    assert [(later - sooner).total_seconds() for sooner, later in pairwise(due)] == [0.2] * 9
-    pass_time(seconds=-60)  # it is long before the next
-    assert bulk_actions.due_actions() == []
-    assert bulk_actions.run_batch(row.pk) is None
-    assert len(again()) == 10
-    pass_time(seconds=62)
-    assert bulk_actions.due_actions() == [row.pk]
-    assert bulk_actions.run_batch(row.pk) is None
+    assert [(later - sooner).total_seconds() for sooner, later in pairwise(due)] == [0.5] * 9, "those of five seconds"
+    bulk_actions.continue_bulk_actions()
+    assert len(again()) == 10, "the next ones are not due"
+    pass_time(seconds=5)
+    bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
-    assert (row.state, row.done) == ("done", 12)
+    assert (row.state, row.done, len(again())) == ("done", 12, 12)
 
 
-def test_bulk_next_batch_is_scheduled_with_countdown(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(
-        tasks.run_bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown))
-    )
-    fail(3)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
-
-    tasks.request_bulk_batches()
-    assert asked == [([str(row.pk)], 0.0)]
-    tasks.run_bulk_batch(str(row.pk))
-    assert asked[1][0] == [str(row.pk)]
-    assert 0 <= asked[1][1] <= 2
-    row.refresh_from_db()
-    assert row.done == 1
-
-
-def test_bulk_wait_uses_database_time(fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch) -> None:
-    fail(2)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
-    monkeypatch.setattr(bulk_actions, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
-    monkeypatch.setattr(bulk_actions, "monotonic", lambda: 0.0)  # the batch itself takes no time
-    assert bulk_actions.run_batch(row.pk) == timedelta(seconds=10)
-
-
-def test_bulk_action_resumes_after_broker_outage(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*args: Any, **how: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(tasks.run_bulk_batch, "apply_async", away)
-    fail(2)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
-    tasks.request_bulk_batches()
-    tasks.run_bulk_batch(str(row.pk))
-    pass_time(seconds=3)
-    assert bulk_actions.due_actions() == [row.pk]
+def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[FailedTask]]) -> None:
+    fail(5)
+    bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
+    for seconds, count in ((0, 1), (5, 1), (6, 2), (3600, 3)):
+        pass_time(seconds=seconds)
+        bulk_actions.continue_bulk_actions()
+        assert len(again()) == count
 
 
 def test_bulk_pace_out_of_range_is_refused(fail: Callable[[int], list[FailedTask]]) -> None:
@@ -274,14 +236,13 @@ def test_bulk_pace_out_of_range_is_refused(fail: Callable[[int], list[FailedTask
 
 def test_bulk_action_cancelled_stops_before_next_batch(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(3)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.5)
-    bulk_actions.run_batch(row.pk)
-    pass_time(seconds=3)
+    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.2)
+    bulk_actions.continue_bulk_actions()
 
     bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
-    assert bulk_actions.due_actions() == []
-    assert bulk_actions.run_batch(row.pk) is None
+    pass_time(seconds=60)
+    bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
     assert (row.state, row.ended_by, row.done, len(again())) == ("cancelled", "bob", 1, 1)
     with pytest.raises(Conflict, match="already ended"):
@@ -385,7 +346,7 @@ def test_bulk_batch_checks_the_stored_filter(fail: Callable[[int], list[FailedTa
     row = bulk_actions.start_bulk_action("ignore", {}, ANN)
     BulkAction.objects.filter(pk=row.pk).update(filter={"everything": "1"})
     with pytest.raises(InvalidInput, match="everything"):
-        bulk_actions.run_batch(row.pk)
+        bulk_actions.run_batch(row.pk, LATER)
     assert not FailedTask.objects.exclude(state="open").exists()
 
 
@@ -402,7 +363,7 @@ def test_bulk_racing_workers_process_each_row_once(
     def work(number: int) -> int:
         batches = 0
         while BulkAction.objects.filter(pk=row.pk, state="running").exists():
-            batches += bulk_actions.run_batch(row.pk) is not None
+            batches += bulk_actions.run_batch(row.pk, LATER)
         return batches
 
     assert sum(race(4, work)) == 6  # and one more, which ended it
@@ -418,53 +379,11 @@ def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[F
         bulk_actions.start_bulk_action("retry", {"state": "open"}, ANN),
     ]
 
-    race(2, lambda number: bulk_actions.run_batch(both[number].pk))
+    race(2, lambda number: bulk_actions.run_batch(both[number].pk, LATER))
 
     for row in both:
         finish(row)
     assert (sum(row.done for row in both), len(again())) == (20, 20)
-
-
-def test_bulk_worker_after_lost_reservation_does_nothing(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was stopped between taking the batch and doing it, for longer than it may hold one."""
-    fail(3)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN)
-    begin_batch = bulk_actions.reserve_batch
-
-    def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "reserve_batch", begin_batch)
-        held_until = begin_batch(action_id)
-        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
-        assert bulk_actions.run_batch(row.pk) is None  # the other, which is done with it
-        return held_until
-
-    monkeypatch.setattr(bulk_actions, "reserve_batch", stop_there)
-    assert bulk_actions.run_batch(row.pk) is None
-    row.refresh_from_db()
-    assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
-
-
-def test_bulk_returning_worker_does_not_start_next_batch(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next has its time, by the pace."""
-    fail(5)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
-    begin_batch = bulk_actions.reserve_batch
-
-    def stop_there(action_id: Any) -> Any:
-        monkeypatch.setattr(bulk_actions, "reserve_batch", begin_batch)
-        held_until = begin_batch(action_id)
-        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
-        assert bulk_actions.run_batch(row.pk) is not None  # the other
-        return held_until
-
-    monkeypatch.setattr(bulk_actions, "reserve_batch", stop_there)
-    assert bulk_actions.run_batch(row.pk) is None
-    row.refresh_from_db()
-    assert (row.state, row.done, len(again())) == ("running", 2, 2)
 
 
 @pytest.mark.processes
@@ -476,77 +395,36 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
 
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
-        with _worker(row) as worker:
+        with program(WORKING) as worker:
             assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
-            assert (
-                second_connection(lambda: bulk_actions.run_batch(row.pk)) is None
-            )  # no other worker runs it in that time
+            second_connection(bulk_actions.continue_bulk_actions)  # no other worker runs it in that time
             worker.kill()
     assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 120)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
-    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
-    assert bulk_actions.due_actions() == [row.pk]
-    assert (finish(row).done, len(again())) == (6, 6)
-
-
-@pytest.mark.processes
-def test_bulk_worker_killed_between_batches_keeps_rows(
-    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection
-) -> None:
-    rows = fail(5)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=1)  # two at once
-
-    with _worker(row) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"a batch\n"
-        worker.kill()
+    bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
-    assert (row.done, row.position) == (2, rows[1].pk)
-
-    pass_time(seconds=3)
-    assert bulk_actions.due_actions() == [row.pk]
-    assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
+    assert (row.done, len(again())) == (6, 6)
 
 
-def test_bulk_action_fails_after_max_tries(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+def test_failing_action_ends_after_max_tries_and_stops_no_other(
+    fail: Callable[[int], list[FailedTask]], settings: Settings
 ) -> None:
-    fail(1)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN)
-
-    def die(*args: Any) -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(bulk_actions, "process_batch", die)
-    for _ in range(bulk_actions.MAX_TRIES):
-        with pytest.raises(SystemExit):
-            bulk_actions.run_batch(row.pk)
-        assert bulk_actions.run_batch(row.pk) is None  # it may still be alive
-        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
-    assert bulk_actions.run_batch(row.pk) is None
-    row.refresh_from_db()
-    assert (row.state, row.done) == ("failed", 0)
-    assert "could not be finished" in row.note
-
-
-def test_bulk_batch_timeout_counts_as_a_try(
-    fail: Callable[[int], list[FailedTask]], settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.1)
-    fail(1)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN)
-    slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
-    monkeypatch.setattr(bulk_actions, "matching_rows", lambda *_: slow)
-
-    for _ in range(bulk_actions.MAX_TRIES):
-        with pytest.raises(OperationalError):
-            bulk_actions.run_batch(row.pk)
-        pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
-    assert bulk_actions.run_batch(row.pk) is None
-    row.refresh_from_db()
-    assert (row.state, row.tries, row.done, row.position) == ("failed", bulk_actions.MAX_TRIES, 0, None)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.5)
+    rows = fail(2)
+    hung = bulk_actions.start_bulk_action("archive", {}, ANN)
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM scheduling_failedtask WHERE id = %s FOR UPDATE", [rows[0].pk])
+        for number in range(bulk_actions.MAX_TRIES):
+            if number == 1:
+                well = bulk_actions.start_bulk_action("ignore", {"q": str(rows[1].task_id)}, ANN)
+            bulk_actions.continue_bulk_actions()
+    hung.refresh_from_db()
+    well.refresh_from_db()
+    assert (hung.state, hung.done, hung.position) == ("failed", 0, None)
+    assert "could not be finished" in hung.note
+    assert (well.state, well.done) == ("done", 1)
 
 
 def test_bulk_batch_with_lost_database_is_repeated(
@@ -563,30 +441,20 @@ def test_bulk_batch_with_lost_database_is_repeated(
 
     with monkeypatch.context() as patched:
         patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], function=lose))
-        with pytest.raises(OperationalError):
-            bulk_actions.run_batch(row.pk)
+        bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
     assert (row.state, row.done, row.failed, row.note, row.position) == ("running", 0, 0, "", None)
-
-    pass_time(seconds=bulk_actions.RESERVED_FOR.total_seconds() + 1)
     assert (finish(row).done, row.failed) == (3, 0)
 
 
 WORKING = """
-import sys, django
+import django
 django.setup()
-from uuid import UUID
 from django.db import connection
 from scheduling.operations import bulk_actions
 connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
-assert bulk_actions.run_batch(UUID(sys.argv[1])) is not None
-print("a batch", flush=True)
-sys.stdin.read()
+bulk_actions.continue_bulk_actions()
 """
-
-
-def _worker(row: BulkAction) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    return program(WORKING, str(row.pk), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 # --- kept and forgotten -------------------------------------------------------------------------------------------
@@ -609,31 +477,6 @@ def test_retention_deletes_ended_bulk_actions_only(fail: Callable[[int], list[Fa
     assert BulkAction.objects.get().state == "running"
 
 
-# --- between two transactions of a batch ----------------------------------------------------------------------------
-
-
-def test_bulk_batch_of_cancelled_action_does_nothing(
-    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail(2)
-    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
-    within = sql.limit_statement_time
-
-    @contextmanager
-    def cancel_first(limit: float) -> Iterator[None]:
-        second_connection(lambda: bulk_actions.cancel_bulk_action(row.pk, Actor("bob")))
-        with within(limit):
-            yield
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sql, "limit_statement_time", cancel_first)
-        assert bulk_actions.run_batch(row.pk) is None
-    row.refresh_from_db()
-    assert (row.state, row.done, row.ended_by) == ("cancelled", 0, "bob")
-    assert FailedTask.objects.filter(state="open").count() == 2
-    assert bulk_actions.run_batch(row.pk) is None
-
-
 def test_bulk_failing_row_is_tried_once_per_action(
     fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,10 +484,6 @@ def test_bulk_failing_row_is_tried_once_per_action(
     rows = fail(3)
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
     row = bulk_actions.start_bulk_action("retry", {}, ANN)
-    for _ in range(10):
-        if (wait := bulk_actions.run_batch(row.pk)) is None:
-            break
-        pass_time(seconds=wait.total_seconds() + 0.001)
-    row.refresh_from_db()
+    finish(row)
     assert (row.state, row.done, row.failed, row.skipped) == ("done", 2, 1, 0)
     assert row.note.count(str(rows[1].pk)) == 1

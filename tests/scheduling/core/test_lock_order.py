@@ -29,7 +29,7 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import inactivity
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from scheduling.planning.rescheduling import move_waiting
-from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
+from tests.scheduling.core.conftest import LATER, WAIT_LIMIT, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import act_behind_locks, await_lock_waits
 
@@ -73,7 +73,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
 
     def cancel_in_bulk(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
-        bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk)
+        bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk, LATER)
 
     def move_waiting_touches(dice: random.Random) -> None:
         dispatcher.dispatch_due_touches()
@@ -185,7 +185,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, rec
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
     row = bulk_actions.start_bulk_action("cancel", {}, Actor("ann"))
 
-    errors = _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk))
+    errors = _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk, LATER))
 
     assert errors == []
     ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")

@@ -19,7 +19,7 @@ from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, T
 from scheduling.operations import bulk_actions, commands, failed_tasks, undo
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import UNDO_WINDOW
-from tests.scheduling.core.conftest import deliver, held_by_second_connection
+from tests.scheduling.core.conftest import LATER, deliver, held_by_second_connection
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, act_on_second_connection, count_lock_waits
 
@@ -194,7 +194,7 @@ def test_undo_of_a_retry_that_a_worker_holds_is_refused_at_once(retried: Any, an
 def test_start_of_a_bulk_action_is_either_undone_or_started(touch: UUID, ann: Actor, race: Race) -> None:
     row = bulk_actions.start_bulk_action("cancel", {}, ann)
     act_id = offer(ann, "bulk.start", row.pk)
-    acts = (lambda: undo.undo_act(act_id, ann), lambda: bulk_actions.run_batch(row.pk))
+    acts = (lambda: undo.undo_act(act_id, ann), lambda: bulk_actions.run_batch(row.pk, LATER))
     told = race(2, lambda number: attempt(acts[number]))[0]
     state, cancelled = BulkAction.objects.get().state, Touch.objects.get(pk=touch).state == "cancelled"
     assert (told == "done", state, cancelled) in ((True, "cancelled", False), (False, "done", True))

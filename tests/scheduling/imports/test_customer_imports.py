@@ -426,7 +426,7 @@ def test_import_continues_after_a_broker_outage(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tasks.run_customer_import, "apply_async", away)
     row = upload(make_lines(3))
-    tasks.request_bulk_batches()
+    tasks.request_imports()
     tasks.run_customer_import(str(row.pk))
     row.refresh_from_db()
     assert row.state == "ready"
