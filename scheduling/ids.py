@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
+
+MAX_CLOCK_LAG = timedelta(minutes=5)  #: more than the clock of any API node is behind
 
 
 def new_id() -> UUID:

@@ -14,7 +14,7 @@ from scheduling.customers import erasure, import_batches, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
-from scheduling.experiments import rollout_runs
+from scheduling.experiments import rollouts
 from scheduling.experiments.replay import runs
 from scheduling.ledger.touches import Reconfigured
 from scheduling.operations import bulk_actions, retention
@@ -97,7 +97,7 @@ def send_webhooks() -> None:
 
 @shared_task(name="scheduling.advance_rollouts", is_tick=True)
 def advance_rollouts() -> None:
-    rollout_runs.advance_all_rollouts()
+    rollouts.advance_rollouts()
 
 
 @shared_task(name="scheduling.run_replay", is_tick=True)

@@ -79,7 +79,7 @@ def _describe_named_kind(kind: str) -> str:
     return {
         "Seconds": "a duration",
         "OwnDelayRules": "a mapping like `delay_rules`",
-        "CanaryGuard": "a mapping: `steps`, `time`, `touches`, `judged_from`, `complaints`, `failures`, `opt_outs`",
+        "CanaryGuard": "a mapping: `steps`, `time`, `touches`, `complaints`, `failures`",
         "Instant": 'an instant with its offset, like `"2026-11-11T00:00:00+08:00"`',
         "Anything": "a mapping",
         "SendWindows": "a send window, or a list of them",

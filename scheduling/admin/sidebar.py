@@ -166,8 +166,6 @@ CORE: tuple[Group, ...] = (
                 "trending_up",
                 (
                     Tab(_("Conversion"), "scheduling_node_conversion", "scheduling.view_touch"),
-                    Tab(_("Automatic roll-outs"), "scheduling_automaticrollout_changelist",
-                        "scheduling.view_automaticrollout"),
                     Tab(_("Complaint rates"), "scheduling_complaint_rates", "scheduling.view_complaint"),
                 ),
                 own_title=_("Effect"),

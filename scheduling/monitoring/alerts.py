@@ -16,7 +16,6 @@ import structlog
 from celery import current_app
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
 from django.urls import reverse
 from django.utils import translation
 from django.utils.functional import Promise
@@ -30,8 +29,9 @@ from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline
 from scheduling.delivery import routing
+from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ids import new_id
-from scheduling.models import Alert, AlertReceiver, AutomaticRollout
+from scheduling.models import Alert, AlertReceiver
 from scheduling.models.encrypted import Unreadable
 from scheduling.monitoring import collectors
 from scheduling.monitoring.complaint_stats import is_rising
@@ -123,10 +123,8 @@ def _find_rising_complaints(samples: MetricSamples) -> Values | None:
     }
 
 
-def _find_stopped_rollouts(_samples: MetricSamples) -> Values:
-    stopped = Q(reason__startswith="limit:") | Q(reason="unseen")
-    rows = AutomaticRollout.objects.filter(stopped, state="paused").values_list("node__key", flat=True)
-    return dict.fromkeys(rows, 1.0)
+def _find_withdrawn_canaries(_samples: MetricSamples) -> Values:
+    return dict.fromkeys(withdrawn_canaries().values_list("node__key", flat=True), 1.0)
 
 
 CONDITIONS = (
@@ -173,8 +171,8 @@ CONDITIONS = (
         "admin:scheduling_complaint_rates",
     ),
     Condition(
-        "rollout", _find_stopped_rollouts, 0, gettext_lazy("Automatic roll-out paused (%(what)s)"),
-        gettext_lazy("Check the reason and the figures, then resume or stop the roll-out."),
+        "rollout", _find_withdrawn_canaries, 0, gettext_lazy("Canary withdrawn (%(what)s)"),
+        gettext_lazy("Check the reason and the figures at the node, then change the text or remove the canary."),
         "admin:scheduling_node_changelist",
     ),
 )  # fmt: skip

@@ -33,7 +33,7 @@ MOST = 100_000  #: rows counted of each kind; this value means this many or more
 OWN = (
     "scheduling.monitoring.collectors.LedgerCollector",
     "scheduling.monitoring.collectors.BrokerCollector",
-    "scheduling.experiments.rollout_stats.RolloutCollector",
+    "scheduling.experiments.rollouts.RolloutCollector",
     "scheduling.monitoring.complaint_stats.ComplaintCollector",
     "scheduling.monitoring.wanted_numbers.ScalingCollector",
     "scheduling.monitoring.webhook_stats.WebhookCollector",

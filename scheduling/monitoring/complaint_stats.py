@@ -21,8 +21,7 @@ from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
-from scheduling.experiments.rollout_stats import MAX_CLOCK_LAG
-from scheduling.ids import first_id_at
+from scheduling.ids import MAX_CLOCK_LAG, first_id_at
 from scheduling.models import Node, Template
 from scheduling.monitoring.statistics import HOUR, HourlyCache
 from scheduling.redis_client import Redis, connect_once

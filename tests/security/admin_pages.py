@@ -40,14 +40,13 @@ from rpa_tasks.models import (
 )
 from scheduling.audit.audit_log import record_action
 from scheduling.customers import imports
-from scheduling.experiments import rollout_runs
+from scheduling.experiments import rollouts
 from scheduling.experiments.replay import runs
 from scheduling.identity import invitations, totp
 from scheduling.models import (
     AlertReceiver,
     ApiKey,
     AuditEntry,
-    AutomaticRollout,
     BulkAction,
     Calendar,
     ChannelConfig,
@@ -192,7 +191,7 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
         action="retry", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
     store_import("ready")
-    rollout_runs.start_rollout(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
+    rollouts.start_rollout(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
     market = Market()
     market.running("s1")
     market.waiting("s1", dedupe_key="a", delay=timedelta(hours=1))
@@ -343,10 +342,6 @@ def unassigned_task(user: User) -> tuple[Any, ...]:
 def evidence(user: User) -> tuple[Any, ...]:
     piece = Evidence.objects.all()[0]
     return (piece.run.job_id, piece.pk)
-
-
-def rollout(verb: str) -> Args:
-    return lambda user: (AutomaticRollout.objects.get().pk, verb)
 
 
 def store_import(state: str) -> CustomerImport:
@@ -507,9 +502,6 @@ MODELS: dict[str, Rights] = {
     "scheduling_complaint": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Complaint), first(Complaint)),
     "scheduling_failedtask": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(FailedTask), first(FailedTask)),
     "scheduling_bulkaction": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(BulkAction), first(BulkAction)),
-    "scheduling_automaticrollout": Rights(
-        VIEWER, NOBODY, NOBODY, NOBODY, first(AutomaticRollout), first(AutomaticRollout)
-    ),
     "rpa_tasks_job": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Job), first(Job)),
     "rpa_tasks_takeover": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(TakeOver), first(TakeOver)),
     "rpa_tasks_demoorder": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(DemoOrder), first(DemoOrder)),
@@ -678,8 +670,8 @@ PAGES: dict[str, Page] = {
     "chat_sessions_silences": Page(VIEWER),
     "chat_sessions_chat": Page(VIEWER, query="session=s-1"),
     # Roll-outs and drafts.
-    "scheduling_automaticrollout_start": Page(EDITOR, EDITOR, first(Node, key="guide")),
-    "scheduling_automaticrollout_act": Page(EDITOR, EDITOR, rollout("pause")),
+    "scheduling_node_start_rollout": Page(EDITOR, EDITOR, first(Node, key="guide")),
+    "scheduling_node_stop_rollout": Page(EDITOR, EDITOR, first(Node, key="rolled")),
     "scheduling_replay_publish": Page(EDITOR, EDITOR, first(Replay), data=REASON),
     "scheduling_replay_draft": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
     "scheduling_replay_discard": Page(NOBODY, EDITOR, first(Replay), form=False),

@@ -22,6 +22,7 @@ from django.utils.translation import ngettext
 
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import ActionLine, format_capped_count
+from scheduling.admin.experiments.rollout import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
@@ -52,6 +53,8 @@ def list_actions(
         parts.append(_list_pauses(time_limit))
     if user.has_perm("scheduling.view_touch"):
         parts += [_list_overdue(late), _list_late_queues(broker)]
+    if user.has_perm("scheduling.view_node"):
+        parts.append(list_withdrawn_canaries())
     if user.has_perm("scheduling.view_webhooksubscription"):
         parts.append(_list_failing_webhooks())
     if user.has_perm("scheduling.view_alertreceiver"):

@@ -22,7 +22,6 @@ from scheduling.admin.dashboard.config_changes import list_config_changes, mark_
 from scheduling.admin.dashboard.first_hour import build_checklist
 from scheduling.admin.dashboard.series import EndedTouches
 from scheduling.admin.dashboard.throughput import build_pace_card, build_queues_card
-from scheduling.admin.experiments.rollout import build_rollout_figures
 from scheduling.admin.replica_pages import read_for_page
 from scheduling.admin.sidebar import find_menu_place
 from scheduling.admin.touches.pause import list_active_pauses
@@ -61,8 +60,6 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
     figures, cards, charts = [], [], []
     columns = split_period(days)
     broker, late = None, None
-    if request.user.has_perm("scheduling.view_automaticrollout"):
-        figures += build_rollout_figures()
     if request.user.has_perm("scheduling.view_touch"):
         broker, late = read_broker(), time_limit(statistics.count_overdue)
         figures += _build_backlog_figures(late, time_limit)

@@ -30,6 +30,8 @@ from scheduling.admin.experiments.rollout import (
     ROLLOUT_FIELDS,
     build_node_context,
     has_running_rollout,
+    start_rollout_view,
+    stop_rollout_view,
 )
 from scheduling.admin.form_fields import (
     DelayRulesField,
@@ -282,6 +284,10 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
             path(
                 "<path:object_id>/copy/", require_POST(self._wrap(card_actions.copy_view)), name="scheduling_node_copy"
             ),
+            path(
+                "<path:object_id>/start-rollout/", self._wrap(start_rollout_view), name="scheduling_node_start_rollout"
+            ),
+            path("<path:object_id>/stop-rollout/", self._wrap(stop_rollout_view), name="scheduling_node_stop_rollout"),
             path("<path:object_id>/preview/", self._wrap(preview_node_view), name="scheduling_node_preview"),
             *super().get_urls(),
         ]  # fmt: skip

@@ -25,7 +25,6 @@ from scheduling.configuration.file.schema import (
     Field,
     ListOf,
     Named,
-    Plain,
     Seconds,
     Text,
     Whole,
@@ -34,7 +33,7 @@ from scheduling.models import AtDay, CapSwitch, EventType, Node, OnRepeat, OverC
 from scheduling.policy.journeys import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
 from scheduling.policy.profile import MAX_TAG
-from scheduling.policy.rollout import PLAN_DEFAULTS, RATES, Limit
+from scheduling.policy.rollout import PLAN_DEFAULTS, RATES
 from scheduling.policy.window_forms import list_calendars
 
 
@@ -61,17 +60,6 @@ class Stages(RowSection):
         return (row.position, row.key)
 
 
-class CanaryLimit(Plain):
-    """A limit such as `"+0.5"` or `x2`. A bare number counts as `"+…"`; `""` is no limit."""
-
-    def read(self, given: Any) -> str:
-        if given == "":
-            return ""
-        if not isinstance(given, (str, int, float)) or isinstance(given, bool):
-            raise ValueError("must be like +0.5 (percentage points above the stable version) or x2 (times)")
-        return str(Limit.read(given))
-
-
 class CanaryGuard(Group):
     """The plan of a roll-out. Every key has a default, so `{}` is the default plan."""
 
@@ -80,8 +68,7 @@ class CanaryGuard(Group):
         Field("steps", ListOf(NUMBER), default=PLAN_DEFAULTS["steps"]),
         Field("time", Seconds(), default=PLAN_DEFAULTS["time"]),
         Field("touches", Whole(), default=PLAN_DEFAULTS["touches"]),
-        Field("judged_from", Whole(), default=PLAN_DEFAULTS["judged_from"]),
-        *(Field(rate, CanaryLimit(), default=PLAN_DEFAULTS[rate]) for rate in RATES),
+        *(Field(rate, NUMBER, default=PLAN_DEFAULTS[rate]) for rate in RATES),
     )
 
 

@@ -66,7 +66,7 @@ def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
               template: guide, channel: hook, priority: high, enabled: false,
               rollout: {{percent: 12.5, communities: [c1]}}, over_cap: defer, expires_after: 1d,
               canary: {{template: guide-v2, percent: 10, communities: [c2],
-                       guard: {{steps: [10, 100], time: 2h, complaints: 0.5, opt_outs: ""}}}},
+                       guard: {{steps: [10, 100], time: 2h, complaints: 0.25}}}},
               cancel_on: [order.paid], on_repeat: keep,
               goal: {{event: order.paid, within: 7d}}, holdout: 5,
               delay_rules: {{by_level: {{vip: 1h30m}}, default: 2h}},
@@ -105,8 +105,7 @@ def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
     assert (node.rollout_percent, node.rollout_communities) == (12.5, ["c1"])
     assert (node.canary_percent, node.canary_communities, node.holdout_percent) == (10, ["c2"], 5)
     assert node.canary_guard == {
-        "steps": [10, 100], "time": 7200, "touches": 200, "judged_from": 50,
-        "complaints": "+0.5", "failures": "+2", "opt_outs": "",
+        "steps": [10, 100], "time": 7200, "touches": 200, "complaints": 0.25, "failures": 5
     }  # fmt: skip
     assert (node.over_cap, node.expires_after, node.cancel_on) == ("defer", timedelta(days=1), ["order.paid"])
     assert (node.on_repeat, node.goal_event, node.goal_within) == ("keep", "order.paid", timedelta(days=7))

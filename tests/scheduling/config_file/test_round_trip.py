@@ -49,17 +49,15 @@ delay_rules = st.fixed_dictionaries(
 )
 
 
-limits = (st.integers(1, 99) | st.sampled_from(["+0.5", "x2", "x1.25", "+0.0625"])) | st.just("")
+limits = st.integers(0, 100) | st.sampled_from([0.5, 1.25, 0.0625])
 canary_guards = st.fixed_dictionaries(
     {},
     optional={
         "steps": st.lists(st.integers(1, 99), unique=True, min_size=1, max_size=5).map(sorted),
         "time": spans(),
         "touches": st.integers(1, 10_000),
-        "judged_from": st.integers(1, 10_000),
-        "failures": st.integers(1, 99),
+        "failures": limits,
         "complaints": limits,
-        "opt_outs": limits,
     },
 )
 

@@ -63,8 +63,7 @@ SHIFTED = {
     "customer": "last_active_at conversation_at opted_out_at objected_at inactive_since created_at",
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
-    "automaticrollout": "started_at step_at judged_at ended_at",
-    "rolloutmove": "at",
+    "automaticrollout": "step_at judged_at counted_until",
     "bulkaction": "as_of begun_at ended_at next_at",
     "endmark": "settled_at ceiling",
 }

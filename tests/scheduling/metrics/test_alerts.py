@@ -260,16 +260,13 @@ def test_conditions_find_what_is_wrong(matrix: MatrixBuilder, valkey: redis.Redi
     shop = Shop.objects.create(platform=Platform.objects.create(key="pdd"), shop_id="s1")
     Shop.objects.filter(pk=shop.pk).update(login_state="needed", login_lost_at=now())
     valkey.lpush("mq:low", "{}")
-    for number, reason in enumerate(("limit:complaints", "unseen", "person", "edited")):
-        canary = matrix.template(f"canary-{number}")
-        node = matrix.node(f"node-{number}", canary_template=canary)
-        AutomaticRollout.objects.create(
-            node=node, stable=node.template, stable_version=1, canary=canary, canary_version=1, plan={},
-            state="paused", reason=reason,
-        )  # fmt: skip
+    for state in ("running", "withdrawn", "stopped", "finished"):
+        canary = matrix.template(f"canary-{state}")
+        node = matrix.node(f"node-{state}", canary_template=canary)
+        AutomaticRollout.objects.create(node=node, canary=canary, canary_version=1, plan={}, state=state)
     found = eventually(lambda: len(values := alerts.read_values()) == len(alerts.CONDITIONS) and values)
     assert {key: set(values) for key, values in found.items() if values} == {
-        "failed": {"touch"}, "login": {"pdd"}, "rollout": {"node-0", "node-1"},
+        "failed": {"touch"}, "login": {"pdd"}, "rollout": {"node-withdrawn"},
         "unattended": {"long", "low", "ticks", "touch.high", "touch.low", "touch.normal"},
     }  # fmt: skip
 
