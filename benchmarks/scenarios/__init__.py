@@ -22,6 +22,7 @@ from benchmarks.scenarios.search import search
 from benchmarks.scenarios.silence import silence
 from benchmarks.scenarios.sockets import sockets
 from benchmarks.scenarios.takeover import takeover
+from benchmarks.scenarios.texts import texts
 from benchmarks.scenarios.volume import volume
 from benchmarks.scenarios.waiting import waiting
 from benchmarks.scenarios.webhook import webhook
@@ -32,6 +33,7 @@ SCENARIOS: dict[str, Scenario] = {
     "arrival": arrival,
     "burst": burst,
     "rules": rules,
+    "texts": texts,
     "herd": herd,
     "webhook": webhook,
     "outbox": outbox,

@@ -206,6 +206,7 @@ class PreviewTouchOut(Schema):
     verdict: PreviewVerdictOut
     subject: str
     body: str
+    locale: str
     problem: str
     followed_by: list[PreviewFollowerOut]
 

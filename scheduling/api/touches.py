@@ -155,6 +155,7 @@ def _serialize_preview(each: PreviewedTouch) -> dict[str, Any]:
         "verdict": {name: getattr(each.verdict, name) for name in VERDICT},
         "subject": each.subject,
         "body": each.body,
+        "locale": each.locale,
         "problem": each.problem,
         "followed_by": [{"node": other.key, "trigger": other.trigger} for other in each.followers],
     }

@@ -6,7 +6,7 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -145,6 +145,18 @@ class CountingChannel(Protocol):
 
     def quota_key(self, message: Message) -> str:
         """Return the key that the vendor's quotas count by."""
+
+
+class MarkupChannel(Protocol):
+    """A channel whose receiver reads markup in a body. Other channels print values as they are."""
+
+    def escape(self, value: str) -> str:
+        """Return a value of a customer or an event, so that it adds no markup to the body."""
+
+
+def find_escape(channel: object) -> Callable[[str], str]:
+    """Return the escape of a channel's format, for values that a body prints."""
+    return getattr(channel, "escape", str)
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Find the mentions and the buttons that the text of a message ends with."""
+"""Find the mentions and buttons that a text ends with, and escape the values in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ PHONE_NUMBER = re.compile(r"\+?[0-9]{5,20}")
 BUTTON = re.compile(r"\[([^\[\]\n]{1,60})\]\((https?://[^\s()]{1,2000})\)")
 MOST_BUTTONS = 5
 ALL = "all"
+
+#: A value prints the full-width form of characters that vendors read as markup. No vendor documents an escape for all
+#: its formats, and an address in a link keeps its other characters.
+_TAGS = {ord(each): ord(each) + 0xFEE0 for each in "<>"}
+_MARKDOWN = {ord(each): ord(each) + 0xFEE0 for each in "<>[]*`"}
+_MENTION = {ord("@"): ord("@") + 0xFEE0}
 
 
 class BadContent(ValueError):
@@ -30,6 +36,22 @@ class Card(NamedTuple):
     title: str
     text: str
     buttons: list[tuple[str, str]]
+
+
+def escape_tags(value: str) -> str:
+    """Return a value without tags, such as `<at user_id="all">` or a link."""
+    return value.translate(_TAGS)
+
+
+def escape_markdown(value: str) -> str:
+    """Return a value without tags, links, emphasis and code."""
+    return value.translate(_MARKDOWN)
+
+
+def escape_mentions(value: str) -> str:
+    """Return a value that mentions no one by itself, and not everyone after an “@” of the author."""
+    value = value.translate(_MENTION)
+    return f"{value}\N{ZERO WIDTH SPACE}" if value.strip().lower() == ALL else value
 
 
 def split_mentions(body: str) -> tuple[str, Mentions]:

@@ -21,7 +21,7 @@ from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
 from scheduling.policy.window_forms import check_windows, is_time_zone
 from scheduling.policy.workdays import is_country
-from scheduling.templating.rendering import check_text
+from scheduling.templating.rendering import LOCALE, check_text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
 MAX_RETRY_DELAY = timedelta(days=7)
@@ -269,8 +269,8 @@ def check_template(values: Mapping[str, Any]) -> None:
 
 def check_template_text(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
-    if "locale" in values and not 0 < len(values["locale"].strip()) <= 20:
-        found.add("locale", "must have 1 to 20 characters, like zh-hans or en")
+    if "locale" in values and not (LOCALE.fullmatch(values["locale"]) and len(values["locale"]) <= 20):
+        found.add("locale", "must be a language of at most 20 characters, like zh-hans or en")
     if "body" in values and not values["body"].strip():
         found.add("body", "is missing")
     if len(values.get("subject", "")) > 200:

@@ -6,7 +6,7 @@ import time
 from functools import lru_cache
 from typing import NamedTuple
 
-from scheduling.channels.base import Message, is_immediate
+from scheduling.channels.base import Message, find_escape, is_immediate
 from scheduling.delivery import settlement
 from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.links import tracks_links
@@ -15,8 +15,8 @@ from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
 from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.policy import guards
 from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
+from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import choose_text, render_message
-from scheduling.templating.values import CannotRender
 
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 
@@ -105,7 +105,7 @@ def _route_of(batch: DueBatch, row: Due, candidate: Candidate) -> Route:
 
 def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> Message:
     node, template, event = candidate.node, candidate.template, row.event
-    subject, body, locale = _render(batch, row, candidate)
+    subject, body, locale = _render(batch, row, candidate, route)
     return Message(
         task_id=row.task_id,
         delivery_key=row.root_id,
@@ -140,7 +140,7 @@ def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, c
     )  # fmt: skip
 
 
-def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, str]:
+def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tuple[str, str, str]:
     """Return subject, body and locale.
 
     A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key may
@@ -150,4 +150,4 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, 
     known = first if first and first.body else batch.history.edited.get(row.root_id)
     if known:
         return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
-    return render_message(candidate.template, candidate.customer, row.event)
+    return render_message(candidate.template, candidate.customer, row.event, find_escape(route.channel))

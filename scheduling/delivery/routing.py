@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from scheduling.channels.base import Channel, Message
+from scheduling.channels.base import Channel, Message, find_escape
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.quota import receiver_key
 from scheduling.models import Community
@@ -60,6 +60,14 @@ def channel_of(spec: ChannelSpec) -> Channel:
         channel.quotas = (*channel.quotas, *spec.limits)  # type: ignore[misc] # for this row only
     _channels[spec.id] = (spec, channel)
     return channel
+
+
+def find_preview_escape(spec: ChannelSpec) -> Callable[[str], str]:
+    """Return the escape of a channel's format; that of plain text if the channel cannot be used here."""
+    try:
+        return find_escape(channel_of(spec))
+    except (NoTarget, Unreadable):
+        return str
 
 
 def target_for(

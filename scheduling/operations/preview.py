@@ -16,6 +16,7 @@ from django.utils.timezone import now
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
+from scheduling.delivery.routing import find_preview_escape
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
@@ -28,8 +29,8 @@ from scheduling.policy.journeys import TOUCH_TYPES, is_followed
 from scheduling.policy.node_conditions import Facts
 from scheduling.policy.profile import InvalidValue, check_attribute_name, normalize_tags, read_value, store_value
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
+from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import render_message
-from scheduling.templating.values import CannotRender
 
 MAX_LEVEL = 40  #: characters, as stored
 #: Starts of the fields of conditions that the event does not set.
@@ -48,6 +49,8 @@ class PreviewedTouch:
     subject: str
     body: str
     problem: str  #: why rendering failed, or ""
+    locale: str = ""  #: of the text
+    customer_locale: str = ""
     planned: bool = True
     steps: tuple[tuple[str, datetime], ...] = ()  #: the end of the delay, then what moved the due time, and where to
     followers: tuple[NodeSpec, ...] = ()  #: the nodes that follow the touch
@@ -129,16 +132,17 @@ def _preview_touch(
         return PreviewedTouch(node, template, due_at, expires_at, verdict, "", "", "", planned=False)
     verdict = guards.judge_touch(candidate, context, max(due_at, now()))
     try:
-        subject, body, _ = render_message(template, who, event)
+        subject, body, locale = render_message(template, who, event, find_preview_escape(node.channel))
         problem = ""
     except CannotRender as error:
-        subject, body, problem = "", "", str(error)
+        subject, body, locale, problem = "", "", "", str(error)
     followers = tuple(
         each for kind in sorted(TOUCH_TYPES) for each in config.triggered.get(kind, ()) if node.key in each.from_nodes
     )
     return PreviewedTouch(
-        node, template, due_at, expires_at, verdict, subject, body, problem, steps=steps, followers=followers
-    )
+        node, template, due_at, expires_at, verdict, subject, body, problem, locale, who.locale,
+        steps=steps, followers=followers,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from uuid import UUID
 
 from scheduling.configuration import snapshot
 from scheduling.delivery.edited_texts import load_edited_texts
+from scheduling.delivery.routing import find_preview_escape
 from scheduling.errors import ErrorCollector
 from scheduling.models import FailedTask, Touch
-from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, template_for
-from scheduling.templating.compiler import MAX_SOURCE
+from scheduling.policy.specs import EventSpec, template_for
+from scheduling.templating.engine import MAX_SOURCE
+from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import choose_text, render_message
-from scheduling.templating.values import CannotRender
 
 MAX_SUBJECT = 200  #: characters, as in a template
 MEMBERS = ("subject", "body")
@@ -78,19 +79,16 @@ def _find_problem(value: Any, most: int) -> str:
 def _render_touch(touch: Touch) -> dict[str, str]:
     config = snapshot.current()
     template = config.templates.get(touch.template_id) if touch.template_id else None
+    node = config.nodes[touch.node_id]
     if template is None:
-        node = config.nodes[touch.node_id]
         template = template_for(node, touch.chat_id, touch.customer.user_id, None)
     event = EventSpec(
         touch.event_id, touch.event.source, touch.event.event_id, touch.event.type, touch.event.occurred_at,
         touch.customer.user_id, touch.chat_id, touch.event.data,
     )  # fmt: skip
-    return _render_or_show(template, touch.customer.spec(), event)
-
-
-def _render_or_show(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> dict[str, str]:
+    customer = touch.customer.spec()
     try:
-        subject, body, _ = render_message(template, customer, event)
+        subject, body, _ = render_message(template, customer, event, find_preview_escape(node.channel))
     except CannotRender:
         try:
             text = choose_text(template, customer.locale)

@@ -28,6 +28,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.preview import MAX_LEVEL, PreviewedTouch, imagine_customer, preview_event
 from scheduling.planning.ingest import NewEvent
 from scheduling.redaction import redact_text
+from scheduling.templating.rendering import read_locale
 
 
 class EventForm(forms.Form):
@@ -147,8 +148,15 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         "facts": list_verdict_facts(each.verdict),
         "subject": redact_text(each.subject),
         "body": redact_text(each.body),
+        "language": _describe_language(each.locale, each.customer_locale) if each.locale else "",
         "problem": translate_error(each.problem),
     }
+
+
+def _describe_language(locale: str, wanted: str) -> str:
+    if not wanted or read_locale(locale) == read_locale(wanted):
+        return _("Language: %(locale)s") % {"locale": locale}
+    return _("Language: %(locale)s (the customer has %(wanted)s)") % {"locale": locale, "wanted": wanted}
 
 
 def _describe_step(step: str, each: PreviewedTouch) -> str:

@@ -26,7 +26,7 @@ from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.channels.base import Delivered, Message, Outcome, Unknown
+from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
 from scheduling.channels.once import send_once
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_template, check_template_text
@@ -36,8 +36,8 @@ from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.templating.rendering import render_message
-from scheduling.templating.values import CannotRender
+from scheduling.templating.library import CannotRender
+from scheduling.templating.rendering import choose_text, render_message
 
 SAMPLE_USER = "sample"
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
@@ -55,14 +55,13 @@ def sample_event(user_id: str, chat_id: str, data: Mapping[str, Any]) -> EventSp
     return EventSpec(new_id(), "admin", "sample", "sample", now(), user_id, chat_id, data)
 
 
-def render_preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
+def render_preview(request: HttpRequest, text: TextSpec) -> HttpResponse:
     """Render a text with the sample data of the request, as JSON with `problem` on errors."""
     try:
         data = DataField().clean(request.POST.get("data", ""))
     except ValidationError as error:
         return JsonResponse({"body": "", "subject": "", "problem": " ".join(error.messages)})
     who = sample_customer(request.POST.get("user_id", "").strip())
-    text = TextSpec("", subject, body)
     event = sample_event(who.user_id, request.POST.get("chat_id", "").strip(), data)
     try:
         subject, body, _locale = render_message(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)
@@ -145,7 +144,7 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
         channel = routing.channel_of(spec)
         target = routing.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
-        subject, body, locale = render_message(snapshot.template_spec(template), who, event)
+        subject, body, locale = render_message(snapshot.template_spec(template), who, event, find_escape(channel))
     except routing.NoTarget as error:
         return f"{translate_reason(error.reason)}: {error}", ""
     except Unreadable as error:
@@ -187,10 +186,14 @@ class TextForm(OptimisticLockForm):
         model = TemplateText
         fields = ("locale", "subject", "body")
         help_texts: ClassVar[Any] = {
-            "locale": _("Like zh-hans or en. Customers get their own language, else the first text."),
+            "locale": _(
+                "Like zh-hans, zh-hant or en. Customers get the text nearest to their language, else that in the "
+                "installation's."
+            ),
             "subject": _("For mail, and the title of a card."),
             "body": _(
-                "Variables: {{ user.name }}, {{ user.level }}, {{ chat.id }}, {{ event.type }}, {{ event.data.x }}"
+                "Variables: {{ user.name }}, {{ user.level }}, {{ chat.id }}, {{ event.type }}, {{ event.data.x }}. "
+                'With filters: {{ event.data.x|default:"-" }}, {{ event.time|date:"Y-m-d H:i" }}'
             ),
         }
 
@@ -259,10 +262,8 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     @display(description=_("text"))  # type: ignore[untyped-decorator]
     def beginning(self, row: Template) -> str:
         """Show the text in the reader's language, else in the default language."""
-        bodies = {text.locale.lower(): text.body for text in row.texts.all()}
-        wanted = (get_language() or "").lower()
-        near = [each for each in bodies if each.partition("-")[0] == wanted.partition("-")[0]]
-        body = bodies.get(wanted) or bodies.get(near[0] if near else "") or next(iter(bodies.values()), "")
+        spec = snapshot.template_spec(row)
+        body = choose_text(spec, get_language() or "").body if spec.texts else ""
         return body[:40] + ("…" if len(body) > 40 else "")
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
@@ -271,10 +272,11 @@ class TemplateAdmin(HistoryAdmin, Retirable):
             raise PermissionDenied
         if "text" in request.POST:
             row = get_object_or_404(TemplateText, pk=_parse_row_id(request.POST["text"]))
-            return render_preview(request, row.subject, row.body)
+            return render_preview(request, TextSpec(row.locale, row.subject, row.body))
         if not self.has_change_permission(request):
             raise PermissionDenied
-        return render_preview(request, request.POST.get("subject", ""), request.POST.get("body", ""))
+        given = (request.POST.get(name, "") for name in ("locale", "subject", "body"))
+        return render_preview(request, TextSpec(*given))
 
     @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:

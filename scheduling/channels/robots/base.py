@@ -17,7 +17,14 @@ from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers
 from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
 from scheduling.channels.http_client import Transport, shared_transport
-from scheduling.channels.markup import BadContent, Mentions, split_mentions
+from scheduling.channels.markup import (
+    BadContent,
+    Mentions,
+    escape_markdown,
+    escape_mentions,
+    escape_tags,
+    split_mentions,
+)
 from scheduling.channels.ssrf import PrivateHosts, check_url
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
@@ -70,6 +77,10 @@ class Robot(CodedAnswers):
 
     def target_key(self, message: Message) -> str:
         return options.opaque_key(self.kind, str(message.target.get("url", "")))
+
+    def escape(self, value: str) -> str:
+        value = escape_tags(value) if self.format == TEXT else escape_markdown(value)
+        return escape_mentions(value) if self._mentions else value
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""

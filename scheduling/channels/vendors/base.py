@@ -23,6 +23,7 @@ from scheduling.channels.http_client import Response, Transport, excerpt, shared
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.tokens import Token, TokenRefused, shared_tokens
+from scheduling.templating.rendering import escape_line
 
 JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
 COMMON_KEYS, QUOTA_BY = ("secret", "proxy", "quotas", "quota_by"), ("address", "account")
@@ -58,7 +59,7 @@ class VendorChannel(CodedAnswers):
     own_quotas: ClassVar[bool] = True  #: `quotas` in the settings replaces those of the kind
     secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "proxy"})
     default_idempotent: ClassVar[bool] = False
-    fills_template: ClassVar[bool] = False  #: the text is a list of values for a template at the vendor
+    fills_template: bool = False  #: the text is a list of values for a template at the vendor
 
     api: ClassVar[str]  #: address of the vendor's API, without path
     required: ClassVar[tuple[str, ...]]  #: settings that must have a text
@@ -109,6 +110,10 @@ class VendorChannel(CodedAnswers):
         address = options.read_word(target, "address")
         if not 0 < len(address) <= ADDRESS_LENGTH or UNPRINTABLE.search(address):
             raise ValueError(f"address: must have 1 to {ADDRESS_LENGTH} printable characters")
+
+    def escape(self, value: str) -> str:
+        """Keep a value on the line that has its name."""
+        return escape_line(value) if self.fills_template else value
 
     def target_key(self, message: Message) -> str:
         """Return the account: a slow or dead vendor concerns all its receivers."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from html import escape as escape_html
 from typing import Any, ClassVar
 
 from scheduling.channels import options
 from scheduling.channels.answers import parse_answer, read_path, read_vendor_id
 from scheduling.channels.base import Delivered, DestinationRefused, Message, Outcome, Transient, Unknown
 from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, parse_retry_after
-from scheduling.channels.markup import BadContent
+from scheduling.channels.markup import BadContent, escape_markdown
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, read_named_lines
 from scheduling.channels.vendors.declared_settings import (
@@ -30,7 +31,8 @@ from scheduling.durations import parse_duration
 TOKEN_KEYS = REQUEST_KEYS | {"field", "expires", "lifetime"}
 TOKEN_VARIABLES = {"channel": frozenset({"secret"})}
 ANSWER_FIELDS = ("code_field", "message_field", "id_field")
-OTHER_KEYS = frozenset(("address", "token", "success", "errors", *ANSWER_FIELDS, *COMMON_KEYS))
+MARKUP: Mapping[str, Callable[[str], str]] = {"none": str, "markdown": escape_markdown, "html": escape_html}
+OTHER_KEYS = frozenset(("address", "token", "markup", "success", "errors", *ANSWER_FIELDS, *COMMON_KEYS))
 
 
 class DeclaredHttp(VendorChannel):
@@ -47,6 +49,8 @@ class DeclaredHttp(VendorChannel):
         self.secret = options.read_text(config, "secret")
         self.plan = read_request(config, VARIABLES)
         self.base = self.plan.url
+        self._escape = MARKUP[options.read_choice(config, "markup", tuple(MARKUP))]
+        self.fills_template = self.plan.reads_values
         self.proxy = options.read_proxy(config)
         self.address_key = options.read_text(config, "address")
         self.needs_target = bool(self.address_key)
@@ -106,6 +110,9 @@ class DeclaredHttp(VendorChannel):
         """
         if target:
             super().validate_target(target)
+
+    def escape(self, value: str) -> str:
+        return super().escape(self._escape(value))
 
     @property
     def account(self) -> str:

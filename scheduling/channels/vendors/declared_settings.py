@@ -15,8 +15,9 @@ from scheduling.channels.markup import BadContent
 from scheduling.channels.robots.base import encode_json
 from scheduling.channels.vendors.base import VendorRequest, add_query
 from scheduling.durations import parse_duration
-from scheduling.templating.compiler import InvalidTemplate, Program, compile_text
-from scheduling.templating.values import CannotRender
+from scheduling.templating.engine import Text
+from scheduling.templating.library import CannotRender, InvalidTemplate, Run
+from scheduling.templating.rendering import escape_line
 
 #: Variables of the templates and their fields; an empty set allows any field.
 VARIABLES: Mapping[str, frozenset[str]] = {
@@ -63,6 +64,7 @@ class RequestPlan:
     headers: Render
     body: Render | None
     uses_token: bool
+    reads_values: bool  #: the body of a message is a list of values
 
     def build(self, names: Mapping[str, Any]) -> VendorRequest:
         """Render the request. Raises `BadContent`."""
@@ -91,7 +93,7 @@ def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[
         form = options.read_choice(settings, "format", FORMATS)
         compiler = _PlanCompiler(variables)
         query = compiler.compile_texts(settings.get("query"), "query")
-        headers = compiler.compile_texts(settings.get("headers"), "headers")
+        headers = compiler.compile_texts(settings.get("headers"), "headers", escape_line)
         for name in settings.get("headers") or {}:
             if not HEADER_NAME.fullmatch(name) or name.lower() in FIXED_HEADERS:
                 raise ValueError(f"headers.{name}: is not a header that can be set")
@@ -103,8 +105,9 @@ def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[
         url = options.read_url(settings).partition("#")[0]  # a query after a fragment would be lost
         method = options.read_choice(settings, "method", METHODS)
         return RequestPlan(
-            url, method, form, query, headers, compiled if body is not None else None, compiler.uses_token
-        )
+            url, method, form, query, headers, compiled if body is not None else None, compiler.uses_token,
+            "values" in compiler.roots,
+        )  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{path}{error}") from None
 
@@ -116,41 +119,46 @@ class _PlanCompiler:
         self._variables = variables
         self._entries = 0
         self.uses_token = False
+        self.roots: set[str] = set()
 
-    def compile_texts(self, value: Any, path: str) -> Render:
+    def compile_texts(self, value: Any, path: str, escape: Callable[[str], str] = str) -> Render:
         """Compile a mapping of names to texts or numbers; their results are texts."""
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{path}: must be a mapping")
         for name, each in (value or {}).items():
             if not isinstance(name, str) or not isinstance(each, (str, int, float)):
                 raise ValueError(f"{path}.{name}: must be text or a number")
-        render = self.compile(dict(value or {}), path)
+        render = self.compile(dict(value or {}), path, escape)
         return lambda names: {name: format_scalar(each) for name, each in render(names).items()}
 
-    def compile(self, value: Any, path: str, depth: int = 0) -> Render:
+    def compile(self, value: Any, path: str, escape: Callable[[str], str] = str, depth: int = 0) -> Render:
         self._entries += 1
         if depth > MAX_DEPTH or self._entries > MAX_ENTRIES:
             raise ValueError(f"{path}: has more than {MAX_DEPTH} levels or {MAX_ENTRIES} entries")
         match value:
             case str():
-                program = self._compile_text(value, path)
-                return lambda names: program.render(dict(names))
+                text = self._compile_text(value, path)
+                return lambda names: text.render(Run(names, escape))
             case dict():
-                parts = {str(name): self.compile(each, f"{path}.{name}", depth + 1) for name, each in value.items()}
+                parts = {
+                    str(name): self.compile(each, f"{path}.{name}", escape, depth + 1) for name, each in value.items()
+                }
                 return lambda names: {name: part(names) for name, part in parts.items()}
             case list():
-                entries = [self.compile(each, f"{path}.{place}", depth + 1) for place, each in enumerate(value)]
+                entries = [self.compile(each, f"{path}.{place}", escape, depth + 1) for place, each in enumerate(value)]
                 return lambda names: [entry(names) for entry in entries]
             case int() | float() | None:
                 return lambda names: value
         raise ValueError(f"{path}: must be text, a number, true, false, null, a list or a mapping")
 
-    def _compile_text(self, source: str, path: str) -> Program:
+    def _compile_text(self, source: str, path: str) -> Text:
         self.uses_token = self.uses_token or re.search(r"channel\s*\.\s*token", source) is not None
         try:
-            return compile_text(source, self._variables)
+            text = Text(source, self._variables)
         except InvalidTemplate as error:
             raise ValueError(f"{path}: {error}") from None
+        self.roots |= text.roots
+        return text
 
 
 def format_scalar(value: Any) -> str:

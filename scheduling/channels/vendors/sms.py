@@ -33,7 +33,7 @@ class SmsChannel(SmsCallbacks, VendorChannel):
     """The base of both. Address: a phone number. A text has one “name: value” a line, first `template_id` if needed."""
 
     address_key: str = "phone"
-    fills_template: ClassVar[bool] = True
+    fills_template: bool = True
     optional: ClassVar[tuple[str, ...]] = ("template_id", "callback_token")
     secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token"}
     accepted: ClassVar[str] = "OK"

@@ -20,6 +20,7 @@ from scheduling.channels.markup import BadContent
 from scheduling.channels.robots.base import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query, read_lines
 from scheduling.channels.vendors.callbacks import CallbackResult, WeChatCallbacks, read_send_job
+from scheduling.templating.rendering import read_locale
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 TEMPLATE, SUBSCRIPTION = "template", "subscription"
@@ -33,7 +34,7 @@ class WeChatVendor(VendorChannel):
     A text has one “name: value” a line: the values of the template. First lines may be `template_id`, `url` and `page`.
     """
 
-    fills_template: ClassVar[bool] = True
+    fills_template: bool = True
     api: ClassVar[str] = "https://api.weixin.qq.com"
     required: ClassVar[tuple[str, ...]] = ("app_id", "secret")
     refusals: ClassVar[Mapping[int, Refusal]] = {
@@ -141,5 +142,8 @@ class MiniProgram(WeChatVendor):
         return "/cgi-bin/message/subscribe/send"
 
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
-        found = {"miniprogram_state": self._state, "lang": "zh_CN" if message.locale.startswith("zh") else "en_US"}
+        found = {
+            "miniprogram_state": self._state,
+            "lang": "zh_CN" if read_locale(message.locale).language == "zh" else "en_US",
+        }
         return found | ({"page": own["page"]} if own.get("page") else {})

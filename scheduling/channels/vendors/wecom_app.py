@@ -15,7 +15,7 @@ from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Quotas
 from scheduling.channels.http_client import Response, Transport
-from scheduling.channels.markup import read_card
+from scheduling.channels.markup import escape_markdown, escape_tags, read_card
 from scheduling.channels.robots.base import clip_text, encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
 from scheduling.channels.vendors.callbacks import CallbackResult, WeChatCallbacks
@@ -111,6 +111,9 @@ class WeComApp(WeComVendor):
         if "|" in address or address.strip().lower() == "@all":
             raise ValueError("address: must name one member")
 
+    def escape(self, value: str) -> str:
+        return escape_tags(value) if self.format == TEXT else escape_markdown(value)
+
     def document(self, message: Message) -> dict[str, Any]:
         msgtype = "textcard" if self.format == CARD else self.format
         document = {
@@ -170,6 +173,9 @@ class WeChatService(WeComVendor):
         95017: Refusal("应用未获得调用微信客服接口的权限"),
         95018: Refusal("当前会话状态不允许发送：会话已转人工，或客户尚未发言"),
     }
+
+    def escape(self, value: str) -> str:
+        return escape_tags(value)  # WeChat reads <a> in a text
 
     def quota_key(self, message: Message) -> str:
         """Return the customer and the time of the last message, which opens a new allowance."""

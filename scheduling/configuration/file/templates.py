@@ -14,7 +14,8 @@ from scheduling.configuration.file.rows import RowSection, Wanted
 from scheduling.configuration.file.schema import FLAG, KEY, Choice, Field, Text, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
-from scheduling.templating.compiler import MAX_SOURCE
+from scheduling.templating.engine import MAX_SOURCE
+from scheduling.templating.rendering import read_locale
 
 LOCALE = "zh-hans"
 
@@ -65,7 +66,7 @@ class Templates(RowSection):
 
     def _add_text(self, texts: dict[str, Any], values: Mapping[str, Any], path: str, draft: Draft) -> None:
         locale = values.get("locale", LOCALE)
-        if locale.lower() in (each.lower() for each in texts):
+        if read_locale(locale) in map(read_locale, texts):
             draft.problem(f"{path}.locale", f"“{locale}” is listed already for “{values['key']}”")
         elif values.get("body") is not None:
             texts[locale] = {"subject": values.get("subject", ""), "body": values["body"]}

@@ -22,8 +22,8 @@ from scheduling.planning.disabled_targets import TargetLookup
 from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
+from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import render_message
-from scheduling.templating.values import CannotRender
 
 Progress = Callable[[int], None]
 

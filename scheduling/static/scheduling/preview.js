@@ -30,6 +30,7 @@ document.addEventListener("DOMContentLoaded", () => {
         if (text.text) {
             data.set("text", text.text); // a stored one, by its id
         } else {
+            data.set("locale", text.locale);
             data.set("subject", text.subject);
             data.set("body", text.body);
         }

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from scheduling.delivery.pipeline import deliver_touches
-from scheduling.models import Event
+from scheduling.models import Event, TemplateText
 from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
@@ -81,6 +81,25 @@ def test_preview_renders_stored_templates_only(matrix: MatrixBuilder, viewer: Cl
     inside = {"type": "material.downloaded", "user_id": "{{ event.type }}"}
     (outcome,) = viewer.get(admin_url("event_preview"), inside).context["outcomes"]
     assert outcome["body"] == "hi {{ event.type }}"
+
+
+def test_preview_names_the_language_of_the_text(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
+    from scheduling.operations.commands import update_customer
+
+    template = matrix.template("guide")
+    TemplateText.objects.filter(template=template).update(locale="zh_CN")
+    TemplateText.objects.create(template=template, locale="en", body="Hello")
+    matrix.node(template=template)
+    shown = {}
+    for locale in ("", "zh-hans", "zh-TW", "en_US"):
+        update_customer("ann", {"locale": locale})
+        asked = {"type": "material.downloaded", "user_id": "ann"}
+        (outcome,) = viewer.get(admin_url("event_preview"), asked).context["outcomes"]
+        shown[locale] = outcome["language"]
+    assert shown == {
+        "": "Language: zh_CN", "zh-hans": "Language: zh_CN (the customer has zh-hans)",
+        "zh-TW": "Language: zh_CN (the customer has zh-TW)", "en_US": "Language: en (the customer has en_US)",
+    }  # fmt: skip
 
 
 def test_preview_names_followers_and_follows_only_their_node(

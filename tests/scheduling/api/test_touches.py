@@ -182,6 +182,7 @@ def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: MatrixBui
     assert (item["planned"], item["steps"]) == (True, [{"step": "delay", "at": "2026-03-01T00:15:00Z"}])
     assert item["verdict"]["decision"] in ("send", "suppress")
     assert item["body"].startswith("hi")
+    assert item["locale"] == "zh-hans"
     assert not Event.objects.exists()
     assert not Touch.objects.exists()
 

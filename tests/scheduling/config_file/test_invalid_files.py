@@ -71,7 +71,7 @@ def with_node(base_config: str, rest: str) -> str:
         ("templates: [{key: a, content_type: t, body: 'hi {{ user.nmae }}'}]",
          "templates[0].body: line 1: unknown variable “user.nmae”; user has id, level, locale, name, timezone"),
         ("templates: [{key: a, content_type: t, body: 'hi {{ user.name'}]",
-         "templates[0].body: line 1: unexpected end of template, expected 'end of print statement'."),
+         "templates[0].body: line 1: “{{” is not closed on its line"),
         ("templates: [{key: a, content_type: t, body: x, subject: '{{ me }}'}]",
          "templates[0].subject: line 1: unknown variable “me”; available: chat, customer, event, user"),
         ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: t, body: y}]",

@@ -28,7 +28,7 @@ from scheduling.models import Community, FailedTask, HarassmentRule, Pause, Touc
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due, pass_time, rows
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
@@ -61,7 +61,7 @@ def test_due_touch_is_delivered_with_its_trace(matrix: MatrixBuilder, record_eve
 
 
 def test_template_renders_event_data(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    template = matrix.template("parcel", body="{{ event.data.order.number }} to {{ event.data['city'] }}")
+    template = matrix.template("parcel", body="{{ event.data.order.number }} to {{ event.data.city }}")
     matrix.node(template=template)
     receipt = record_event(data={"order": {"number": 7}, "city": "杭州"})
 
@@ -133,6 +133,23 @@ def test_duplicate_wakeups_send_once(
 
     assert len(fake_channel.received) == 1
     assert rows([task_id])[0].state == "delivered"
+
+
+@sends
+def test_values_are_escaped_for_the_channel_in_the_customers_zone(
+    matrix: MatrixBuilder, record_event: RecordEvent, create_fake_channel: CreateFakeChannel,
+    fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(FakeChannel, "escape", lambda self, value: value.replace("<", "＜"), raising=False)
+    commands.update_customer("ann", {"name": "<at>", "timezone": "America/New_York"})
+    body = "<b>{{ user.name }}</b> {{ event.data.at|date:'H:i' }}"
+    matrix.node(channel=create_fake_channel(), template=matrix.template("guide", body=body))
+
+    (row,) = deliver_when_due(*record_event(data={"at": "2026-03-03T12:00:00Z"}).task_ids)
+    assert (row.state, row.reason) == ("delivered", "")
+
+    assert [each.body for each in fake_channel.received] == ["<b>＜at></b> 07:00"]
+    assert [each.body for each in list_attempts()] == ["<b>＜at></b> 07:00"]
 
 
 def test_wakeup_for_missing_touch_is_ignored(matrix: MatrixBuilder) -> None:

@@ -10,37 +10,35 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policy.specs import TextSpec
+from scheduling.templating.library import MAX_TEXT, CannotRender, register
 from scheduling.templating.rendering import render_message
-from scheduling.templating.values import FILTERS, MAX_TEXT, CannotRender
 from tests.scheduling.core.sample_data import ann, event, template
-from tests.scheduling.core.template_bombs import BOMBS
 
-MOST_SECONDS = 0.1  #: of processor time
-MOST_BYTES = 16 * 1024 * 1024
+MOST_SECONDS = 1.0  #: of processor time; the slowest takes a tenth
+MOST_BYTES = 32 * 1024 * 1024
 
 
-@pytest.fixture(scope="module")
-def measured() -> Any:
+def test_template_bombs_fail_within_limits() -> None:
     program = [sys.executable, "-m", "tests.scheduling.core.template_bombs"]
-    return json.loads(subprocess.run(program, check=True, capture_output=True, timeout=120).stdout)
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_template_bomb_fails_within_limits(name: str, measured: Any) -> None:
-    outcome = measured[name]
-    assert re.match("CannotRender: |TooMuchWork: |InvalidTemplate: ", outcome["ended"]), outcome
-    assert outcome["seconds"] < MOST_SECONDS, outcome
-    assert outcome["bytes"] < MOST_BYTES, outcome
+    measured = json.loads(subprocess.run(program, check=True, capture_output=True, timeout=240).stdout)
+    assert {
+        name: outcome
+        for name, outcome in measured.items()
+        if not re.match("CannotRender: |InvalidTemplate: ", outcome["ended"])
+        or outcome["seconds"] > MOST_SECONDS
+        or outcome["bytes"] > MOST_BYTES
+    } == {}
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
 
-WORDS = st.sampled_from(["", "a", "tea", "茶", "<b>", "3", "-1.5", "1e999", "%s", "items", "a,b", "x" * 300])
+WORDS = st.sampled_from(
+    ["", "a", "tea", "茶", "<b>", "3", "-1.5", "1e999", "%s", "items", "2026-03-03", "0001-01-01T00:00:00Z", "x" * 300]
+)
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.just(10**120) | st.floats() | WORDS,
     lambda inner: (
@@ -49,40 +47,39 @@ DATA = st.recursive(
     ),
     max_leaves=8,
 )
-CONSTANTS = st.sampled_from(["1", "0", "2.5", "'a'", "'%s'", "none", "true", "''", "-3", "1e308", "10 ** 2"])
+CONSTANTS = st.sampled_from(["1", "0", "2.5", "'a'", "'%s'", '"<b>"', "''", "-3", "1e308", "'Y-m-d'", "'2gu'"])
 PATHS = st.sampled_from(
-    ["event.data", "event.data.a", "event.data.a.b", "event.data['items']", "event.data.a[0]", "event.data.get", "x",
-     "event.data.a[:2]", "event.data.b[-1]", "event.time", "event.time.year", "user.name", "user.level", "loop.index",
-     "event.data.a.__class__", "event.data[event.data.b]", "event.time.strftime('%H')", "event.data.b.items()"]
+    ["event.data", "event.data.a", "event.data.a.b", "event.data.items", "event.data.a.0", "event.data.get", "x",
+     "event.data.b.-1", "event.time", "event.time.year", "user.name", "user.level", "forloop.counter",
+     "event.data.a.__class__", "customer.tags"]
 )  # fmt: skip
-
-
-def wrapped(inner: Any) -> Any:
-    arguments = st.lists(inner, max_size=2).map(", ".join)
-    names = st.sampled_from([*sorted(FILTERS), "format", "pprint"])
-    tests = st.sampled_from(["defined", "none", "undefined", "string"])
-    operators = st.sampled_from(
-        ["+", "-", "*", "/", "%", "~", "==", "!=", "<", ">=", "in", "not in", "and", "or", "**"]
-    )
-    return st.one_of(
-        st.builds("({} {} {})".format, inner, operators, inner),
-        st.builds("{}|{}({})".format, inner, names, arguments),
-        st.builds("{}|join(attribute={})".format, inner, inner),
-        st.builds("'%.2f'|format({})".format, inner),
-        st.builds("({} is {})".format, inner, tests),
-        st.builds("({} if {} else {})".format, inner, inner, inner),
-        st.builds("({} in [{}, {}])".format, inner, inner, inner),
-        st.builds("(not {})".format, inner),
-        st.builds("(-{})".format, inner),
-    )
-
-
-EXPRESSIONS = st.recursive(CONSTANTS | PATHS, wrapped, max_leaves=6)
+FILTERS = st.sampled_from([*sorted(register.filters), "safe", "pprint"])
+EXPRESSIONS = st.builds(
+    "{}{}".format,
+    CONSTANTS | PATHS,
+    st.lists(st.builds("|{}".format, FILTERS) | st.builds("|{}:{}".format, FILTERS, CONSTANTS | PATHS), max_size=3).map(
+        "".join
+    ),
+)
+CONDITIONS = st.recursive(
+    EXPRESSIONS,
+    lambda inner: (
+        st.builds(
+            "{} {} {}".format,
+            inner,
+            st.sampled_from(["==", "!=", "<", ">=", "in", "not in", "and", "or", "is"]),
+            inner,
+        )
+        | st.builds("not {}".format, inner)
+    ),
+    max_leaves=4,
+)
 STATEMENTS = st.one_of(
     st.builds("{{{{ {} }}}}".format, EXPRESSIONS),
-    st.builds("{{% if {} %}}{{{{ {} }}}}{{% endif %}}".format, EXPRESSIONS, EXPRESSIONS),
-    st.builds("{{% for x in {} %}}{{{{ {} }}}}{{{{ loop.index }}}}{{% endfor %}}".format, EXPRESSIONS, EXPRESSIONS),
-    st.builds("{{% for x in {} if {} %}}{{{{ x }}}}{{% endfor %}}".format, EXPRESSIONS, EXPRESSIONS),
+    st.builds("{{% if {} %}}{{{{ {} }}}}{{% endif %}}".format, CONDITIONS, EXPRESSIONS),
+    st.builds(
+        "{{% for x in {} %}}{{{{ {} }}}}{{{{ forloop.counter }}}}{{% endfor %}}".format, EXPRESSIONS, EXPRESSIONS
+    ),
 )
 TEXTS = st.lists(STATEMENTS, min_size=1, max_size=3).map("".join)
 REPR = re.compile(
