@@ -6,15 +6,16 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from rpa_tasks.jobs import dispatch, scheduled_publications, schedules
+from rpa_tasks.jobs import dispatch, schedules
 from rpa_tasks.worker import runner
+from scheduling import sql
 from scheduling.tasks import RETRY_OPTIONS
 
 
 @shared_task(name="rpa_tasks.publish_for_shops", **RETRY_OPTIONS)
 def publish_for_shops(*given: Any, **order: Any) -> None:
-    """Accept any arguments: invalid ones must become a failed task, not only an entry in beat's log."""
-    schedules.publish_schedule(schedules.keyword_arguments(given, order))
+    """Publish a round now. Beat does not send this message, it publishes the rounds of stored schedules itself."""
+    schedules.publish_round(0, sql.now(), given, order)
 
 
 @shared_task(name="rpa_tasks.run", is_tick=True)
@@ -31,10 +32,3 @@ def dispatch_due() -> None:
 @shared_task(name="rpa_tasks.rescue", is_tick=True)
 def rescue_runs() -> None:
     dispatch.run_repair_passes()
-    scheduled_publications.run_waiting_publications()  # publications whose message was lost or whose worker vanished
-
-
-@shared_task(name="rpa_tasks.run_publications", is_tick=True)
-def run_publications() -> None:
-    """Publish the jobs of stored publications. The message names none."""
-    scheduled_publications.run_waiting_publications()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from hashlib import sha256
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -18,6 +19,13 @@ def new_id() -> UUID:
 def first_id_at(instant: datetime) -> UUID:
     """Return the lowest id that can be created at an instant, to the millisecond."""
     return UUID(int=int(instant.timestamp() * 1000) << 80)
+
+
+def derive_id(key: str, instant: datetime) -> UUID:
+    """Return an id that is always the same for this key. It sorts by the instant, to the millisecond."""
+    digest = int.from_bytes(sha256(key.encode()).digest()[:10])
+    # The layout of UUIDv7: 48 bits of time, the version, 12 bits, the variant, 62 bits.
+    return UUID(int=first_id_at(instant).int | 7 << 76 | digest >> 68 << 64 | 2 << 62 | digest & (1 << 62) - 1)
 
 
 #: What programs send for an id that they do not have. Names of people, such as `nan`, are none.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from datetime import datetime
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -13,7 +12,7 @@ import structlog
 from celery.beat import ScheduleEntry, SchedulingError
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, InternalError, OperationalError, close_old_connections, connections
+from django.db import close_old_connections, connections
 from django.db import connection as database
 from django.utils.module_loading import import_string
 from django_celery_beat.models import PeriodicTask
@@ -23,6 +22,8 @@ from psycopg.pq import Conninfo
 
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics, sql
+from scheduling.errors import InvalidInput
+from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.monitoring import alerts
 from scheduling.operations.periodic_rows import RowEntry, UnusableRow
 from scheduling.queue_names import TICK_QUEUES
@@ -73,25 +74,12 @@ class TickBacklog:
 
 
 TICK_HEADER = "periodic_task_name"  #: header of a message that is published periodically
-DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError)
 LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
 
 # A leader that loses power or network does not disconnect. PostgreSQL would keep its lock for two hours.
 KEEPALIVE_SETTINGS = """
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 20000
 """
-
-
-@dataclass(frozen=True, slots=True)
-class DueRound:
-    """One due time of an operator's schedule."""
-
-    task: str
-    schedule_id: int
-    schedule: str
-    at: datetime
-    args: Any
-    kwargs: Any
 
 
 class LeaderScheduler(DatabaseScheduler):
@@ -107,6 +95,10 @@ class LeaderScheduler(DatabaseScheduler):
     ASK_EVERY = 2.0  #: seconds between checks for edited schedules; a tick would check several times
     ALERTS_EVERY = 30.0  #: seconds
     SURE_FOR = 0.5  #: seconds for which a lock check is valid, so that entries due together need only one
+    RETRY_SECONDS = 5.0  #: until a round that failed is tried again
+    TRIES = 12  #: of a round that fails although PostgreSQL answers; then it becomes a failed task
+    #: SQLSTATEs of time limits: the work itself may cause them, so PostgreSQL counts as available.
+    TIME_LIMITS = frozenset({"57014", "25P03", "55P03"})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
@@ -115,7 +107,8 @@ class LeaderScheduler(DatabaseScheduler):
         self._alerts: threading.Thread | None = None
         self._alerts_at = float("-inf")
         self._backlogs = {queue: TickBacklog(queue) for queue in TICK_QUEUES}
-        self._unstored_rounds: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
+        self._failures: Counter[str] = Counter()  #: of rounds, by name of their row
+        self._reread_at = float("inf")  #: when the rows are read again, because a round failed
         self._problems: dict[str, str] = {}  #: of rows that are skipped, by name
         self._passes: dict[str, ScheduleEntry] = {}
         super().__init__(*args, **kwargs)
@@ -154,10 +147,11 @@ class LeaderScheduler(DatabaseScheduler):
             return self.STANDBY_SECONDS
         if not led:
             log.info("beat_leads")
-            # The schedules read as a standby may be minutes old.
+        if not led or time.monotonic() >= self._reread_at:
+            # The schedules read as a standby may be minutes old. A round that failed is due in its row still.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
+            self._reread_at = float("inf")
         self._start_alert_pass()
-        self._store_pending_rounds()
         pause = float(super().tick(*args, **kwargs))
         metrics.record_beat_tick(settings.AFTERTOUCH_NODE)
         return pause
@@ -191,58 +185,45 @@ class LeaderScheduler(DatabaseScheduler):
         if entry.name in SCHEDULE and self._backlogs[entry.options["queue"]].is_full(producer):
             return
         if entry.task in settings.SCHEDULED_ROUNDS:
-            self._apply_round(entry, producer)
+            self._publish_round(entry)
         else:
             super().apply_entry(entry, producer=producer)
 
-    def _apply_round(self, entry: Any, producer: Any) -> None:
-        """Store the bulk publish, then publish a wake-up. Idempotent.
+    def _publish_round(self, entry: Any) -> None:
+        """Publish the jobs of a round in PostgreSQL, without a message that could be lost.
 
-        If beat dies in between, `last_run_at` is not saved. The next leader finds the same due time, and the unique
-        index rejects a second row.
+        If beat dies before it has saved `last_run_at`, the next leader finds the same due time and publishes none of
+        them twice. A round that failed keeps its `last_run_at`, so it stays due. No error ends beat.
         """
-        due = DueRound(entry.task, entry.model.pk, entry.name, entry.due_instant(), entry.args, entry.kwargs)
-        if self._store(due):
-            self._wake(due, producer)
-            self._tasks_since_sync += 1
-            if self.should_sync():
-                self._do_sync()
-        else:
-            self._dirty.discard(entry.name)
-            self._unstored_rounds.append(due)
-
-    def _store_pending_rounds(self) -> None:
-        unstored, self._unstored_rounds = self._unstored_rounds, []
-        for due in unstored:
-            if self._store(due):
-                self._dirty.add(due.schedule)
-                self._wake(due, None)
-            else:
-                self._unstored_rounds.append(due)
-
-    def _store(self, due: DueRound) -> bool:
-        """Store the bulk publish. Returns False if PostgreSQL is unavailable."""
-        store, _ = settings.SCHEDULED_ROUNDS[due.task]
+        due_at = entry.due_instant()
         try:
             close_old_connections()
-            is_new = import_string(store)(due.schedule_id, due.schedule, due.at, due.args, due.kwargs)
-        except DATABASE_ERRORS as error:
-            log.warning("round_not_stored", schedule=due.schedule, error=str(error))
+            try:
+                import_string(settings.SCHEDULED_ROUNDS[entry.task])(entry.model.pk, due_at, entry.args, entry.kwargs)
+            except Exception as error:
+                if not self._gives_up(entry.name, error):
+                    raise
+                body = {"task": entry.task, "schedule": entry.name, "due_at": due_at.isoformat()}
+                body |= {"args": entry.args, "kwargs": entry.kwargs}
+                log.error("round_abandoned", schedule=entry.name, error=repr(error))
+                record_unreadable_message("task_error", body, detail=f"{type(error).__name__}: {error}", queue="beat")
+        except Exception as error:
+            log.warning("round_not_published", schedule=entry.name, due_at=due_at.isoformat(), error=repr(error))
             database.close()
-            return False
-        except Exception as error:  # a row that the checks let pass must not end beat
-            log.error("round_refused", schedule=due.schedule, error=repr(error))
-            return True
-        log.info("publication_stored", schedule=due.schedule, due_at=due.at.isoformat(), is_new=is_new)
-        return True
+            self._dirty.discard(entry.name)
+            self._reread_at = min(self._reread_at, time.monotonic() + self.RETRY_SECONDS)
+            return
+        del self._failures[entry.name]
+        self._tasks_since_sync += 1
+        if self.should_sync():
+            self._do_sync()
 
-    def _wake(self, due: DueRound, producer: Any) -> None:
-        """Publish a wake-up. If the broker is unavailable, a periodic pass finds the row."""
-        _, task = settings.SCHEDULED_ROUNDS[due.task]
-        try:
-            self.app.send_task(task, queue="ticks", producer=producer, headers={TICK_HEADER: due.schedule})
-        except Exception as error:  # every error of the broker's client
-            log.warning("schedule_wakeup_lost", schedule=due.schedule, error=str(error))
+    def _gives_up(self, name: str, error: Exception) -> bool:
+        """Return whether the round becomes a failed task. An unavailable PostgreSQL does not count as a try."""
+        sqlstate = getattr(error.__cause__, "sqlstate", None)
+        if not isinstance(error, sql.UNAVAILABLE_ERRORS) or sqlstate in self.TIME_LIMITS:
+            self._failures[name] += 1
+        return isinstance(error, InvalidInput) or self._failures[name] >= self.TRIES
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Reconnect after a failed publish. Publishes are not retried here, so no other code detects a dead AMQP

@@ -251,14 +251,8 @@ API_ROUTERS = [
 ]
 # Argument checks by name of a periodic task: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
-# Periodic tasks of operators that are stored as rows before a message is sent. Values: the function that stores a row,
-# and the task of the wake-up.
-SCHEDULED_ROUNDS = {
-    "rpa_tasks.publish_for_shops": (
-        "rpa_tasks.jobs.scheduled_publications.store_publication",
-        "rpa_tasks.run_publications",
-    )
-}
+# Periodic tasks of operators whose rounds beat publishes itself: functions of schedule id, due instant, args, kwargs.
+SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.publish_round"}
 # Republishers by origin of a failed task.
 REPUBLISHERS = {
     "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
@@ -305,7 +299,6 @@ BOOTSTRAP = ["rpa_tasks.configuration.shipped.ship_platforms"]
 # Retention of other apps' rows: dotted paths of `retention.Kind`.
 RETENTION = [
     "rpa_tasks.jobs.retention.JOBS",
-    "rpa_tasks.jobs.retention.PUBLICATIONS",
     "rpa_tasks.jobs.retention.WINDOWS",
 ]
 # Functions that remove an erased customer from other apps (`scheduling.customers.erasure`). Ends of jobs become

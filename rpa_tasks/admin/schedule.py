@@ -126,8 +126,6 @@ class ScheduleForm(forms.Form):
         row.interval, row.crontab, row.clocked, row.solar = interval, None, None, None
         row.name, row.enabled = given["name"], given["enabled"]
         row.args, row.kwargs = "[]", json.dumps(self.order(), ensure_ascii=False)
-        # A publication that could not start before the next one is due is skipped.
-        row.expire_seconds = given["every"] * 60
         row.save()
         return row
 

@@ -64,7 +64,7 @@ def erase_jobs_of_touches(delivery_keys: Sequence[UUID]) -> int:
 
 
 def erase_jobs_of_customer(who: Identity) -> int:
-    """Empty the jobs, publications and schedules that name the customer. Return their number.
+    """Empty the jobs and schedules that name the customer. Return their number.
 
     A job names it in its payload, its result or as a part of its `dedupe_key`. A schedule that does is disabled, also
     if a job delays the erasure. The customer's own jobs are cancelled in that case too.
@@ -74,7 +74,7 @@ def erase_jobs_of_customer(who: Identity) -> int:
     """
     given = who.build_search()
     with transaction.atomic():
-        erased = _empty_schedules(who.words) + sql.execute(_EMPTY_PUBLICATIONS, given)
+        erased = _empty_schedules(who.words)
         found, delayed = _cancel_jobs(_NAMED, given)
         if not delayed:
             return erased + _empty_jobs(found)
@@ -131,13 +131,6 @@ _FIND_JOBS = f"""
 SELECT task_id, state, requests > 1 AND NOT {_KEY_NAMES} FROM rpa_tasks_job
 WHERE {{condition}} ORDER BY task_id FOR NO KEY UPDATE
 """  # noqa: S608 (made of constants)
-# A waiting publication ends. Its worker, if it has one, stores nothing more.
-_EMPTY_PUBLICATIONS = """
-UPDATE rpa_tasks_scheduledpublication
-SET args = '[]', kwargs = '{{}}', state = CASE state WHEN 'waiting' THEN 'failed' ELSE state END,
-    ended_at = COALESCE(ended_at, statement_timestamp())
-WHERE {args} OR {kwargs}
-""".format(args=build_json_search("args"), kwargs=build_json_search("kwargs"))
 # The key of a request may name the customer. Its digest still groups the jobs of one key. The prefix marks the
 # job as emptied, so that it is not published again without its payload.
 _EMPTY_JOBS = f"""

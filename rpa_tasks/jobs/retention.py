@@ -1,4 +1,4 @@
-"""Delete old jobs with their runs and remaining evidence, and old scheduled publications.
+"""Delete old jobs with their runs and remaining evidence, and ended windows.
 
 See `scheduling.operations.retention`.
 """
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from rpa_tasks.models import DedupeWindow, Job, ScheduledPublication
+from rpa_tasks.models import DedupeWindow, Job
 from scheduling import sql
 from scheduling.operations.retention import RetentionTable
 
@@ -31,13 +31,6 @@ def _delete_jobs(batch: list[UUID], before: datetime) -> int:
 JOBS = RetentionTable(Job._meta.db_table, "task_id", _retention_time, _delete_jobs)
 
 
-def _delete_publications(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(_DELETE_ROUNDS, {"ids": batch, "before": before})
-
-
-PUBLICATIONS = RetentionTable(ScheduledPublication._meta.db_table, "id", _retention_time, _delete_publications)
-
-
 def _delete_windows(batch: list[UUID], before: datetime) -> int:
     return sql.execute(_DELETE_WINDOWS, {"ids": batch})
 
@@ -50,9 +43,6 @@ DELETE FROM rpa_tasks_dedupewindow WHERE task_id IN (
     SELECT task_id FROM rpa_tasks_dedupewindow
     WHERE task_id = ANY(%(ids)b) AND ends_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
 )
-"""
-_DELETE_ROUNDS = """
-DELETE FROM rpa_tasks_scheduledpublication WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s
 """
 
 # A job that delivers a touch stays as long as that touch. It prevents a second job for the same touch.

@@ -4,30 +4,40 @@ Operators create such tasks in the admin, with arguments like
 
     {"platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "spread_seconds": 600}
 
-Each shop has a constant place within the spread. So 500 shops do not start together and keep their distances each time.
-A shop with a waiting job is skipped and keeps that job unchanged.
+Beat publishes a round when it falls due, by one statement. A shop with a waiting job is skipped and keeps that job
+unchanged. Each shop has a constant place within the spread. So 500 shops do not start together and keep their distances
+each time.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import structlog
+from django.conf import settings
+from django.db import transaction
 
-from rpa_tasks.jobs.bulk_publish import BulkPublishCounts, ProgressCallback, publish_bulk
-from rpa_tasks.jobs.payloads import payload_errors
+from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs.payloads import add_period, as_stored, flow_key_of, key_of_payload, payload_errors
+from rpa_tasks.jobs.publish import INSERT_JOBS
+from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow, Platform, Shop
+from scheduling import sql
 from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.ids import derive_id
+from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
 from scheduling.models import Priority
 from scheduling.policy.specs import hash_to_percent
 
 log = structlog.get_logger(__name__)
 
 ALL_SHOPS = "all"
-MOST_SHOPS = 5_000
+MOST_SHOPS = 5_000  #: that a schedule lists, and of one statement
 MAX_SPREAD = 86_400  #: seconds
 PRIORITIES = {each.name.lower(): each.value for each in Priority}
 
@@ -45,29 +55,81 @@ class ScheduleArguments:
     due_seconds: float | None = None  #: after the schedule fell due; jobs that are not done by then are late
 
 
-def publish_schedule(
-    given: Mapping[str, Any], *, due_at: datetime | None = None, after: int = 0, note: ProgressCallback | None = None
-) -> BulkPublishCounts:
-    """Publish for each shop whose primary key is greater than `after`; `due_at` and `note` as in `publish_bulk`.
+@dataclass(slots=True)
+class RoundCounts:
+    """Counts of shops: job published, job already waiting, refused because of a backlog limit."""
 
-    Raises: `InvalidInput` with the argument, before the first job is published.
+    published: int = 0
+    waiting: int = 0
+    refused: int = 0
+
+
+def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) -> RoundCounts:
+    """Publish the round that fell due at `due_at`: a job for each shop of the schedule. Idempotent.
+
+    The id of a job is derived from `schedule:<id>:<due instant>:<shop>`, so a repeated round publishes no job twice.
+    A shop whose job waits, or whose window has not ended, keeps its job unchanged. Shops above a backlog limit are left
+    to the next round. With a period of the clock all jobs belong to that of `due_at`, also those that start later.
+
+    Raises: `InvalidInput` with the argument, before the first job is published; `OperationalError`.
     """
-    order = parse_arguments(given)
-    flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
-    shops = _active_shops(order.platform)
-    if order.shops is not None:
-        shops = shops.filter(shop_id__in=order.shops)
-    delays = {
-        pk: spread_delay(order.platform, shop_id, order.task_type, order.spread_seconds)
-        for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
-    }
-    counts = publish_bulk(
-        flow, delays, payload=order.payload or {}, priority=PRIORITIES[order.priority], due_at=due_at,
-        due_seconds=order.due_seconds, note=note,
-    )  # fmt: skip
+    arguments = parse_arguments(keyword_arguments(args, kwargs))
+    flow = Flow.objects.get(platform__key=arguments.platform, task_type=arguments.task_type, retired_at=None)
+    payload = as_stored(arguments.payload or {})
+    key = flow_key_of(flow, payload)
+    if key is None:  # the flow merges nothing, but a schedule skips a shop where a job with its payload is waiting
+        key = key_of_payload(payload)
+    at = sql.now()
+    period, lasts = dedupe_windows.find_window(flow, at, due_at - at)
+    common = {
+        "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload),
+        "priority": PRIORITIES[arguments.priority], "key": add_period(key, period), "window": lasts,
+        "by_clock": bool(period), "horizon": settings.AFTERTOUCH_HORIZON, "lease": WAKEUP_LEASE, "source": "schedule",
+        "deadline": due_at + timedelta(seconds=arguments.due_seconds) if arguments.due_seconds else None, "touch": None,
+    }  # fmt: skip
+    shops = _active_shops(arguments.platform)
+    if arguments.shops is not None:
+        shops = shops.filter(shop_id__in=arguments.shops)
+    counts, left = RoundCounts(), iter(shops.values_list("pk", "shop_id"))
+    while batch := list(islice(left, MOST_SHOPS)):
+        _publish_batch(
+            flow,
+            common | {
+                "shops": [pk for pk, _ in batch],
+                "ids": [derive_id(f"schedule:{schedule_id}:{due_at.isoformat()}:{pk}", due_at) for pk, _ in batch],
+                "delays": [
+                    spread_delay(arguments.platform, shop_id, arguments.task_type, arguments.spread_seconds)
+                    for _, shop_id in batch
+                ],
+            },
+            counts,
+        )  # fmt: skip
     write = log.warning if counts.refused else log.info
-    write("schedule_published", platform=order.platform, task_type=order.task_type, **asdict(counts))
+    write(
+        "round_published", schedule_id=schedule_id, due_at=due_at.isoformat(), platform=arguments.platform,
+        task_type=arguments.task_type, **asdict(counts),
+    )  # fmt: skip
     return counts
+
+
+def _publish_batch(flow: Flow, given: Mapping[str, Any], counts: RoundCounts) -> None:
+    take_over = dedupe_windows.take_over(flow) if flow.has_window else ""
+    statement = _INSERT.format(tried=_CLAIMED.format(take_over=take_over) if flow.has_window else _ALL_TRIED)
+    with transaction.atomic():
+        sql.limit_lock_waits(1.0)
+        free = sql.rows(statement, given)
+        if flow.has_window:
+            dedupe_windows.release_unused(given["ids"])
+        made = [row for row in free if row[2] is not None]
+        # After the insert, and without waiting: whoever waits for one of these jobs may be waited for by the insert.
+        skipped = set(given["shops"]) - {row[0] for row in made}
+        sql.execute(_COUNT_REQUESTS, {**given, "shops": list(skipped)})
+        due = [WakeUp(pk, due_at, given["priority"], shop) for shop, _, pk, state, due_at in made if state == "queued"]
+        transaction.on_commit(lambda: wakeup_publisher.submit(due))
+    refused = sum(row[1] for row in free)
+    counts.published += len(made)
+    counts.refused += refused
+    counts.waiting += len(skipped) - refused
 
 
 def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:
@@ -77,9 +139,9 @@ def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:
     """
     _check_shape(given)
     shops = given.get("shops", ALL_SHOPS)
-    order = ScheduleArguments(**{**given, "shops": None if shops == ALL_SHOPS else tuple(shops)})
-    _check_references(order)
-    return order
+    arguments = ScheduleArguments(**{**given, "shops": None if shops == ALL_SHOPS else tuple(shops)})
+    _check_references(arguments)
+    return arguments
 
 
 def _check_shape(given: Mapping[str, Any]) -> None:
@@ -105,19 +167,21 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     found.raise_if_any()
 
 
-def _check_references(order: ScheduleArguments) -> None:
+def _check_references(arguments: ScheduleArguments) -> None:
     found = ErrorCollector()
-    platform = Platform.objects.filter(key=order.platform, retired_at=None).first()
+    platform = Platform.objects.filter(key=arguments.platform, retired_at=None).first()
     if platform is None:
-        raise InvalidInput.of("platform", f"there is no platform “{order.platform}”")
-    flow = Flow.objects.filter(platform=platform, task_type=order.task_type, retired_at=None).first()
+        raise InvalidInput.of("platform", f"there is no platform “{arguments.platform}”")
+    flow = Flow.objects.filter(platform=platform, task_type=arguments.task_type, retired_at=None).first()
     if flow is None:
-        found.add("task_type", f"{order.platform} has no task type “{order.task_type}”")
+        found.add("task_type", f"{arguments.platform} has no task type “{arguments.task_type}”")
     else:
-        found.errors += payload_errors(order.payload or {}, flow)
-    if order.shops is not None:
-        living = set(_active_shops(order.platform).filter(shop_id__in=order.shops).values_list("shop_id", flat=True))
-        for shop_id in order.shops:
+        found.errors += payload_errors(arguments.payload or {}, flow)
+    if arguments.shops is not None:
+        living = set(
+            _active_shops(arguments.platform).filter(shop_id__in=arguments.shops).values_list("shop_id", flat=True)
+        )
+        for shop_id in arguments.shops:
             if shop_id not in living:
                 found.add("shops", f"there is no shop “{shop_id}”")
     found.raise_if_any()
@@ -133,15 +197,69 @@ def spread_delay(platform: str, shop_id: str, task_type: str, spread_seconds: fl
     return timedelta(milliseconds=int(share * spread_seconds * 1000))
 
 
-def keyword_arguments(given: Any, order: Any) -> Mapping[str, Any]:
+def keyword_arguments(args: Any, kwargs: Any) -> Mapping[str, Any]:
     """Return the keyword arguments. Raises `InvalidInput` if there are positional ones."""
-    if given:
+    if args:
         raise InvalidInput.of("args", "must be empty; name every argument")
-    if not isinstance(order, Mapping):
+    if not isinstance(kwargs, Mapping):
         raise InvalidInput.of("kwargs", "must be a mapping")
-    return order
+    return kwargs
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:
     """Check the arguments before the admin form stores a periodic task. Raises `InvalidInput`."""
     parse_arguments(keyword_arguments(args, kwargs))
+
+
+# A row that another transaction has locked is skipped: its count of requests is only informative.
+_COUNT_REQUESTS = """
+WITH mine AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job
+    WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s
+      AND state IN ('scheduled', 'queued') AND paused_by = ''
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE rpa_tasks_job AS job SET requests = job.requests + 1 FROM mine WHERE job.task_id = mine.task_id
+"""
+_INSERT = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT w.shop_id, w.task_id, w.delay, w.delay <= %(horizon)s AS soon
+    FROM unnest(%(shops)b::bigint[], %(ids)b::uuid[], %(delays)b::interval[]) AS w(shop_id, task_id, delay)
+), free AS MATERIALIZED (
+    SELECT wanted.* FROM wanted
+    WHERE NOT EXISTS (SELECT FROM rpa_tasks_job AS job WHERE job.task_id = wanted.task_id) AND NOT EXISTS (
+        SELECT FROM rpa_tasks_job AS job
+        WHERE job.shop_id = wanted.shop_id AND job.flow_id = %(flow)s AND job.dedupe_key = %(key)s
+          AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+    )
+), room AS MATERIALIZED (
+    SELECT platform.backlog_limit - count(job.task_id) AS left
+    FROM rpa_tasks_platform AS platform
+        JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
+        LEFT JOIN rpa_tasks_job AS job
+            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+    WHERE platform.id = %(platform)s GROUP BY platform.backlog_limit
+), fitting AS MATERIALIZED (
+    SELECT free.*, row_number() OVER (ORDER BY free.delay, free.shop_id) AS place
+    FROM free JOIN rpa_tasks_shop AS shop ON shop.id = free.shop_id
+    WHERE shop.backlog_limit > (
+        SELECT count(*) FROM rpa_tasks_job AS job
+        WHERE job.shop_id = free.shop_id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+    )
+), candidates AS MATERIALIZED (
+    SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)
+), {{tried}}, made AS ({INSERT_JOBS})
+SELECT shop_id, candidates.task_id IS NULL, made.task_id, made.state, made.due_at
+FROM free LEFT JOIN candidates USING (shop_id) LEFT JOIN made USING (shop_id)
+"""  # noqa: S608  (only our own words)
+_ALL_TRIED = "tried AS MATERIALIZED (SELECT * FROM candidates)"
+_CLAIMED = """
+claimed AS (
+    INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
+    SELECT task_id, shop_id, %(flow)s, %(key)s, statement_timestamp() + %(window)s
+           + CASE WHEN %(by_clock)s THEN interval '0' ELSE delay END
+    FROM candidates ORDER BY shop_id
+    {take_over}
+    RETURNING held.task_id
+), tried AS MATERIALIZED (SELECT candidates.* FROM candidates JOIN claimed USING (task_id))
+"""

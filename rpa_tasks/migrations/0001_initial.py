@@ -460,32 +460,6 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name='ScheduledPublication',
-                fields=[
-                    ('id', models.UUIDField(default=scheduling.ids.new_id, editable=False, primary_key=True, serialize=False)),
-                    ('schedule_id', models.BigIntegerField()),
-                    ('schedule', models.CharField(max_length=200)),
-                    ('due_at', models.DateTimeField()),
-                    ('args', models.JSONField(default=list)),
-                    ('kwargs', models.JSONField(default=dict)),
-                    ('state', models.CharField(choices=[('waiting', 'Waiting'), ('done', 'Done'), ('failed', 'Failed')], default='waiting', max_length=10)),
-                    ('position', models.BigIntegerField(default=0)),
-                    ('lease_no', models.IntegerField(default=0)),
-                    ('tries', models.IntegerField(db_default=0, default=0)),
-                    ('next_at', models.DateTimeField(default=django.utils.timezone.now)),
-                    ('published', models.IntegerField(default=0)),
-                    ('waiting', models.IntegerField(default=0)),
-                    ('refused', models.IntegerField(default=0)),
-                    ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
-                    ('ended_at', models.DateTimeField(null=True)),
-                ],
-                options={
-                    'default_permissions': (),
-                    'indexes': [models.Index(condition=models.Q(('state', 'waiting')), fields=['next_at'], name='publication_waiting')],
-                    'constraints': [models.UniqueConstraint(fields=('schedule_id', 'due_at'), name='publication_once')],
-                },
-            ),
-            migrations.CreateModel(
                 name='TakeOver',
                 fields=[
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -15,11 +15,10 @@ from rpa_tasks.models.platform import (
     Rerun,
     Shop,
 )
-from rpa_tasks.models.publication import ScheduledPublication
 from rpa_tasks.models.takeover import TakeOver, TakeOverEnd
 
 __all__ = [
     "Breaker", "DedupeBy", "DedupePeriod", "DedupeWindow", "DemoOrder", "DemoWatermark", "Evidence", "ExecutionNode",
-    "Flow", "Job", "JobState", "Lane", "LoginState", "ParamStyle", "Platform", "Rerun", "Run", "ScheduledPublication",
-    "Shop", "TakeOver", "TakeOverEnd",
+    "Flow", "Job", "JobState", "Lane", "LoginState", "ParamStyle", "Platform", "Rerun", "Run", "Shop",
+    "TakeOver", "TakeOverEnd",
 ]  # fmt: skip

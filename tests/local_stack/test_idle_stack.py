@@ -22,7 +22,7 @@ from config.celery.beat_scheduler import LeaderScheduler, TickBacklog
 from config.celery.schedule import PASSES, SCHEDULE
 from config.local.processes import wait_until
 from config.settings.logging import WithoutPasses
-from rpa_tasks.tasks import publish_for_shops, run_publications
+from rpa_tasks.tasks import publish_for_shops
 from scheduling import metrics
 from scheduling.tasks import deliver, dispatch_due
 
@@ -85,7 +85,7 @@ def test_beat_with_full_backlog_publishes_no_passes(
     monkeypatch.setattr(metrics, "record_beat_tick", alive.append)
     tick_until_nothing_is_due(scheduler)
     of_ticks = {each["task"] for each in SCHEDULE.values() if each["options"]["queue"] == "ticks"}
-    assert set(tasks_in(valkey)) == {run_publications.name} | (PASSES - of_ticks)
+    assert set(tasks_in(valkey)) == PASSES - of_ticks
     assert alive, "whatever it publishes, it ticks"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-from celery import current_app
 from cron_descriptor import (  # type: ignore[import-untyped]
     ExpressionDescriptor,
     FormatException,
@@ -16,7 +14,6 @@ from cron_descriptor import (  # type: ignore[import-untyped]
 from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
@@ -44,9 +41,6 @@ from scheduling.admin.labels import translate_error
 from scheduling.errors import InvalidInput
 from scheduling.operations.periodic_rows import find_problem
 from scheduling.strict_text import InvalidText, read_json
-
-log = structlog.get_logger(__name__)
-
 
 LOCALES = {"zh-hans": "zh_CN"}
 
@@ -169,22 +163,23 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
 
-        For tasks in `SCHEDULED_ROUNDS`, store a run as beat does and publish its wake-up. Publish the others as
-        messages.
+        Publish a round of tasks in `SCHEDULED_ROUNDS`, as beat does. Send the others as messages.
         """
-        stored = list(queryset.filter(task__in=settings.SCHEDULED_ROUNDS))
-        with transaction.atomic():
-            for row in stored:
-                store, _wake = settings.SCHEDULED_ROUNDS[row.task]
-                import_string(store)(row.pk, row.name, sql.now(), read_json(row.args), read_json(row.kwargs))
-        for task in {settings.SCHEDULED_ROUNDS[row.task][1] for row in stored}:
+        published = 0
+        for row in queryset.filter(task__in=settings.SCHEDULED_ROUNDS):
+            publish = import_string(settings.SCHEDULED_ROUNDS[row.task])
             try:
-                current_app.send_task(task, queue="ticks")
-            except Exception as error:  # any exception of the broker's client; a later pass finds the row
-                log.warning("schedule_wakeup_lost", error=str(error))
-        if stored:
-            words = ngettext("%(count)d publication was stored.", "%(count)d publications were stored.", len(stored))
-            self.message_user(request, words % {"count": len(stored)}, messages.SUCCESS)
+                publish(row.pk, sql.now(), read_json(row.args), read_json(row.kwargs))
+            except InvalidInput as error:
+                reasons = "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
+                self.message_user(request, f"{row.name}: {reasons}", messages.ERROR)
+            except InvalidText as error:
+                self.message_user(request, f"{row.name}: {translate_error(str(error))}", messages.ERROR)
+            else:
+                published += 1
+        if published:
+            words = ngettext("%(count)d schedule was run.", "%(count)d schedules were run.", published)
+            self.message_user(request, words % {"count": published}, messages.SUCCESS)
         if others := queryset.exclude(task__in=settings.SCHEDULED_ROUNDS):
             super().run_tasks(request, others)
 

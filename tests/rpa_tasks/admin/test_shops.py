@@ -20,8 +20,8 @@ from pytest_django import DjangoAssertNumQueries
 from rpa_tasks.admin.flow import FlowForm
 from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop import ShopForm
-from rpa_tasks.jobs import scheduled_publications
-from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledPublication, Shop
+from rpa_tasks.jobs.schedules import publish_round
+from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
@@ -338,7 +338,7 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
         "platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "payload": {},
         "spread_seconds": 600,
     }  # fmt: skip
-    assert (str(row.interval), row.enabled, row.expire_seconds) == ("every 10 minutes", True, 600)
+    assert (str(row.interval), row.enabled) == ("every 10 minutes", True)
     assert row.name == "pdd_sync_order: all shops, every 10 min"
     assert row.name in text(editor.get(url("shop_schedules")))
     form = editor.get(url("shop_schedule", row.pk)).context["form"]
@@ -356,10 +356,9 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
 
 
 def test_schedule_of_form_publishes_jobs(editor: Client, market: Market, sent_wakeups: list[Any]) -> None:
-    from rpa_tasks.jobs.schedules import publish_schedule
-
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "payload": '{"day": 1}'})
-    publish_schedule(json.loads(PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops").kwargs))
+    row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
+    publish_round(row.pk, now(), [], json.loads(row.kwargs))
     assert Job.objects.filter(payload={"day": 1}).count() == 2
 
 
@@ -475,7 +474,9 @@ def test_flow_form_stores_folder_and_variables(editor: Client, market: Market) -
     assert (row.cwd, row.env) == ("/opt/rpa", {"A": "x=y", "B": "2"})
 
 
-def test_run_selected_stores_schedule_round(as_member: Callable[[str], Client], market: Market) -> None:
+def test_run_selected_publishes_round(
+    as_member: Callable[[str], Client], market: Market, sent_wakeups: list[Any]
+) -> None:
     superuser = as_member("admin")
     superuser.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "spread": "0"})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
@@ -483,8 +484,8 @@ def test_run_selected_stores_schedule_round(as_member: Callable[[str], Client], 
 
     page = superuser.post(changelist, {"action": "run_tasks", "_selected_action": [row.pk]}, follow=True)
 
-    (stored,) = ScheduledPublication.objects.all()
-    assert (stored.schedule_id, stored.schedule, stored.state) == (row.pk, row.name, "waiting")
-    assert "1 publication was stored." in text(page)
-    assert scheduled_publications.run_waiting_publications() == 1
+    assert "1 schedule was run." in text(page)
     assert Job.objects.count() == 2
+    PeriodicTask.objects.update(kwargs='{"platform": "pdd"}')
+    page = superuser.post(changelist, {"action": "run_tasks", "_selected_action": [row.pk]}, follow=True)
+    assert "task_type: is missing" in text(page)

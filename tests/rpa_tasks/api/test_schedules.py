@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import redis
@@ -31,11 +30,11 @@ from config.celery.application import app
 from config.celery.beat_scheduler import LeaderScheduler
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
-from rpa_tasks.jobs import bulk_publish, scheduled_publications, schedules
-from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
+from rpa_tasks.jobs import schedules
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
-from rpa_tasks.models import Job, ScheduledPublication, Shop
-from rpa_tasks.tasks import publish_for_shops, rescue_runs, run_publications
+from rpa_tasks.jobs.schedules import RoundCounts
+from rpa_tasks.models import Job, Shop
+from rpa_tasks.tasks import publish_for_shops
 from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
@@ -50,29 +49,36 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TASK = publish_for_shops.name
 ORDER: dict[str, Any] = {"platform": "pdd", "task_type": "sync_order"}
 MINUTE = timedelta(minutes=1)
-#: A worker that publishes a shop at a time.
-WORKER = """
-import django
+DUE_AT = datetime(2026, 3, 1, 10, tzinfo=UTC)
+#: Publishes a shop at a time.
+BEAT = f"""
+import datetime, django
 django.setup()
 from django.db import connection
-from rpa_tasks.jobs import bulk_publish, scheduled_publications, wakeups
-connection.settings_dict["OPTIONS"]["application_name"] = "publications"
-wakeups.wakeup_publisher.submit = lambda created: None
-bulk_publish.BATCH = 1
-scheduled_publications.run_waiting_publications()
+from rpa_tasks.jobs import schedules
+connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
+schedules.wakeup_publisher.submit = lambda created: None
+schedules.sql.limit_lock_waits = lambda seconds: None
+schedules.MOST_SHOPS = 1
+schedules.publish_round(1, {DUE_AT!r}, [], {ORDER!r})
 """
+
+
+def publish(**changes: Any) -> RoundCounts:
+    """Publish a round that falls due now."""
+    return schedules.publish_round(1, sql.now(), [], ORDER | changes)
 
 
 def invalid_fields(**changes: Any) -> list[str]:
     with pytest.raises(InvalidInput) as error:
-        schedules.publish_schedule(ORDER | changes)
+        publish(**changes)
     return [each.field for each in error.value.errors]
 
 
 def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeups: list[Any]) -> None:
     market.shop("gone", retired_at=now())
-    told = schedules.publish_schedule(ORDER | {"priority": "low", "payload": {"n": 1}})
-    assert told == BulkPublishCounts(published=2)
+    told = publish(priority="low", payload={"n": 1})
+    assert told == RoundCounts(published=2)
     assert {(job.shop.shop_id, job.priority, job.source) for job in Job.objects.all()} == {
         ("s1", 2, "schedule"), ("s2", 2, "schedule"),
     }  # fmt: skip
@@ -80,7 +86,7 @@ def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeup
 
 
 def test_schedule_gives_its_jobs_a_due_date(market: Market, sent_wakeups: list[Any]) -> None:
-    schedules.publish_schedule(ORDER | {"due_seconds": 3_600})
+    publish(due_seconds=3_600)
     for job in Job.objects.all():
         assert job.deadline
         assert timedelta(minutes=59) < job.deadline - job.created_at <= timedelta(minutes=60)
@@ -88,7 +94,7 @@ def test_schedule_gives_its_jobs_a_due_date(market: Market, sent_wakeups: list[A
 
 
 def test_schedule_publishes_for_listed_shops(market: Market, sent_wakeups: list[Any]) -> None:
-    assert schedules.publish_schedule(ORDER | {"shops": ["s2"]}).published == 1
+    assert publish(shops=["s2"]).published == 1
     assert Job.objects.get().shop == market.s2
 
 
@@ -97,36 +103,36 @@ def test_schedule_leaves_waiting_job_unchanged(market: Market, sent_wakeups: lis
         PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2)
     )
     before = Job.objects.values("due_at", "payload", "priority", "planned_at", "state").get()
-    told = schedules.publish_schedule(ORDER | {"payload": {"n": 2}, "priority": "high"})
-    assert told == BulkPublishCounts(published=1, waiting=1)
+    told = publish(payload={"n": 2}, priority="high")
+    assert told == RoundCounts(published=1, waiting=1)
     assert (
         Job.objects.filter(shop=market.s1).values("due_at", "payload", "priority", "planned_at", "state").get()
         == before
     )
     assert Job.objects.get(shop=market.s1).requests == 2
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2)
+    assert publish() == RoundCounts(waiting=2)
 
 
 def test_schedule_without_dedupe_keeps_each_payload(market: Market, sent_wakeups: list[Any]) -> None:
     """Two schedules of one flow; the same payload is still not published twice."""
     market.sync.dedupe_by = "none"
     market.sync.save()
-    assert schedules.publish_schedule(ORDER | {"payload": {"n": 1}}) == BulkPublishCounts(published=2)
-    assert schedules.publish_schedule(ORDER | {"payload": {"n": 2}}) == BulkPublishCounts(published=2)
-    assert schedules.publish_schedule(ORDER | {"payload": {"n": 1}}) == BulkPublishCounts(waiting=2)
+    assert publish(payload={"n": 1}) == RoundCounts(published=2)
+    assert publish(payload={"n": 2}) == RoundCounts(published=2)
+    assert publish(payload={"n": 1}) == RoundCounts(waiting=2)
     assert sorted(job.payload["n"] for job in Job.objects.all()) == [1, 1, 2, 2]
 
 
 def test_schedule_publishes_behind_running_job(market: Market, sent_wakeups: list[Any]) -> None:
-    schedules.publish_schedule(ORDER)
+    publish()
     Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, waiting=1)
+    assert publish() == RoundCounts(published=1, waiting=1)
 
 
 def test_schedule_skips_shop_with_full_backlog(market: Market, sent_wakeups: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, refused=1)
+    assert publish() == RoundCounts(published=1, refused=1)
 
 
 def test_schedule_fills_platform_backlog_to_its_limit(market: Market, sent_wakeups: list[Any]) -> None:
@@ -135,11 +141,13 @@ def test_schedule_fills_platform_backlog_to_its_limit(market: Market, sent_wakeu
     for number in range(4):
         market.shop(f"n{number}")
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=2, refused=4)
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2, refused=4)
+    assert publish() == RoundCounts(published=2, refused=4)
+    assert publish() == RoundCounts(waiting=2, refused=4)
 
 
-def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeups: list[Any]) -> None:
+def test_round_stores_same_row_as_publish_job(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two statements insert jobs; they must not drift apart."""
     for delay in (0, 120):
         Job.objects.all().delete()
@@ -149,7 +157,8 @@ def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeup
                 delay=timedelta(seconds=delay),
             )
         )  # fmt: skip
-        bulk_publish.publish_bulk(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
+        monkeypatch.setattr(schedules, "spread_delay", lambda *_, delay=delay: timedelta(seconds=delay))
+        publish(shops=["s2"], payload={"n": 1})
         one, other = Job.objects.order_by("pk").values()
         differing = {name for name in one if one[name] != other[name]}
         at = {"created_at", "due_at", "planned_at"} | ({"queued_at", "lease_until"} if delay == 0 else set())
@@ -160,9 +169,11 @@ def test_publish_bulk_stores_same_row_as_publish_job(market: Market, sent_wakeup
             assert row["lease_until"] is None or row["lease_until"] - row["due_at"] == timedelta(seconds=10)
 
 
-def test_publish_bulk_wakes_only_for_due_jobs(market: Market, sent_wakeups: list[Any]) -> None:
-    places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
-    bulk_publish.publish_bulk(market.sync, places, payload={}, priority=0)
+def test_round_wakes_only_for_due_jobs(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "spread_delay", lambda _, shop_id, *__: MINUTE * 10 * (shop_id == "s2"))
+    publish(priority="high")
     assert [(wakeup.route, wakeup.priority) for wakeup in sent_wakeups] == [(market.s1.pk, 0)]
 
 
@@ -170,12 +181,12 @@ def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: 
     """Two beats at the same moment, and a person who publishes into the middle of it."""
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(98))
 
-    def act(number: int) -> BulkPublishCounts:
+    def act(number: int) -> RoundCounts:
         try:
             if number == 0:
                 publish_job(PublishRequest(platform="pdd", shop_id="n50", task_type="sync_order", delay=MINUTE))
-                return BulkPublishCounts()
-            return schedules.publish_schedule(ORDER)
+                return RoundCounts()
+            return publish()
         finally:
             connection.close()
 
@@ -187,7 +198,7 @@ def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: 
 
 def test_schedule_spreads_shops_with_constant_delay(market: Market, sent_wakeups: list[Any]) -> None:
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(58))
-    assert schedules.publish_schedule(ORDER | {"spread_seconds": 600}).published == 60
+    assert publish(spread_seconds=600).published == 60
     due = {job.shop.shop_id: (job.due_at - job.created_at) for job in Job.objects.select_related("shop")}
     assert all(timedelta(0) <= delay < timedelta(seconds=600) for delay in due.values())
     quarters = [sum(delay // timedelta(seconds=150) == quarter for delay in due.values()) for quarter in range(4)]
@@ -236,7 +247,7 @@ def test_schedule_payload_is_checked_against_schema(market: Market, sent_wakeups
     market.sync.save()
     assert invalid_fields(payload={"days": "3"}) == ["payload.days"]
     assert invalid_fields() == ["payload"]
-    assert schedules.publish_schedule(ORDER | {"payload": {"days": 3}}).published == 2
+    assert publish(payload={"days": 3}).published == 2
 
 
 # --- beat -------------------------------------------------------------------------------------------------------------
@@ -253,15 +264,22 @@ def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
     )
 
 
-def run_beat(valkey: redis.Redis, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
-    """Let a beat tick until nothing is due, then run what it published as a worker would. Returns what was run."""
-    tick_until_idle()
-    then()
-    ran = []
-    while raw := valkey.rpop("mq:ticks"):
-        if json.loads(raw)["headers"]["task"] == run_publications.name:
-            ran.append(run_publications.apply())
-    return ran
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+    """The due times of the rounds that beat has published."""
+    found, publish_round = [], schedules.publish_round
+
+    def note(schedule_id: int, due_at: datetime, *given: Any) -> RoundCounts:
+        counts = publish_round(schedule_id, due_at, *given)
+        found.append(due_at)
+        return counts
+
+    monkeypatch.setattr(schedules, "publish_round", note)
+    return found
+
+
+def end_jobs() -> None:
+    Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
 
 
 def tick_until_idle() -> None:
@@ -288,17 +306,20 @@ def leading_beat() -> Iterator[LeaderScheduler]:
 
 def test_due_periodic_task_publishes_round(market: Market, valkey: redis.Redis, sent_wakeups: list[Any]) -> None:
     row = every_ten_minutes(**ORDER, shops="all", priority="normal", spread_seconds=600)
-    assert run_beat(valkey)
+    tick_until_idle()
     assert {job.shop.shop_id for job in Job.objects.all()} == {"s1", "s2"}
+    assert not [raw for raw in read_messages(valkey) if b"publish_for_shops" in raw], "no message that may be lost"
     row.refresh_from_db()
     assert row.last_run_at is not None
+    end_jobs()
 
-    assert run_beat(valkey) == []  # ten minutes have not passed
+    tick_until_idle()
+    assert Job.objects.count() == 2  # ten minutes have not passed
 
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=10))
     PeriodicTasks.update_changed()
-    assert run_beat(valkey)
-    assert Job.objects.count() == 2  # both wait still
+    tick_until_idle()
+    assert Job.objects.count() == 4
 
 
 @pytest.mark.parametrize("order", [{"platform": "temu", "task_type": "sync_order"}, {"plattform": "pdd"}, {}])
@@ -306,83 +327,136 @@ def test_invalid_periodic_task_becomes_failed_task(
     market: Market, valkey: redis.Redis, order: dict[str, Any], sent_wakeups: list[Any]
 ) -> None:
     every_ten_minutes(**order)
-    assert run_beat(valkey)
-    assert ScheduledPublication.objects.get().state == "failed"
-    row = FailedTask.objects.latest("failed_at")
+    tick_until_idle()
+    row = FailedTask.objects.get()
     assert (row.origin, row.reason, row.state) == ("message", "task_error", "open")
     assert TASK in str(row.payload)
     assert "platform: " in row.detail
     assert not Job.objects.exists()
 
 
-# --- publications as rows ---------------------------------------------------------------------------------------------
+# --- each round once --------------------------------------------------------------------------------------------------
 
 
-def test_round_with_lost_message_is_published_by_pass(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
-) -> None:
-    every_ten_minutes(**ORDER)
-    assert run_beat(valkey, then=valkey.flushall) == []
-    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("waiting", 0)
+@pytest.mark.parametrize("has_window", [False, True])
+def test_repeated_round_publishes_no_job_twice(market: Market, sent_wakeups: list[Any], has_window: bool) -> None:
+    market.sync.dedupe_window = timedelta(hours=1) if has_window else None
+    market.sync.dedupe_rerun = "always"
+    market.sync.save()
+    for _ in range(2):
+        schedules.publish_round(1, DUE_AT, [], ORDER)
+        end_jobs()
+        assert Job.objects.count() == 2
+    schedules.publish_round(2, DUE_AT, [], ORDER)
+    end_jobs()
+    schedules.publish_round(1, DUE_AT + MINUTE, [], ORDER)
+    assert Job.objects.count() == 6
 
-    rescue_runs.apply()
-    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("done", 2)
-    rescue_runs.apply()
-    assert Job.objects.count() == 2
+
+def test_round_of_killed_beat_is_completed_without_repeats(market: Market, sent_wakeups: list[Any]) -> None:
+    """A real process, killed between two statements; the job of the first one has ended by then."""
+    with transaction.atomic():
+        # A job of the second shop that is not committed yet: the insert waits for it.
+        publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
+        with program(BEAT) as beat:
+            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("rounds")), WAIT_LIMIT)
+            beat.kill()
+        first = act_on_second_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
+        transaction.set_rollback(True)
+    assert wait_until(lambda: not is_connected("rounds"), WAIT_LIMIT)
+    assert first == [market.s1.pk]
+    end_jobs()
+
+    assert schedules.publish_round(1, DUE_AT, [], ORDER).published == 1
+    assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
 
 
-def test_beat_killed_before_save_stores_round_once(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
+def test_beat_killed_before_save_publishes_round_once(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
 ) -> None:
     row = every_ten_minutes(**ORDER)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=15))
     before = PeriodicTask.objects.get(pk=row.pk).last_run_at
     tick_until_idle()
+    end_jobs()
     # The same as the next leader would read it.
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
     PeriodicTasks.update_changed()
     tick_until_idle()
-    (found,) = ScheduledPublication.objects.all()
-    assert found.due_at == before + timedelta(minutes=10)
-    assert (found.schedule_id, found.kwargs) == (row.pk, ORDER)
+    assert rounds == [before + timedelta(minutes=10)] * 2
+    assert Job.objects.count() == 2
 
 
-def test_round_due_during_database_outage_is_stored_later(
+def fail_with(error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+    """Let the rounds of the first schedule fail. Return their due times, which grow."""
+    tries, publish_round = [], schedules.publish_round
+
+    def fail(schedule_id: int, due_at: datetime, *given: Any) -> RoundCounts:
+        if PeriodicTask.objects.get(pk=schedule_id).name != "sync":
+            return publish_round(schedule_id, due_at, *given)
+        tries.append(due_at)
+        if len(tries) <= times:
+            raise error
+        return publish_round(schedule_id, due_at, *given)
+
+    monkeypatch.setattr(schedules, "publish_round", fail)
+    monkeypatch.setattr(LeaderScheduler, "RETRY_SECONDS", 0.1)
+    return tries
+
+
+def exceed_statement_timeout() -> OperationalError:
+    with pytest.raises(OperationalError) as caught, sql.limit_statement_time(0.001):
+        sql.rows("SELECT pg_sleep(60)", {})
+    return caught.value
+
+
+def test_round_that_fails_stops_no_other_and_is_published_later(
     market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stored under its due time, however often beat retries."""
+    """An outage of PostgreSQL lasts as long as it does. The round is published late, under its due time."""
+    row, before = every_ten_minutes(**ORDER), now() - timedelta(minutes=15)
+    other = PeriodicTask.objects.create(name="other", task=TASK, interval=row.interval, kwargs=json.dumps(ORDER))
+    PeriodicTask.objects.update(last_run_at=before)
+    tries = fail_with(OperationalError("the server is starting up"), LeaderScheduler.TRIES * 2, monkeypatch)
+    with leading_beat() as beat:
+        for entry in beat._passes.values():
+            entry.last_run_at -= timedelta(hours=1)
+        assert wait_until(lambda: beat.tick() >= 0 and len(tries) >= 3, WAIT_LIMIT, pause=0)
+        other.refresh_from_db()
+        assert other.last_run_at > before
+        assert {json.loads(raw)["headers"]["task"] for raw in read_messages(valkey)} >= PASSES
+        end_jobs()
+        assert wait_until(lambda: beat.tick() >= 0 and len(tries) > LeaderScheduler.TRIES * 2, WAIT_LIMIT, pause=0)
+    assert set(tries) == {before + timedelta(minutes=10)}
+    assert (Job.objects.count(), FailedTask.objects.count()) == (4, 0)
+    row.refresh_from_db()
+    assert row.last_run_at > before
+
+
+@pytest.mark.parametrize("is_timeout", [False, True])
+def test_round_with_repeated_errors_becomes_failed_task(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch, is_timeout: bool
+) -> None:
     row = every_ten_minutes(**ORDER)
-    before = now() - timedelta(minutes=15)
-    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
-    store, tries = scheduled_publications.store_publication, []
-
-    def fail_thrice(*given: Any) -> bool:
-        tries.append(given)
-        if len(tries) <= 3:
-            raise OperationalError("the server is starting up")
-        return store(*given)
-
-    monkeypatch.setattr(scheduled_publications, "store_publication", fail_thrice)
-    with leading_beat() as scheduler:
-        for _ in range(60):
-            scheduler.tick()
-            if len(tries) > 3:
-                break
-    (found,) = ScheduledPublication.objects.all()
-    assert found.due_at == before + timedelta(minutes=10)
+    tries = fail_with(exceed_statement_timeout() if is_timeout else RuntimeError("odd"), 99, monkeypatch)
+    with leading_beat() as beat:
+        assert wait_until(lambda: beat.tick() >= 0 and FailedTask.objects.exists(), WAIT_LIMIT, pause=0)
+    assert len(tries) == LeaderScheduler.TRIES
+    assert is_timeout or FailedTask.objects.get().detail == "RuntimeError: odd"
+    row.refresh_from_db()
+    assert row.last_run_at  # the next round is due in its time
 
 
-def test_last_run_of_schedule_is_saved_at_once(market: Market, valkey: redis.Redis, sent_wakeups: list[Any]) -> None:
+def test_last_run_of_schedule_is_saved_at_once(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
+) -> None:
     """A beat that starts again would publish the row a second time."""
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
     with leading_beat() as scheduler:
         scheduler._last_sync = time.monotonic()  # beat has just saved what it knows
-        for _ in range(60):
-            scheduler.tick()
-            if ScheduledPublication.objects.exists():
-                break
+        assert wait_until(lambda: scheduler.tick() >= 0 and bool(rounds), WAIT_LIMIT, pause=0)
         row.refresh_from_db()  # before the end, which saves everything
     assert row.last_run_at > before
 
@@ -398,7 +472,7 @@ def test_due_instant_of_crontab_is_stable(market: Market) -> None:
 
 
 def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
 ) -> None:
     """The latest of them, however long beat was down."""
     row = PeriodicTask.objects.create(
@@ -408,24 +482,26 @@ def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(
     PeriodicTask.objects.update(last_run_at=now() - timedelta(days=3, hours=1), date_changed=now() - timedelta(days=9))
     tick_until_idle()
     tick_until_idle()
-    (stored,) = ScheduledPublication.objects.all()
-    assert stored.due_at == now().replace(hour=0, minute=0, second=0, microsecond=0)
+    assert rounds == [now().replace(hour=0, minute=0, second=0, microsecond=0)]
     row.refresh_from_db()
     assert row.total_run_count == 4
 
 
-def test_edited_schedule_publishes_no_round_from_before_the_edit(market: Market, valkey: redis.Redis) -> None:
+def test_edited_schedule_publishes_no_round_from_before_the_edit(
+    market: Market, valkey: redis.Redis, rounds: list[datetime]
+) -> None:
     PeriodicTask.objects.create(
         name="daily", task=TASK, kwargs=json.dumps(ORDER), total_run_count=3, last_run_at=now() - timedelta(days=3),
         crontab=CrontabSchedule.objects.create(minute="0", hour="0", timezone="UTC"),
     )  # fmt: skip
     tick_until_idle()
-    assert not ScheduledPublication.objects.exists()
+    assert not rounds
 
 
 def test_unusable_rows_stop_neither_passes_nor_other_schedules(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch,
+    rounds: list[datetime],
+) -> None:  # fmt: skip
     """Beat ended at each start, and no touch was dispatched any more."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     every_ten_minutes(**ORDER)
@@ -454,28 +530,26 @@ def test_unusable_rows_stop_neither_passes_nor_other_schedules(
             beat.tick()
     sent = {json.loads(raw)["headers"]["task"] for raw in read_messages(valkey)}
     assert sent >= PASSES
-    assert ScheduledPublication.objects.count() == 1
+    assert len(rounds) == 1
     skipped = [each["schedule"] for each in logs if each["event"] == "schedule_skipped"]
     assert sorted(skipped) == [f"bad {number}" for number in range(len(rows))]
     assert PeriodicTask.objects.filter(name__startswith="bad", enabled=True).count() == len(rows)
 
 
 @pytest.mark.parametrize("action", ["enable_tasks", "edit"])
-def test_reenabled_fixed_time_stores_second_round(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], action: str
+def test_reenabled_fixed_time_publishes_second_round(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], action: str, rounds: list[datetime]
 ) -> None:
     """Its clock time stays the same. The action on the list updates the row without dating it."""
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
     row = PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
     PeriodicTask.objects.update(date_changed=clocked.clocked_time - MINUTE)
-    with capture_logs() as logs:
-        tick_until_idle()
-        tick_until_idle()  # a beat that finds a fixed time that has run disables it
+    tick_until_idle()
+    tick_until_idle()  # a beat that finds a fixed time that has run disables it
     row.refresh_from_db()
     assert not row.enabled
-    (first,) = ScheduledPublication.objects.all()
-    assert first.due_at == clocked.clocked_time
-    assert [each["is_new"] for each in logs if each["event"] == "publication_stored"] == [True]
+    assert rounds == [clocked.clocked_time]
+    end_jobs()
 
     if action == "edit":
         row.enabled = True
@@ -485,192 +559,24 @@ def test_reenabled_fixed_time_stores_second_round(
         PeriodicTasks.update_changed()
     tick_until_idle()
 
-    first, second = ScheduledPublication.objects.order_by("due_at")
-    assert first.due_at < second.due_at
+    assert rounds[1] > rounds[0]
+    assert Job.objects.count() == 4
 
 
-def test_beat_killed_before_save_stores_fixed_time_once(market: Market, valkey: redis.Redis) -> None:
+def test_beat_killed_before_save_publishes_fixed_time_once(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
+) -> None:
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
     PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
     before = PeriodicTask.objects.values("last_run_at", "total_run_count", "date_changed", "enabled").get()
-    with capture_logs() as logs:
-        tick_until_idle()
-        # The same as the next leader would read it.
-        PeriodicTask.objects.update(**before)
-        PeriodicTasks.update_changed()
-        tick_until_idle()
-    assert ScheduledPublication.objects.count() == 1
-    assert [each["is_new"] for each in logs if each["event"] == "publication_stored"] == [True, False]
-
-
-def test_round_of_killed_worker_is_completed_without_repeats(market: Market, sent_wakeups: list[Any]) -> None:
-    """A real process, killed with the second batch before it; the first batch's job has ended by then."""
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    with transaction.atomic():
-        # A job of the second shop that is not committed yet: the worker's insert waits for it.
-        publish_job(PublishRequest(platform="pdd", shop_id="s2", task_type="sync_order"))
-        with program(WORKER) as worker:
-            assert wait_until(lambda: act_on_second_connection(lambda: waits_for_a_lock("publications")), WAIT_LIMIT)
-            worker.kill()
-        first = act_on_second_connection(lambda: list(Job.objects.values_list("shop_id", flat=True)))
-        transaction.set_rollback(True)
-    assert wait_until(lambda: not is_connected("publications"), WAIT_LIMIT)
-    assert first == [market.s1.pk]
-    assert ScheduledPublication.objects.get().position == market.s1.pk
-    Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
-
-    assert scheduled_publications.run_waiting_publications() == 0  # the lease of the killed one lasts
-    ScheduledPublication.objects.update(next_at=now() - MINUTE)
-    assert scheduled_publications.run_waiting_publications() == 1
-    assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
-    assert ScheduledPublication.objects.get().published == 2
-
-
-def test_concurrent_workers_publish_round_once(market: Market, sent_wakeups: list[Any]) -> None:
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-
-    def act(number: int) -> int:
-        try:
-            return scheduled_publications.run_waiting_publications()
-        finally:
-            connection.close()
-
-    assert sum(run_concurrently(6, act)) == 1
+    tick_until_idle()
+    end_jobs()
+    # The same as the next leader would read it.
+    PeriodicTask.objects.update(**before)
+    PeriodicTasks.update_changed()
+    tick_until_idle()
+    assert rounds[0] == rounds[1]
     assert Job.objects.count() == 2
-
-
-def test_worker_with_lost_round_lease_publishes_nothing(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    ScheduledPublication.objects.update(lease_no=1)
-    late = scheduled_publications.ClaimedPublication(
-        ScheduledPublication.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1
-    )
-    assert scheduled_publications.publish_claimed(late) is False
-    assert not Job.objects.exists()
-
-
-def test_round_above_retry_limit_becomes_failed_task(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    market.sync.delete()
-    with connection.cursor() as cursor:  # worker after worker takes it and vanishes
-        cursor.execute(
-            "UPDATE rpa_tasks_scheduledpublication SET lease_no = %s, tries = %s", [scheduled_publications.TRIES] * 2
-        )
-    assert scheduled_publications.run_waiting_publications() == 1
-    assert ScheduledPublication.objects.get().state == "failed"
-    row = FailedTask.objects.get()
-    assert (row.origin, row.reason) == ("message", "task_error")
-    assert "sync_order" in str(row.payload)
-
-
-def claim_again() -> int:
-    ScheduledPublication.objects.update(next_at=now() - MINUTE)
-    return scheduled_publications.run_waiting_publications()
-
-
-def test_round_with_progress_at_each_claim_is_not_failed(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(scheduled_publications.TRIES):
-        market.shop(f"more-{number}")
-    monkeypatch.setattr(bulk_publish, "BATCH", 1)
-    monkeypatch.setattr(bulk_publish.wakeup_publisher, "submit", Mock(side_effect=RuntimeError("after each batch")))
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-
-    for claims in range(scheduled_publications.TRIES + 2):
-        assert claim_again() == 0
-        assert Job.objects.count() == claims + 1
-    assert claim_again() == 1
-    assert ScheduledPublication.objects.get().state == "done"
-
-
-def lose_connection(*_: Any, **__: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-
-
-def exceed_statement_timeout(*_: Any, **__: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = 1")
-        try:
-            cursor.execute("SELECT pg_sleep(60)")
-        finally:
-            cursor.execute("SET statement_timeout = 0")
-
-
-def test_round_with_lost_connections_is_not_failed(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    with monkeypatch.context() as patched:
-        patched.setattr(schedules, "publish_bulk", lose_connection)
-        for _ in range(scheduled_publications.TRIES + 2):
-            with pytest.raises(OperationalError):
-                claim_again()
-    assert claim_again() == 1
-    assert (ScheduledPublication.objects.get().state, Job.objects.count()) == ("done", 2)
-
-
-def test_round_during_database_outage_is_not_failed(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The database comes back after the worker has given the publication up for this time."""
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    count = sql.execute
-
-    def remains_unavailable(statement: str, parameters: Any) -> int:
-        if statement == scheduled_publications.SUBTRACT_STATEMENT:
-            raise OperationalError
-        return count(statement, parameters)
-
-    claim = scheduled_publications.claim_publication
-
-    def claim_then_lose() -> Any:
-        monkeypatch.setattr(sql, "execute", remains_unavailable)
-        return claim()
-
-    for _ in range(scheduled_publications.TRIES + 2):
-        with monkeypatch.context() as patched:
-            patched.setattr(schedules, "publish_bulk", lose_connection)
-            patched.setattr(scheduled_publications, "claim_publication", claim_then_lose)
-            with pytest.raises(OperationalError):
-                claim_again()
-        monkeypatch.setattr(sql, "execute", count)
-    assert claim_again() == 1
-    assert ScheduledPublication.objects.get().state == "done"
-
-
-def test_round_with_repeated_timeouts_becomes_failed_task(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    monkeypatch.setattr(schedules, "publish_bulk", exceed_statement_timeout)
-    for _ in range(scheduled_publications.TRIES):
-        with pytest.raises(OperationalError):
-            claim_again()
-    assert claim_again() == 1
-    assert (ScheduledPublication.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
-
-
-def test_round_with_repeated_errors_becomes_failed_task(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("odd")
-
-    scheduled_publications.store_publication(1, "sync", now(), [], ORDER)
-    monkeypatch.setattr(schedules, "publish_bulk", fail)
-    assert [claim_again() for _ in range(scheduled_publications.TRIES)] == [0] * (scheduled_publications.TRIES - 1) + [
-        1
-    ]
-    assert (ScheduledPublication.objects.get().state, FailedTask.objects.get().detail) == (
-        "failed",
-        "RuntimeError: odd",
-    )
 
 
 def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> None:

@@ -16,9 +16,10 @@ from pytest_django import Settings
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
 from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
-from rpa_tasks.jobs.bulk_publish import publish_bulk
 from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.schedules import publish_round
 from rpa_tasks.models import ExecutionNode, Job, Lane
+from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ledger.transitions import Settlement
 from scheduling.models import BulkAction, FailedTask
@@ -239,7 +240,6 @@ def test_move_locked_lane_does_not_wait(shops: Market) -> None:
 
 def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: Race, settings: Settings) -> None:
     """Two bulk actions on the same jobs, picks with settles, and a schedule that publishes the same keys."""
-    flow = Job._meta.get_field("flow").related_model.objects.get()
     pks = {shop_id: pk for pk, shop_id in Lane.objects.values_list("pk", "shop__shop_id")}
     for number in range(4, 20):
         pks[f"s{number}"] = shops.shop(f"s{number}").pk
@@ -257,7 +257,7 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
         if number < 2:
             bulk_actions.run_batch(both[number].pk, LATER)
         elif number == 2:
-            publish_bulk(flow, dict.fromkeys(pks.values(), timedelta(0)), payload={}, priority=1)
+            publish_round(1, sql.now(), [], {"platform": "pdd", "task_type": "sync_order"})
         elif number == 3:
             bulk_actions.run_batch(priority.pk, LATER)
         else:

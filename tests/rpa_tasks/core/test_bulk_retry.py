@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
-from rpa_tasks.jobs.bulk_publish import publish_bulk
+from rpa_tasks.jobs.schedules import publish_round
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.models import FailedTask
@@ -102,15 +101,16 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(
 def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
     market: Market, create_failed_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flow = market.flow()
-    shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
+    market.flow()
+    for shop_id in ("s1", "s2"):
+        market.shop(shop_id)
     create_failed_jobs(["s2", "s1"], "here")
     row = bulk_actions.start_bulk_action("retry", {"reason": "here"}, ANN)
     meeting = PublishBarrier(monkeypatch)
 
     def tick() -> Any:
         wait_until(lambda: bool(meeting.published), WAIT_LIMIT)
-        return publish_bulk(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
+        return publish_round(1, sql.now(), [], {"platform": "pdd", "task_type": "sync_order"})
 
     _, told = meeting.run(lambda: bulk_actions.run_batch(row.pk, LATER), tick)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import dedupe_windows, scheduled_publications, schedules
+from rpa_tasks.jobs import dedupe_windows, schedules
 from rpa_tasks.jobs.bulk.actions import repeat_request
 from rpa_tasks.jobs.bulk.publish_many import publish_many
-from rpa_tasks.jobs.bulk_publish import BulkPublishCounts
 from rpa_tasks.jobs.payloads import add_period
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
 from rpa_tasks.jobs.retention import WINDOWS
+from rpa_tasks.jobs.schedules import RoundCounts
 from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import DedupeWindow, Flow, Job, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
@@ -193,9 +193,9 @@ def test_schedule_keeps_to_the_window(market: Market) -> None:
     market.publish()
     end_next_run(market)
 
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=1, waiting=1)
+    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(published=1, waiting=1)
     end_next_run(market)
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2)
+    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(waiting=2)
     assert DedupeWindow.objects.count() == 2
 
 
@@ -237,7 +237,7 @@ def test_publishes_schedules_runs_and_retries_race_for_windows(market: Market, r
         for turn in range(6):
             match (number + turn) % 4:
                 case 0:
-                    schedules.publish_schedule(ORDER)
+                    schedules.publish_round(1, sql.now(), [], ORDER)
                 case 1:
                     if pick := market.pick():
                         job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
@@ -392,13 +392,13 @@ def test_job_for_tomorrow_does_not_take_the_run_of_today(market: Market, daily: 
 
 def test_ways_to_publish_share_the_period(market: Market, daily: Flow) -> None:
     market.shop("s2")
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(published=2)
+    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(published=2)
     wishes = [PublishRequest(shop_id=shop_id, **ORDER) for shop_id in ("s1", "s2")]
     assert {receipt.because for receipt in publish_many(wishes)} == {"waiting"}
     end_next_run(market)
     end_next_run(market)
     assert {receipt.because for receipt in publish_many(wishes)} == {"window"}
-    assert schedules.publish_schedule(ORDER) == BulkPublishCounts(waiting=2)
+    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(waiting=2)
     assert market.publish(touch_key=new_id()).because == "window"
     later = [replace(wish, not_before=sql.now() + 2 * DAY) for wish in wishes]
     assert [receipt.duplicate for receipt in publish_many(later)] == [False, False]
@@ -406,12 +406,11 @@ def test_ways_to_publish_share_the_period(market: Market, daily: Flow) -> None:
 
 
 def test_late_schedule_belongs_to_the_period_in_which_it_fell_due(market: Market, daily: Flow) -> None:
-    """A worker handles it after midnight. The punctual publication of the next day runs as well."""
+    """Beat publishes it after midnight. The punctual round of the next day runs as well."""
     yesterday = sql.now() - DAY
     for schedule_id in (1, 2):  # two schedules of one flow, both late: the work of that day runs once
         order = ORDER | {"due_seconds": 3_600}
-        scheduled_publications.store_publication(schedule_id, "sync", yesterday, [], order)
-        assert scheduled_publications.run_waiting_publications() == 1
+        schedules.publish_round(schedule_id, yesterday, [], order)
         if schedule_id == 1:
             end_next_run(market)
 

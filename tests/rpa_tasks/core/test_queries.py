@@ -55,7 +55,7 @@ ORDER = {"platform": "pdd", "task_type": "sync_order"}
     [
         lambda: publish_job(WANTED),
         lambda: publish_many([WANTED, WANTED]),
-        lambda: schedules.publish_schedule(ORDER),
+        lambda: schedules.publish_round(1, sql.now(), [], ORDER),
         lambda: Flow.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),
         lambda: Shop.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),
         lambda: Platform.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),

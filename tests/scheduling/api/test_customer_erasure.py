@@ -18,7 +18,6 @@ from django.test import Client as DjangoClient
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from rpa_tasks.jobs.dead_letters import record_failed_job
-from rpa_tasks.jobs.scheduled_publications import store_publication
 from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
@@ -110,11 +109,10 @@ def leave_copies() -> None:
     """Store what names the customer outside its own rows: jobs, schedules, messages and texts of operators."""
     store_job("failed", {"customers": [{"id": "ann-7731"}]})
     store_job("succeeded", {"to": ["ann7731@example.com"]})
-    schedule = PeriodicTask.objects.create(
+    PeriodicTask.objects.create(
         name="hers", task="rpa_tasks.publish_for_shops", kwargs='{"payload": {"user": "ann-7731"}}',
         interval=IntervalSchedule.objects.create(every=1, period="days"),
     )  # fmt: skip
-    store_publication(schedule.pk, "hers", sql.now(), [], {"payload": {"user": "ann-7731"}})
     record_unreadable_message("task_error", {"kwargs": {"user_id": "ann-7731"}}, queue="ticks")
     hook = WebhookSubscription.objects.create(key="crm", config={}, events=["touch.ended"])
     write_messages([(hook.pk, Occurrence(new_id(), "touch.ended", "touch:1", sql.now(), {"user_id": "ann-7731"}))])
@@ -228,7 +226,6 @@ OTHERWISE_ERASED = {
         "scheduling_historicaltemplatetext.body", "scheduling_community.name", "scheduling_configdraft.base",
         "scheduling_configdraft.document", "scheduling_replay.draft", "scheduling_alertreceiver.address",
         "rpa_tasks_flow.cwd", "rpa_tasks_historicalflow.cwd", "rpa_tasks_shop.name", "rpa_tasks_historicalshop.name",
-        "rpa_tasks_scheduledpublication.schedule",
         *(f"django_celery_beat_periodictask.{name}"
           for name in ("task", "queue", "exchange", "routing_key", "headers")),
         "django_celery_beat_crontabschedule.minute",
