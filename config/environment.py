@@ -94,9 +94,7 @@ class Environment(BaseSettings):
     aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
     aftertouch_rpa_echo_url: str = Field("https://api.ipify.org", pattern=r"^https?://")
     rpa_chromium_path: str = ""
-    aftertouch_rpa_isolation: str = Field("auto", pattern=r"^(auto|uid|bubblewrap|none)$")
-    aftertouch_rpa_uids: str = "700000-799999"
-    aftertouch_rpa_ports: str = "1-1023,1080,3128,3306,5432,8000-8999"
+    aftertouch_rpa_isolation: str = Field("bubblewrap", pattern=r"^(bubblewrap|none)$")
     aftertouch_rpa_extensions_dir: str = ""
     aftertouch_rpa_paths: Annotated[list[str], NoDecode] = []
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
@@ -273,19 +271,6 @@ class Environment(BaseSettings):
         parse_sentinel_options(query.get_secret_value())
         return query
 
-    @field_validator("aftertouch_rpa_uids")
-    @classmethod
-    def require_one_range(cls, text: str) -> str:
-        if len(parse_ranges(text, 2**31)) != 1:
-            raise ValueError("must be one range, such as 700000-799999")
-        return text
-
-    @field_validator("aftertouch_rpa_ports")
-    @classmethod
-    def require_ports(cls, text: str) -> str:
-        parse_ranges(text, 65_535)
-        return text
-
     @field_validator("aftertouch_socket_origins")
     @classmethod
     def require_origins(cls, origins: list[str]) -> list[str]:
@@ -367,20 +352,6 @@ def _read_conninfo(url: str) -> dict[str, Any]:
 
 def _is_port(text: str) -> bool:
     return text.isdecimal() and 0 < int(text) < 65_536
-
-
-def parse_ranges(text: str, most: int) -> list[tuple[int, int]]:
-    """First and last of each range in a list such as `1-1024, 8080`. Raises `ValueError` unless each rises and stays
-    between 1 and `most`."""
-    found = []
-    for part in (each.strip() for each in text.split(",")):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise ValueError(f"“{part}” is not a range such as 1000-1999")
-        if not 1 <= int(first) <= int(last or first) <= most:
-            raise ValueError(f"“{part}” must rise and stay between 1 and {most}")
-        found.append((int(first), int(last or first)))
-    return found
 
 
 @cache

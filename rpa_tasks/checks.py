@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from rpa_tasks import isolation, shop_uids
+from rpa_tasks import isolation
 from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.providers.chromium_program import NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
@@ -41,15 +41,13 @@ def check_isolation(**_: Any) -> list[CheckMessage]:
 
     In production only the role execution shows that. A worker of any role checks again when it starts.
     """
-    if not _runs_jobs():
+    if not _runs_jobs() or not (problem := isolation.find_problem()):
         return []
-    if not (complaint := isolation.missing_isolation_reason()):
-        return isolation_gaps()
-    kind, number = (Warning, "W002") if isolation.may_worker_start() else (Error, "E002")
+    kind, number = (Error, "E002") if settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED else (Warning, "W002")
     return [
         kind(
-            f"Commands of flows can read this application's secrets and other shops' logins. {complaint}.",
-            hint="Install bubblewrap, run execution workers as root, or set AFTERTOUCH_RPA_ISOLATION=none on purpose.",
+            f"Commands of flows can read this application's secrets and other shops' logins. {problem}.",
+            hint="Install bubblewrap and allow its namespaces, or set AFTERTOUCH_RPA_ISOLATION=none on purpose.",
             id=f"rpa_tasks.{number}",
         )
     ]
@@ -59,47 +57,6 @@ def _runs_jobs() -> bool:
     return settings.AFTERTOUCH_ROLE == "execution" or (
         settings.AFTERTOUCH_ROLE == "all" and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
     )
-
-
-def isolation_gaps() -> list[CheckMessage]:
-    """Return warnings about an isolation that works but does not separate all shops. A worker logs them at its start.
-
-    Raises: `CannotIsolate`.
-    """
-    return [*_check_port_limits(), *_check_subordinate_ids()]
-
-
-def _check_port_limits() -> list[CheckMessage]:
-    if isolation.mode() == isolation.NONE:
-        return []
-    problem = "Commands of flows can connect to the browsers of other shops on this node"
-    if not isolation.limits_ports():
-        hint = "Use Linux 6.7 or newer with Landlock, and let the unit's SystemCallFilter admit landlock_*."
-        return (
-            [Warning(f"{problem}.", hint=hint, id="rpa_tasks.W003")] if settings.AFTERTOUCH_ROLE == "execution" else []
-        )
-    if not (ports := isolation.reachable_browser_ports()):
-        return []
-    return [
-        Warning(
-            f"{problem}: AFTERTOUCH_RPA_PORTS has ports of net.ipv4.ip_local_port_range ({ports}), from which each "
-            "browser gets its debug port.",
-            hint="Take these ports out of AFTERTOUCH_RPA_PORTS, or move net.ipv4.ip_local_port_range.",
-            id="rpa_tasks.W004",
-        )
-    ]
-
-
-def _check_subordinate_ids() -> list[CheckMessage]:
-    if isolation.mode() != isolation.UID or not (shared := shop_uids.subordinate_ids()):
-        return []
-    return [
-        Warning(
-            f"AFTERTOUCH_RPA_UIDS has numbers that users of this machine can take: {'; '.join(shared[:5])}.",
-            hint="Move AFTERTOUCH_RPA_UIDS to a range that no line of /etc/subuid and /etc/subgid has.",
-            id="rpa_tasks.W005",
-        )
-    ]
 
 
 @register
@@ -137,8 +94,7 @@ def check_browser_sandbox(**_: Any) -> list[CheckMessage]:
     return [
         Warning(
             f"Chromium runs with --no-sandbox, because {obstacle}: a page can take over the browser's process.",
-            hint="Run execution workers as an ordinary user or with AFTERTOUCH_RPA_ISOLATION=uid, and allow user "
-            "namespaces.",
+            hint="Run execution workers as an ordinary user or with bubblewrap, and allow user namespaces.",
             id="rpa_tasks.W006",
         )
     ]

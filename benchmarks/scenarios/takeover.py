@@ -35,9 +35,7 @@ MOVING = (
 
 def takeover(bench: Bench) -> None:
     port = select_port()
-    # Isolation would let the browser only to the ports of the web.
-    alone = {"AFTERTOUCH_RPA_ISOLATION": "none"}
-    with _serve_pages() as site, bench.core(), bench.running(*EXECUTION, env=alone) as node, \
+    with _serve_pages() as site, bench.core(), bench.running(*EXECUTION) as node, \
             bench.running(*WEB, "--port", str(port)) as web:  # fmt: skip
         row, cookie = _start_take_over()
         page = _Page(port, row.pk, cookie)

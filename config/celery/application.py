@@ -102,29 +102,23 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
 @celeryd_after_setup.connect
 def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """Require isolation of flow commands on execution workers, or the setting that disables it, and log its gaps.
+    """Require isolation of flow commands on execution workers in production, or the setting that disables it.
 
     A worker with the execution role holds no encryption keys, so it may not consume core queues.
     """
     from django.conf import settings
 
     from rpa_tasks import isolation
-    from rpa_tasks.checks import isolation_gaps
 
     names = set(instance.app.amqp.queues.consume_from)
     if settings.AFTERTOUCH_ROLE == "execution" and names & set(CORE_QUEUES):
         sys.exit(
             f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(sorted(names & set(CORE_QUEUES)))}"
         )
-    if not names - set(CORE_QUEUES):
-        return
-    if complaint := isolation.missing_isolation_reason():
-        if not isolation.may_worker_start():
-            sys.exit(f"this worker runs commands of flows. {complaint}; set it to none to run them without isolation")
-        log.warning("commands_not_isolated", detail=complaint)
-        return
-    for gap in isolation_gaps():
-        log.warning("isolation_incomplete", check=gap.id, detail=gap.msg, hint=gap.hint)
+    if names - set(CORE_QUEUES) and (problem := isolation.find_problem()):
+        if settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED:
+            sys.exit(f"this worker runs commands of flows. {problem}; set it to none to run them without isolation")
+        log.warning("commands_not_isolated", detail=problem)
 
 
 @celeryd_after_setup.connect

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from config.local import open_folders
 from config.local.endpoints import EmbeddedServerError
+from config.local.open_folders import BIND, COVER
 from config.local.processes import PLAIN_ENVIRONMENT
-from rpa_tasks.supervisor import confine
 
 UNPRIVILEGED_ACCOUNT = "nobody"
 # The narrower right first: many containers can grant only the wider one.
@@ -79,8 +80,10 @@ class Account:
 
     def _ways(self, folders: Sequence[Path]) -> Iterator[tuple[str, ...]]:
         yield _setpriv(self.uid, self.gid)
-        plan = json.dumps({"mounts": _mounts(folders)})
-        yield (sys.executable, "-I", "-S", confine.__file__, plan, *_setpriv(self.uid, self.gid))
+        yield (
+            sys.executable, "-I", "-S", open_folders.__file__, json.dumps(_mounts(folders)),
+            *_setpriv(self.uid, self.gid),
+        )  # fmt: skip
         if right := next((name for name, bit in TRAVERSAL_CAPABILITIES if _holds(bit)), None):
             yield _setpriv(self.uid, self.gid, right)
 
@@ -118,10 +121,10 @@ def _setpriv(uid: int, gid: int, right: str = "") -> tuple[str, ...]:
 
 
 def _mounts(folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the mounts for `confine`: open folders cover the closed ones, and these folders are bound there."""
+    """Return the mounts for `open_folders`: open folders cover the closed ones, and these folders are bound there."""
     closed = {str(folder): _outermost_closed(folder) for folder in folders}
-    covered = {str(above): confine.HIDE for above in closed.values() if above}
-    return sorted((covered | {path: confine.WRITE for path, above in closed.items() if above}).items())
+    covered = {str(above): COVER for above in closed.values() if above}
+    return sorted((covered | {path: BIND for path, above in closed.items() if above}).items())
 
 
 def _outermost_closed(path: Path) -> Path | None:

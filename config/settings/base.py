@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.utils.translation import gettext_lazy as _
 
-from config.environment import ROOT, environment, parse_ranges, read_query
+from config.environment import ROOT, environment, read_query
 from config.settings.databases import build_database
 from config.settings.layers import layer_host
 from config.settings.timeouts import Timeouts
@@ -186,10 +186,8 @@ AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
 AFTERTOUCH_RPA_ECHO_URL = ENV.aftertouch_rpa_echo_url
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_RPA_ISOLATION = ENV.aftertouch_rpa_isolation
-#: If true, commands run without isolation only with the explicit value `none`.
+#: If true, commands run without isolation only with the value `none`.
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = False
-[AFTERTOUCH_RPA_UIDS] = parse_ranges(ENV.aftertouch_rpa_uids, 2**31)
-AFTERTOUCH_RPA_PORTS = parse_ranges(ENV.aftertouch_rpa_ports, 65_535)
 AFTERTOUCH_RPA_EXTENSIONS_DIR = ENV.aftertouch_rpa_extensions_dir
 AFTERTOUCH_RPA_PATHS = ENV.aftertouch_rpa_paths
 AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import sys
 
 from config.settings.base import *  # noqa: F403
 from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_RPA_SECRETS_KEYS, AFTERTOUCH_SECRETS_KEYS, ENV
-from rpa_tasks.supervisor.confine import block_inspection
 
 AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
@@ -59,8 +59,10 @@ for _name, _keys in (
 if _problems:
     sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(_problems))
 
-# Without isolation, commands of flows run as this user and could inspect this process.
-block_inspection()
+# Without isolation, commands of flows run as this user and could inspect this process. Forked children inherit this.
+PR_SET_DUMPABLE = 4
+if ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    sys.exit("Aftertouch cannot start: the kernel lets other processes inspect this one (prctl PR_SET_DUMPABLE)")
 
 SECURE_SSL_REDIRECT = True
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")

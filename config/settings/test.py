@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from config.settings.base import *  # noqa: F403
-from config.settings.base import ENV, INSTALLED_APPS, STATIC_ROOT
+from config.settings.base import INSTALLED_APPS, STATIC_ROOT
 
 ALLOWED_HOSTS = ["*"]
 AFTERTOUCH_DEMO = True
-if "aftertouch_rpa_ports" not in ENV.model_fields_set:
-    AFTERTOUCH_RPA_PORTS = [(1, 32_767)]  # local servers take any free port
 INSTALLED_APPS = [*INSTALLED_APPS, "examples.demo_chat"]
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def find_sandbox_obstacle() -> str:
 
     Raises: `isolation.CannotIsolate`.
     """
-    if os.geteuid() == 0 and isolation.mode() != isolation.UID:
+    if os.geteuid() == 0 and not isolation.is_isolated():
         return "it runs as root"
     return "" if may_use_namespaces() else "user.max_user_namespaces is 0"
 
@@ -150,26 +150,18 @@ def _spawn_chromium(
     flags += [*devtools.debug_flags(port), *(forwarding.flags if forwarding else ()), "about:blank"]
     environment = browser_environment(slot, profile) | launch.environment
     try:
-        with isolation.plan_for_browser(profile_id, forwarding.port if forwarding else None, extensions) as plan:
-            return spawn_session(
-                [*plan.prefix, find_chromium(), *flags], {"log": str(log), "confine": plan.confine},
-                environment, forwarding, descriptors=plan.descriptors,
-            )  # fmt: skip
+        sandbox = isolation.isolate_browser(profile_id, extensions)
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
+    return spawn_session([*sandbox, find_chromium(), *flags], {"log": str(log)}, environment, forwarding)
 
 
 def spawn_session(
-    command: list[str],
-    order: dict[str, Any],
-    environment: dict[str, str],
-    forwarding: Forwarding | None,
-    *,
-    descriptors: Sequence[int] = (),
+    command: list[str], order: dict[str, Any], environment: dict[str, str], forwarding: Forwarding | None
 ) -> int:
     """Start a command and its forwarder in a session of their own and return the leader's pid. Raises `NoBrowser`."""
     listener = (forwarding.listener.fileno(),) if forwarding else ()
-    whole = {"profile": "", "confine": {}, "listener": listener[0] if listener else -1} | order
+    whole = {"profile": "", "listener": listener[0] if listener else -1} | order
     try:
         answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
             [sys.executable, "-I", "-S", str(SPAWNER), json.dumps(whole), *command],
@@ -179,7 +171,7 @@ def spawn_session(
             capture_output=True,
             timeout=START_TIMEOUT,
             check=False,
-            pass_fds=(*descriptors, *listener),
+            pass_fds=listener,
         )
     except subprocess.TimeoutExpired as error:
         raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error

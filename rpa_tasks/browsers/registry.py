@@ -62,7 +62,7 @@ def run_path(profile_id: str, lease_no: int) -> Path:
 def shop_runs_dir(profile_id: str) -> Path:
     """Return the folder of the working directories of a shop's runs. It is the same for its browser and all its runs.
 
-    With a uid for each shop it belongs to root: programs of the shop pass it and cannot replace a directory in it.
+    Where the worker is root it belongs to root: programs of the shop pass it and cannot replace a directory in it.
     """
     folder = _create_directory(shop_runs_path(directory_name(profile_id)))
     folder.chmod(0o711)

@@ -1,9 +1,9 @@
 """Start a command in a new session, with a parent that exits at once.
 
 A browser outlives its run, and often its worker process; as a child of that it would stay a zombie. Usage: `python -I
--S spawn_process.py ORDER COMMAND…`. ORDER is JSON: {"log", "confine" (the plan of `rpa_tasks.supervisor.confine`),
-"listener", "profile"}. With a listener, the forwarder starts in the same session, unconfined, and reads standard input;
-without a command it leads the session. It prints {"pid": …} or {"error": …}.
+-S spawn_process.py ORDER COMMAND…`. ORDER is JSON: {"log", "listener", "profile"}. With a listener, the forwarder
+starts in the same session, outside of the sandbox, and reads standard input; without a command it leads the session.
+It prints {"pid": …} or {"error": …}.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-
-from rpa_tasks.supervisor import confine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +47,6 @@ def _exec_browser(command: list[str], order: dict[str, Any], error_in: int) -> N
                 os.execv(forwarder[0], forwarder)  # noqa: S606  (no shell is meant)
             os.close(order["listener"])
         os.dup2(nothing, 0)
-        confine.confine_process(order["confine"])
         os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
     except OSError as error:
         os.write(error_in, str(error).encode())

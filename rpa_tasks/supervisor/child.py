@@ -6,8 +6,6 @@ import ctypes
 import errno
 import os
 
-from rpa_tasks.supervisor import confine
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
@@ -60,7 +58,7 @@ def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     except OSError as error:
         raise NotStarted("fork_failed", error.strerror) from None
     if pid == 0:
-        _exec_command([*order["prefix"], *argv], env, cwd, order["confine"], outputs, guard, error_end)
+        _exec_command([*order["prefix"], *argv], env, cwd, outputs, guard, error_end)
     os.close(error_end)
     failure = os.read(report_end, 32)
     os.close(report_end)
@@ -84,8 +82,6 @@ def _check_program(program: str, env: dict[str, str], cwd: str) -> None:
 def _describe_start_error(step: bytes, code: int, program: str, cwd: str) -> tuple[str, str]:
     if step == b"chdir":
         return "directory_missing", f"{os.strerror(code)}: {cwd}"
-    if step == b"confine":
-        return "not_isolated", f"{os.strerror(code)}: {program} was not started, it cannot be isolated"
     return REASONS.get(code, "exec_failed"), f"{os.strerror(code)}: {program}"
 
 
@@ -93,7 +89,6 @@ def _exec_command(
     argv: list[str],
     env: dict[str, str],
     cwd: str,
-    plan: dict[str, Any],
     outputs: tuple[int, int],
     guard: int,
     error_end: int,
@@ -101,10 +96,6 @@ def _exec_command(
     step = b"setup"
     try:
         os.setsid()
-        step = b"confine"
-        confine.confine_process(plan)
-        step = b"setup"
-        # A change of the uid clears this setting, so it comes after it.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != guard:
             os._exit(127)  # the supervisor died before the kernel had this setting

@@ -73,14 +73,12 @@ class RunSpec:
     extension: float = 30.0
     #: As in `SupervisedCommand.extend`: by `clock()`, counted from the instant before the claim.
     extend_until: float | None = None
-    #: How the command is confined; see `rpa_tasks.isolation.Plan`.
+    #: Words before the command: its sandbox, see `rpa_tasks.isolation`.
     prefix: Sequence[str] = ()
-    confine: Mapping[str, Any] = field(default_factory=dict)
 
     def line(self) -> bytes:
         order = {each.name: getattr(self, each.name) for each in fields(self)}
-        order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
-        order |= {"prefix": list(self.prefix), "confine": dict(self.confine)}
+        order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask), "prefix": list(self.prefix)}
         # The supervisor process has another working directory.
         order |= {
             "log_path": os.path.abspath(self.log_path),
@@ -129,7 +127,7 @@ class SupervisedCommand:
         # If the supervisor process is killed, its adopted processes become ours instead of init's.
         self._adopted_before = adopt_orphans()
         try:
-            self._process = _start_supervisor(order.env, order.confine.get("ruleset", -1))
+            self._process = _start_supervisor(order.env)
         except OSError as error:
             log.exception("supervisor_not_started")
             self._ending = CommandResult(ExitCause.NOT_STARTED, error="supervisor_not_started", tail=str(error))
@@ -294,13 +292,13 @@ def _descendants_of(above: processes.Process, living: Sequence[processes.Process
     return [*children, *(each for child in children for each in _descendants_of(child, living))]
 
 
-def _start_supervisor(env: Mapping[str, str], ruleset: int) -> subprocess.Popen[bytes]:
+def _start_supervisor(env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start it without our terminal and environment. The markers of its run are in its command line."""
     marks = [f"{name}={env[name]}" for name in MARKERS if name in env]
     return subprocess.Popen(  # noqa: S603  (our own script)
         [sys.executable, "-I", "-S", str(SCRIPT), *marks],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True, pass_fds=(ruleset,) if ruleset >= 0 else (),
+        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ lives, its own markers count instead, because a flow cannot choose its ancestors
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 from django.conf import settings
@@ -54,19 +54,16 @@ def _markers_of(process: processes.Process, known: Known) -> dict[str, str] | No
     return {name: marks.get(name, "") for name in MARKERS} if marks.get(STATE_DIR) == state_dir() else None
 
 
-def end_marked_processes(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
+def end_marked_processes(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
-    `match` gets the values of `MARKERS`. A run without a supervisor process can forge them: processes with a uid in
-    `spares` are not touched. Runs of another state directory belong to another node and are not touched.
+    `match` gets the values of `MARKERS`. Runs of another state directory belong to another node and are not touched.
 
     Returns the pids whose end is not proven. Takes at most about seven seconds, and milliseconds without processes.
     """
 
     def find() -> list[processes.Process]:
-        return [
-            each for each, marks in marked_processes() if match(marks) and processes.real_uid(each.pid) not in spares
-        ]
+        return [each for each, marks in marked_processes() if match(marks)]
 
     left = processes.end_processes(find, SWEEP_GRACE)
     if left:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 import structlog
 
-from rpa_tasks import shop_uids
 from rpa_tasks.supervisor.ancestry import Known, has_supervisor
 from rpa_tasks.supervisor.markers import SWEEP_GRACE, marked_processes
 from rpa_tasks.supervisor.processes import Process, end_processes
@@ -22,20 +21,17 @@ log = structlog.get_logger(__name__)
 
 def end_unsupervised() -> int:
     """End unsupervised processes: SIGTERM, two seconds, SIGKILL. Returns how many processes of runs remain."""
-    there = _run_processes()
+    there = _list_run_processes()
     if doomed := _unsupervised(there):
         log.warning("orphaned_processes_ended", pids=[process.pid for process in doomed])
-        if left := end_processes(lambda: _unsupervised(_run_processes()), SWEEP_GRACE):
+        if left := end_processes(lambda: _unsupervised(_list_run_processes()), SWEEP_GRACE):
             log.error("orphaned_processes_left", pids=[process.pid for process in left])
-        there = _run_processes()
+        there = _list_run_processes()
     return len(there)
 
 
-def _run_processes() -> list[Process]:
-    found = {process.pid: process for process, _ in marked_processes()}
-    if uids := shop_uids.directories_by_uid():
-        found |= {process.pid: process for process in shop_uids.leftover_run_processes(uids)}
-    return list(found.values())
+def _list_run_processes() -> list[Process]:
+    return [process for process, _ in marked_processes()]
 
 
 def _unsupervised(there: Iterable[Process]) -> list[Process]:

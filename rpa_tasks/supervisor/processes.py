@@ -127,14 +127,6 @@ def is_nested(pid: int) -> bool:
     return len(_status(pid, b"NSpid:")) > 1
 
 
-def mount_namespace(pid: int) -> str | None:
-    """Return the mount namespace, or None after the end of the process or without permission."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:
-        return None
-
-
 def carries_marks(pid: int, marks: dict[str, str]) -> bool:
     """Return whether the environment has all marks; False for no marks."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}

@@ -19,7 +19,7 @@ def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", p
     registry.shop_runs_dir(profile_id)
     folder = registry.run_path(profile_id, lease_no)
     isolation.delete_directory(folder)  # the browser may have made one
-    owner = isolation.owner_uid(profile_id, isolation.mode()) if os.geteuid() == 0 else -1
+    owner = isolation.owner()
     folder.mkdir(mode=0o700)
     made = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
-from rpa_tasks import isolation, shop_uids
+from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
@@ -32,10 +32,9 @@ from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.lease_renewal import renew_in_background
 from rpa_tasks.models import Flow, Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
-from rpa_tasks.supervisor import command, processes
+from rpa_tasks.supervisor import command
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand, end_marked_processes
 from rpa_tasks.supervisor.clock import clock
-from rpa_tasks.supervisor.markers import SWEEP_GRACE
 from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping
 from rpa_tasks.worker.run_directory import PARAM_FILE, make_run_directory
@@ -121,15 +120,8 @@ class JobRun:
         """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
         shop = self._shop_name()
         left = end_marked_processes(
-            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no_of(marks) < self.pick.claim.lease_no,
-            spares=shop_uids.uids_of_others(self.job.shop.profile),
+            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no_of(marks) < self.pick.claim.lease_no
         )
-        if not left and isolation.mode() == isolation.UID:
-            uids = {shop_uids.uid_of(self.job.shop.profile)}
-            left = [
-                each.pid
-                for each in processes.end_processes(lambda: shop_uids.leftover_run_processes(uids), SWEEP_GRACE)
-            ]
         return "processes_left" if left else ""
 
     @contextmanager
@@ -295,7 +287,7 @@ class JobRun:
         )
 
     def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
-        """Prepare the working directory and the sandbox. Closing `prepared` deletes them.
+        """Prepare the working directory and the sandbox. Closing `prepared` deletes the directory.
 
         Raises: `UnusableParam`, `OSError`, `isolation.CannotIsolate`, `NoBrowser`.
         """
@@ -316,20 +308,12 @@ class JobRun:
             prepared.callback(self.browser.stop_downloads)  # before the directory is deleted
             self.browser.keep_downloads(folder / self.browser.download_folder)
         environment = self._build_environment(folder)
-        plan = prepared.enter_context(
-            isolation.plan_for_run(
-                shop.profile,
-                reads=_list_flow_folders(flow),
-                port=self.browser.port if self.browser else None,
-                cwd=flow.cwd or str(folder),
-            )
-        )
+        cwd = flow.cwd or str(folder)
         return RunSpec(
             argv=argv,
             env=environment,
-            cwd=flow.cwd or str(folder),
-            prefix=plan.prefix,
-            confine=plan.confine,
+            cwd=cwd,
+            prefix=isolation.isolate_run(shop.profile, _list_flow_folders(flow), cwd),
             timeout=flow.timeout.total_seconds(),
             log_path=str(self._log_path()),
             mask=command.secrets_in(environment),

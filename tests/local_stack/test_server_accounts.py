@@ -52,7 +52,7 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
 
 
 def copy_checkout(folder: Path) -> None:
-    for name in ("config", "rpa_tasks/supervisor"):
+    for name in ("config", "scheduling"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -15,10 +15,8 @@ from config.environment import ROOT
 from tests.conftest import pytest_runtest_makereport
 
 KNOWN = "missing service: "
-#: What no machine of CI can give: root for some of them, an installation that others may read, a recent kernel.
+#: What no machine of CI can give: root for some of them, an installation that others may read.
 OTHERS = {
-    "only root can give commands a uid of their own",
-    "this kernel has no Landlock rules for ports (Linux 6.7)",
     "only root can try what root and others do",
     "no Python that another account may run with these packages",
 }

@@ -1,7 +1,7 @@
 """Attach a browser that the company runs elsewhere, and choose the provider of a shop's browser.
 
 A forwarder on a port of the loopback leads to its DevTools address. So flows, evidence, health checks and take-over use
-it like a browser of the pool, and isolation lets only this shop to it. It is never ended, only detached.
+it like a browser of the pool. It is never ended, only detached.
 """
 
 from __future__ import annotations

@@ -59,19 +59,19 @@ def test_check_during_upgrade_reports_nothing(market: Market, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("uid", "mode", "namespaces", "expected"),
+    ("uid", "isolated", "namespaces", "expected"),
     [
-        (0, isolation.NONE, True, ["rpa_tasks.W006"]), (0, isolation.UID, True, []), (1000, isolation.NONE, True, []),
-        (0, isolation.UID, False, ["rpa_tasks.W006"]), (1000, isolation.BUBBLEWRAP, False, ["rpa_tasks.W006"]),
+        (0, False, True, ["rpa_tasks.W006"]), (0, True, True, []), (1000, False, True, []),
+        (0, True, False, ["rpa_tasks.W006"]), (1000, True, False, ["rpa_tasks.W006"]),
     ],
 )  # fmt: skip
 def test_deploy_check_warns_of_browser_without_sandbox(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, uid: int, mode: str, namespaces: bool, expected: list[str]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, uid: int, isolated: bool, namespaces: bool, expected: list[str]
 ) -> None:
     settings.AFTERTOUCH_ROLE = "execution"
     settings.RPA_CHROMIUM_PATH = "/bin/sh"
     monkeypatch.setattr("os.geteuid", lambda: uid)
-    monkeypatch.setattr(isolation, "mode", lambda: mode)
+    monkeypatch.setattr(isolation, "is_isolated", lambda: isolated)
     monkeypatch.setattr(chromium, "may_use_namespaces", lambda: namespaces)
     assert [each.id for each in checks.check_browser_sandbox()] == expected
 

@@ -11,7 +11,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
@@ -66,7 +65,6 @@ def test_client_of_a_browser_elsewhere_connects_alike(acquire: Acquire, elsewher
 
 
 def test_page_does_not_reach_the_devtools_of_its_browser(acquire: Acquire, site: Site, settings: Settings) -> None:
-    settings.AFTERTOUCH_RPA_ISOLATION = isolation.NONE  # else the kernel refuses the connection before the browser does
     browser = acquire("s1", launch=LaunchSettings())
     address = f"127.0.0.1:{browser.port}{devtools.websocket_path(browser.port)}"
     for page in (f"{site.url}/orders", f"{site.url}/orders".replace("127.0.0.1", "localhost")):

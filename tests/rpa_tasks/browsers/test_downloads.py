@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from pytest_django import Settings
 
 from rpa_tasks.browsers import registry
 from rpa_tasks.jobs import wakeups
@@ -81,13 +80,11 @@ class Reports(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def site(settings: Settings) -> Iterator[str]:
+def site() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Reports)
     server.daemon_threads = True
-    port = server.server_address[1]
-    settings.AFTERTOUCH_RPA_PORTS = [(port, port)]
     with serving_in_thread(server):
-        yield f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
 
 
 @pytest.fixture

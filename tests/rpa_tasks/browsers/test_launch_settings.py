@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
 from rpa_tasks.browsers.browser_processes import read_command_line
@@ -23,7 +20,6 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.providers.extensions import find_extensions
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.supervisor.processes import all_processes
-from rpa_tasks.worker.run_directory import make_run_directory
 from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, eventually, find_record, is_gone, read_slot_states
 from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
 
@@ -149,30 +145,6 @@ def _find_forwarders() -> list[int]:
     assert record
     session = [each.pid for each in all_processes() if each.session == record.pid]
     return [pid for pid in session if "forwarder.py" in read_command_line(pid)]
-
-
-def test_isolation_lets_only_the_browser_to_its_forwarder(
-    acquire: Acquire, start_proxy: Any, echo: str, settings: Settings
-) -> None:
-    settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
-    if isolation.mode_problems()[isolation.UID]:
-        pytest.skip("only root can give commands a uid of their own")
-    if not isolation.limits_ports():
-        pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
-    browser = acquire("s1", launch=build_launch(start_proxy("http")))
-    assert evaluate(browser.port, echo, "document.body.innerText") == f"You are {SOURCE}"
-
-    record = find_record("s1")
-    assert record
-    attempt = f"import socket; socket.create_connection(('127.0.0.1', {record.proxy_port}))"
-    for shop in ("s1", "s2"):
-        folder = make_run_directory(shop, 1)
-        with isolation.plan_for_run(shop, [], browser.port, cwd=str(folder)) as plan:
-            tried = subprocess.run(
-                [*isolation._start_command(plan), sys.executable, "-c", attempt],
-                cwd=folder, capture_output=True, text=True, timeout=WAIT_LIMIT, check=False, pass_fds=plan.descriptors,
-            )  # fmt: skip
-        assert "PermissionError" in tried.stderr, shop
 
 
 def test_changed_settings_replace_browser(acquire: Acquire) -> None:

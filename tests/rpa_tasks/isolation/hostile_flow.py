@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -59,40 +58,6 @@ def traced(pid: int) -> int:
     return int(libc.ptrace(PTRACE_ATTACH, pid, None, None))
 
 
-def connected(port: int, protocol: int = 0) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol) as client:
-        client.settimeout(LIMIT)
-        client.connect(("127.0.0.1", port))
-    return "connected"
-
-
-def smc() -> str:
-    with socket.socket(43, socket.SOCK_STREAM):  # AF_SMC
-        return "made"
-
-
-def layered(name: bytes) -> str:
-    """Put an upper-layer protocol (TCP_ULP) on a TCP socket."""
-    with socket.socket() as client:
-        client.setsockopt(socket.IPPROTO_TCP, 31, name)
-    return "set"
-
-
-def plain_option() -> str:
-    with socket.socket() as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 31)
-    return "set"
-
-
-def sent_at_once(port: int) -> str:
-    """TCP Fast Open connects without connect(2)."""
-    with socket.socket() as client:
-        client.settimeout(LIMIT)
-        client.sendto(b"GET / HTTP/1.0\r\n\r\n", socket.MSG_FASTOPEN, ("127.0.0.1", port))
-    return "connected"
-
-
 def version(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/version", timeout=LIMIT) as answer:
         return str(json.load(answer)["Browser"])
@@ -122,25 +87,17 @@ def shown(url: str) -> str:
 
 
 def main() -> None:
-    other, pid = PARAM["other_port"], PARAM["pid"]
-    database = PARAM["database"]
+    pid, database = PARAM["pid"], PARAM["database"]
     found = {
         "uid": os.getuid(),
         "environments": attempt(environments),
         "files": attempt(lambda: secrets_below(STATE) + secrets_below(Path.home()) + secrets_below(Path("/tmp"))),
+        "passwords": attempt(lambda: Path("/etc/shadow").read_text()),
         "other_profile": attempt(lambda: os.listdir(PARAM["other_profile"])),
         "state": attempt(lambda: os.listdir(STATE)),
         "ptrace": attempt(lambda: traced(pid)),
         "ptrace_worker": attempt(lambda: traced(PARAM["worker"])),
         "kill": attempt(lambda: os.kill(pid, 0)),
-        "other_port": attempt(lambda: connected(other)),
-        "other_port_mptcp": attempt(lambda: connected(other, 262)),
-        "other_port_smc": attempt(lambda: connected(other, 256)),
-        "socket_smc": attempt(smc),
-        "socket_ulp": [attempt(lambda name=name: layered(name)) for name in (b"smc", b"tls", b"mptcp")],
-        "socket_option": attempt(plain_option),
-        "other_port_fast_open": attempt(lambda: sent_at_once(other)),
-        "other_port_by_browser": attempt(lambda: shown(f"http://127.0.0.1:{other}/json/version")),
         "file_by_browser": attempt(lambda: shown(f"file://{PARAM['secret_file']}")),
         "environ_by_browser": attempt(lambda: shown(f"file:///proc/{pid}/environ")),
         "database": attempt(lambda: psycopg.connect(database, connect_timeout=LIMIT) and "connected"),

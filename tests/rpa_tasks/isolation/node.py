@@ -51,24 +51,25 @@ def main(database: str) -> None:
             }  # fmt: skip
             param = {
                 "state": str(state), "secret": word, "secret_file": str(state / "endpoints.json"),
-                "pid": holder.pid, "worker": os.getpid(), "port": own.port, "other_port": other.port,
+                "pid": holder.pid, "worker": os.getpid(), "port": own.port,
                 "profile": str(own.profile_dir), "other_profile": str(other.profile_dir), "database": database,
             }  # fmt: skip
-            with isolation.plan_for_run("p-s1", [], own.port, cwd=str(folder)) as plan:
-                order = RunSpec(
-                    argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
-                    env=environment, timeout=LIMIT, extension=LIMIT, log_path=str(state / "run.log"), cwd=str(folder),
-                    prefix=plan.prefix, confine=plan.confine,
-                )  # fmt: skip
-                with SupervisedCommand(order) as supervised:
-                    while not isinstance(event := supervised.next_event(1), CommandResult):
-                        pass
+            order = RunSpec(
+                argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
+                env=environment, timeout=LIMIT, extension=LIMIT, log_path=str(state / "run.log"), cwd=str(folder),
+                prefix=isolation.isolate_run("p-s1", [], str(folder)),
+            )  # fmt: skip
+            with SupervisedCommand(order) as supervised:
+                while not isinstance(event := supervised.next_event(1), CommandResult):
+                    pass
             own.release(dirty=True)
             other.release(dirty=True)
     finally:
         holder.kill()
         holder.wait()
-    print(json.dumps({"mode": isolation.mode(), "ending": event.tail, "exit": event.exit, "got": event.result}))
+    print(
+        json.dumps({"isolated": isolation.is_isolated(), "ending": event.tail, "exit": event.exit, "got": event.result})
+    )
 
 
 if __name__ == "__main__":

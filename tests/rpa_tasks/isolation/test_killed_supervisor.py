@@ -41,20 +41,20 @@ def find_hidden_processes(word: str) -> list[Process]:
 def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
     folder = make_run_directory("p-s1", os.getpid())
-    with isolation.plan_for_run("p-s1", [], None, cwd=str(folder)) as plan:
-        order = RunSpec(
-            argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=600,
-            extension=600, log_path=str(tmp_path / "log"), cwd=str(folder), prefix=plan.prefix, confine=plan.confine,
-        )  # fmt: skip
-        with SupervisedCommand(order) as supervised:
-            while not isinstance(event := supervised.next_event(1), Started):
-                assert not isinstance(event, CommandResult), event
-            assert wait_until(lambda: find_hidden_processes(word), 120)
-            command = read_process(event.pid)
-            assert command
-            os.kill(command.parent, signal.SIGKILL)
-            while not isinstance(event := supervised.next_event(1), CommandResult):
-                pass
+    order = RunSpec(
+        argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=600,
+        extension=600, log_path=str(tmp_path / "log"), cwd=str(folder),
+        prefix=isolation.isolate_run("p-s1", [], str(folder)),
+    )  # fmt: skip
+    with SupervisedCommand(order) as supervised:
+        while not isinstance(event := supervised.next_event(1), Started):
+            assert not isinstance(event, CommandResult), event
+        assert wait_until(lambda: find_hidden_processes(word), 120)
+        command = read_process(event.pid)
+        assert command
+        os.kill(command.parent, signal.SIGKILL)
+        while not isinstance(event := supervised.next_event(1), CommandResult):
+            pass
     left = find_hidden_processes(word)
     for process in left:
         process.send(signal.SIGKILL)

@@ -80,17 +80,8 @@ def test_execution_role_refuses_other_programs(folder: Path, words: tuple[str, .
     assert "AFTERTOUCH_ROLE: execution has no keys" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    "invalid",
-    [
-        {
-            "AFTERTOUCH_RPA_ISOLATION": "jail", "AFTERTOUCH_RPA_UIDS": "1-2,5-6", "AFTERTOUCH_RPA_PORTS": "99-1",
-            "AFTERTOUCH_RPA_PATHS": "opt/flows", "AFTERTOUCH_ROLE": "king",
-        },
-        {"AFTERTOUCH_RPA_UIDS": "0-5", "AFTERTOUCH_RPA_PORTS": "http"},
-    ],
-)  # fmt: skip
-def test_invalid_isolation_settings_stop_start(folder: Path, invalid: dict[str, str]) -> None:
+def test_invalid_isolation_settings_stop_start(folder: Path) -> None:
+    invalid = {"AFTERTOUCH_RPA_ISOLATION": "jail", "AFTERTOUCH_RPA_PATHS": "opt/flows", "AFTERTOUCH_ROLE": "king"}
     refused = start(folder, "-c", SETUP, DJANGO_SETTINGS_MODULE="config.settings.local", **invalid)
     assert refused.returncode != 0
     assert {line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]} == set(invalid)
@@ -108,13 +99,13 @@ def test_production_worker_requires_isolation_setting(folder: Path) -> None:
     local = {"PATH": "/nowhere", "DJANGO_SETTINGS_MODULE": "config.settings.local"}
     warned = start(folder, "manage.py", "check", ordinary=True, **local)
     silent = start(folder, "manage.py", "check", ordinary=True, AFTERTOUCH_RPA_ISOLATION="none", **local)
-    wrong = start(folder, *WORKER, ordinary=True, AFTERTOUCH_RPA_ISOLATION="uid", **local)
+    runs = start(folder, "-c", f"{SETUP}from rpa_tasks.isolation import is_isolated; print(is_isolated())", **local)
 
-    assert (refused.returncode, "AFTERTOUCH_RPA_ISOLATION=auto finds nothing" in refused.stderr) == (1, True), (
-        refused.stderr
-    )
+    assert (refused.returncode, "AFTERTOUCH_RPA_ISOLATION=bubblewrap does not work here" in refused.stderr) == (
+        1, True,
+    ), refused.stderr  # fmt: skip
     assert elsewhere.returncode == 0, elsewhere.stderr  # a machine that only serves pages
     assert (checked.returncode, "rpa_tasks.E002" in checked.stderr) == (1, True)
     assert (warned.returncode, "rpa_tasks.W002" in warned.stderr) == (0, True)
     assert (silent.returncode, "W002" in silent.stderr) == (0, False)
-    assert "AFTERTOUCH_RPA_ISOLATION=uid does not work here" in wrong.stderr
+    assert runs.stdout == "False\n", runs.stderr

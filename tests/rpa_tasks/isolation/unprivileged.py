@@ -11,16 +11,15 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from rpa_tasks.supervisor import confine
+from config.local.open_folders import BIND, COVER, open_folders
 
 if __name__ == "__main__":
     uid, *command = sys.argv[1:]
     python = os.path.realpath(sys.base_prefix)
-    mounts = [("/root", confine.HIDE)]
+    mounts = [("/root", COVER)]
     if python.startswith("/root/"):
-        mounts.append((python, confine.READ))
-    confine._mount_all(mounts)
-    confine._check_call(confine._libc.umount2(b"/proc", 2), "umount")  # the one that hides other users' processes
+        mounts.append((python, BIND))
+    open_folders(mounts)
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))
