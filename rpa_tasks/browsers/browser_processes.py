@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rpa_tasks.supervisor.ancestry import Known, has_supervisor
-from rpa_tasks.supervisor.markers import TASK_ID
 from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
@@ -25,6 +23,7 @@ from rpa_tasks.supervisor.processes import (
     read_process,
     real_uid,
 )
+from rpa_tasks.supervisor.runs import TASK_ID, Ancestry
 
 MARKER = "AFTERTOUCH_BROWSER"
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
@@ -34,13 +33,13 @@ def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = 
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}
     in_session = _session_filter(*leader)
-    known: Known = {}
+    ancestry = Ancestry()
 
     def is_marked(process: Process) -> bool:
         return (
             carries_marks(process.pid, marks)
             and (not profile or reaches_profile(process.pid, profile))
-            and not has_supervisor(process, known)
+            and not ancestry.has_supervisor(process)
         )
 
     return [process for process in all_processes() if in_session(process) or is_marked(process)]
@@ -64,8 +63,9 @@ def marked_slots(browsers: str) -> set[int]:
     """Return the slots in this folder that the marker of a running browser names."""
     pattern = re.compile(rf"{re.escape(browsers)}/slot-([1-9]\d{{0,4}})")
     found = ((process, pattern.fullmatch(_marker_of(process))) for process in all_processes())
-    known: Known = {}
-    return {int(match[1]) for process, match in found if match and not has_supervisor(process, known)}
+    marked = [(process, int(match[1])) for process, match in found if match]
+    ancestry = Ancestry()
+    return {slot for process, slot in marked if not ancestry.has_supervisor(process)}
 
 
 def leftover_browsers_on(profile: str) -> list[Process]:
@@ -93,7 +93,7 @@ def processes_on_profile(profile: str) -> Iterator[Process]:
             names_profile(read_command_line(process.pid), profile)
             and not read_environment(process.pid, having=TASK_ID)
             and reaches_profile(process.pid, profile)
-            and not has_supervisor(process)
+            and not Ancestry().has_supervisor(process)
         ):
             yield process
 

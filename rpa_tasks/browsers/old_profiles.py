@@ -21,7 +21,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import processes_on_profile
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.models import ExecutionNode, Shop
-from rpa_tasks.supervisor.markers import SHOP, marked_processes
+from rpa_tasks.supervisor.runs import SHOP, marked_processes
 from scheduling import sql
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from rpa_tasks.jobs.payloads import unstorable_reason
 from rpa_tasks.jobs.pick import TIERS
 from rpa_tasks.models import DedupeBy, DedupePeriod, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
-from rpa_tasks.supervisor.markers import MARKERS
+from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.errors import ErrorCollector
 

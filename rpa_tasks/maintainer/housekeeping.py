@@ -29,7 +29,7 @@ from rpa_tasks.browsers.prewarming import Prewarmer
 from rpa_tasks.jobs.gates.node_drains import is_draining
 from rpa_tasks.maintainer.next_shops import find_next_shops
 from rpa_tasks.models import ExecutionNode, Job, JobState
-from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
+from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
 from rpa_tasks.takeover import leases
 from rpa_tasks.worker import node
 from rpa_tasks.worker.node_name import claim_node_name
@@ -108,7 +108,7 @@ class Housekeeping:
     def end_orphans(self) -> None:
         """End processes of finished runs whose supervisor process hangs.
 
-        For killed supervisor processes see `rpa_tasks.supervisor.orphans`.
+        For killed supervisor processes see `rpa_tasks.supervisor.runs.end_unsupervised`.
         """
         found = _marked_runs()
         orphans = found - _running_runs(found)

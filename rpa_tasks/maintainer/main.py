@@ -23,7 +23,7 @@ import structlog
 
 from rpa_tasks.browsers import health, prewarming, recycling, registry
 from rpa_tasks.browsers.registry import Lock
-from rpa_tasks.supervisor.orphans import end_unsupervised
+from rpa_tasks.supervisor.runs import end_unsupervised
 
 if TYPE_CHECKING:
     from rpa_tasks.takeover.host import TakeOverHost

@@ -4,7 +4,7 @@
         while not isinstance(event := supervised.next_event(timeout=1), CommandResult):
             ...  # renew the lease, then supervised.extend(until); supervised.stop("cancelled")
 
-No threads: `fileno` works with select. Leaving the block early ends the command and waits for its end.
+Leaving the block early ends the command and waits for its end.
 """
 
 from __future__ import annotations
@@ -25,23 +25,10 @@ import structlog
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.ancestry import belongs, is_supervisor
 from rpa_tasks.supervisor.child import adopt_orphans
-from rpa_tasks.supervisor.markers import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, end_marked_processes
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS
 from rpa_tasks.supervisor.protocol import pack_line, unpack_line
-
-__all__ = [
-    "LEASE_NO",
-    "TASK_ID",
-    "Event",
-    "FlowResult",
-    "Progress",
-    "RunSpec",
-    "Started",
-    "SupervisedCommand",
-    "end_marked_processes",
-]
+from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, is_supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -140,10 +127,6 @@ class SupervisedCommand:
         os.set_blocking(self._out, False)
         self._write(line)
         os.set_blocking(self._in, False)  # from here on a stopped supervisor process must not block the runner
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when there may be an event."""
-        return self._out
 
     def next_event(self, timeout: float) -> Event | None:
         """Return the next event, or None after `timeout` seconds.
@@ -257,39 +240,29 @@ class SupervisedCommand:
         self._end(ExitCause.SUPERVISOR_LOST, survivors=len(left), tail=_tail_of_run_log(Path(self._order.log_path)))
 
     def _family(self) -> list[processes.Process]:
-        marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
+        """Find what the command has left: its session, processes with the run's environment, and adopted ones.
 
-        def is_ours(process: processes.Process) -> bool:
-            return self._pid in (process.session, process.group) or belongs(process, marks)
-
-        living = list(processes.all_processes())
-        adopted = [
-            descendant for each in self._adopted(living) for descendant in (each, *_descendants_of(each, living))
-        ]
-        found = [process for process in living if is_ours(process)]
-        return list({process.pid: process for process in (*found, *adopted)}.values())
-
-    def _adopted(self, living: Sequence[processes.Process]) -> list[processes.Process]:
-        """Return children of this process that it did not start, since the supervisor process started.
-
-        Other supervisor processes do not count.
+        Adopted are children of this process that it did not start, since the supervisor process started.
         """
-        mine = [each for each in living if each.parent == os.getpid() and each.pid != self._process.pid]
-        found = [each for each in mine if each.started >= self._began and not is_supervisor(each.pid)]
-        self._adopted_pids.update(each.pid for each in found)
-        return found
+        ancestry = Ancestry()
+        marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
+        found: dict[int, processes.Process] = {}
+        for process in processes.all_processes():
+            is_child = process.parent == os.getpid() and process.pid != self._process.pid
+            if is_child and process.started >= self._began and not is_supervisor(process.pid):
+                self._adopted_pids.add(process.pid)
+                found |= {each.pid: each for each in (process, *processes.list_descendants(process.pid))}
+            elif self._pid in (process.session, process.group) or (
+                processes.carries_marks(process.pid, marks) and not ancestry.has_supervisor(process)
+            ):
+                found[process.pid] = process
+        return list(found.values())
 
     def _reap_adopted(self) -> None:
         """Reap adopted processes, which would otherwise stay zombies."""
         for pid in self._adopted_pids:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-
-def _descendants_of(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
-    """Return all descendants of this process."""
-    children = [each for each in living if each.parent == above.pid]
-    return [*children, *(each for child in children for each in _descendants_of(child, living))]
 
 
 def _start_supervisor(env: Mapping[str, str]) -> subprocess.Popen[bytes]:

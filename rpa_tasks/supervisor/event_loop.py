@@ -11,7 +11,6 @@ import os
 import select
 
 from rpa_tasks.supervisor import child, processes
-from rpa_tasks.supervisor.ancestry import family
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.output_reader import OutputReader
 from rpa_tasks.supervisor.protocol import Inbox, Outbox
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # `signal` imports enum: 4 ms
 
-NOW, NEVER = 0.0, float("inf")
+NEVER = float("inf")
 #: Only the command gets the first SIGTERM, so that it can use its children for an orderly end. They get theirs after
 #: this share of the grace, or as soon as the command has ended.
 COMMAND_ONLY_SHARE = 1 / 3
@@ -33,7 +32,6 @@ LEFTOVER_SECONDS = 2.0
 POLL_SECONDS = 0.05
 #: Below bwrap: its init, then the command.
 SANDBOX_DEPTH = 2
-RUN_MARKERS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
 
 
 class SupervisorLoop:
@@ -42,7 +40,6 @@ class SupervisorLoop:
     def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
         self.order, self.inbox, self.outbox = order, inbox, outbox
         self.reader = OutputReader(order, outbox)
-        self.marks = {name: order["env"][name] for name in RUN_MARKERS if name in order["env"]}
         now = clock()
         self.lease_until = order.get("extend_until") or now + order["extension"]
         self.timeout_at = now + order["timeout"]
@@ -50,9 +47,9 @@ class SupervisorLoop:
         self.status: int | None = None  # of the command, after its end
         self.ended = ""  # why it was asked to end; empty while it may run
         self.lease_lost = False
-        self.spread_at = self.kill_at = self.give_up_at = self.look_at = NEVER
-        self.left: list[processes.Process] = []
-        self.childless = False  # the kernel reports no descendants
+        self.spread_at = self.kill_at = self.give_up_at = NEVER
+        self.leftovers_asked = False  # to end, after the end of the command
+        self.childless = False  # this process adopts its orphaned descendants, so then none is left
         self.stop_requested = False  # the supervisor process received SIGTERM
         self.asking = False  # whether to wake up when the runner has read
         self.poll = select.poll()
@@ -117,7 +114,7 @@ class SupervisorLoop:
 
     def next_at(self) -> float:
         """Return the next deadline, at most a second ahead: poll does not count the sleep of the machine."""
-        timers = [clock() + 1, self.look_at, self.outbox.due_at() or NEVER]
+        timers = [clock() + 1, self.outbox.due_at() or NEVER]
         if not self.ended and self.status is None:
             timers += [self.lease_until, self.timeout_at]
         return min(*timers, self.spread_at, self.kill_at)
@@ -158,7 +155,6 @@ class SupervisorLoop:
                 return
             if pid == self.pid:
                 self.status = status
-                self.look_at = NOW
 
     # --- end ------------------------------------------------------------------------------------------------------
 
@@ -186,32 +182,26 @@ class SupervisorLoop:
         if now >= self.timeout_at:
             self.timeout_at = NEVER
             self.stop("timeout", self.order["hard_after"])
-        self.signal_overdue(now)
-        if now >= self.look_at:
-            self.look(now)
-
-    def signal_overdue(self, now: float) -> None:
+        if self.status is not None and not self.leftovers_asked:
+            self.leftovers_asked = True
+            self.spread_at = now
+            self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
+        if self.childless:
+            return
         if now >= self.spread_at:
             self.spread_at = NEVER
             processes.terminate(self.terminable())
         if now >= self.kill_at:
             self.give_up_at = min(self.give_up_at, now + processes.PROOF_SECONDS)
             self.kill_at = now + POLL_SECONDS
-            processes.kill(self.family())
+            processes.kill(processes.list_descendants(os.getpid()))
 
-    def look(self, now: float) -> None:
-        """Look for processes left after the end of the command. The first time they get SIGTERM."""
-        first = self.look_at == NOW
-        self.look_at = now + POLL_SECONDS
-        self.reap()
-        self.left = self.family()
-        if first and self.left:
-            processes.terminate(self.terminable())
-            self.spread_at = NEVER
-            self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
-
-    def family(self) -> list[processes.Process]:
-        return family(os.getpid(), self.marks, childless=self.childless)
+    def terminable(self) -> list[processes.Process]:
+        """Return the processes to terminate: without the sandbox's own ones while its command runs."""
+        family = processes.list_descendants(os.getpid())
+        command = self.command() if self.order["prefix"] and self.status is None else None
+        own = {self.pid, command.parent} if command and command.pid != self.pid else set()
+        return [each for each in family if each.pid not in own]
 
     def command(self) -> processes.Process | None:
         """Return the process that gets the first SIGTERM.
@@ -224,20 +214,8 @@ class SupervisorLoop:
             found = min(below, key=lambda each: (each.started, each.pid), default=found)
         return found
 
-    def terminable(self) -> list[processes.Process]:
-        """Return the processes to terminate: without the sandbox's own ones while its command runs."""
-        family = self.family()
-        command = self.command() if self.order["prefix"] and self.status is None else None
-        if command is None or command.pid == self.pid:
-            return family
-        own = {self.pid, command.parent}
-        return [each for each in family if each.pid not in own]
-
     def is_over(self) -> bool:
-        if clock() >= self.give_up_at:
-            self.left = self.family()
-            return True
-        return self.childless and self.look_at != NOW and not self.left
+        return self.childless or clock() >= self.give_up_at
 
     # --- the report -----------------------------------------------------------------------------------------------
 
@@ -248,7 +226,7 @@ class SupervisorLoop:
             "signal": -code if code is not None and code < 0 else None,
             "ended": self.ended or "exited",
             "error": self.reader.error,
-            "survivors": len(self.left),
+            "survivors": 0 if self.childless else len(processes.list_descendants(os.getpid())),
             "tail": self.reader.tail.text(),
             "dropped": self.reader.log.dropped,
         }

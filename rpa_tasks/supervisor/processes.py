@@ -196,16 +196,17 @@ def reap_orphans(spared: Container[int]) -> None:
                 continue  # another thread has reaped it
 
 
-def descends(process: Process, ancestor: int, living: dict[int, Process]) -> bool:
-    """Return whether the process has this ancestor, by a snapshot of all processes."""
-    seen = 0
-    while process.parent != ancestor:
-        parent = living.get(process.parent)
-        seen += 1
-        if parent is None or seen > len(living):
-            return False
-        process = parent
-    return True
+def list_descendants(ancestor: int) -> list[Process]:
+    """Return the running descendants of a process, by a snapshot of all processes."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found, left = [], [ancestor]
+    while left:
+        below = children.pop(left.pop(), [])
+        found += below
+        left += [each.pid for each in below]
+    return found
 
 
 def _status(pid: int, name: bytes) -> list[bytes]:

@@ -33,8 +33,9 @@ from rpa_tasks.lease_renewal import renew_in_background
 from rpa_tasks.models import Flow, Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command
-from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand, end_marked_processes
+from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, end_marked_processes
 from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping
 from rpa_tasks.worker.run_directory import PARAM_FILE, make_run_directory
@@ -120,7 +121,7 @@ class JobRun:
         """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
         shop = self._shop_name()
         left = end_marked_processes(
-            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no_of(marks) < self.pick.claim.lease_no
+            lambda marks: marks[SHOP] == shop and _lease_no_of(marks) < self.pick.claim.lease_no
         )
         return "processes_left" if left else ""
 
@@ -356,6 +357,6 @@ def _lease_no_of(marks: Mapping[str, str]) -> int:
     swept.
     """
     try:
-        return int(marks.get("AFTERTOUCH_LEASE_NO") or 0)
+        return int(marks[LEASE_NO] or 0)
     except ValueError:
         return 0

@@ -306,7 +306,7 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("command", "sh\n-c\nrun {param}", "runs as code"), ("command", "true", "must contain {param}"),
+    [("command", "sh\n-c\nrun {param}", "a word of its own"), ("command", "true", "must contain {param}"),
      ("command", "true\n{param}\n{nonsense}", "is not a placeholder"), ("command", '"open', "not a JSON text"),
      ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),
      ("exit_codes", "strange=65", "is not known here"), ("exit_codes", "business=a", "must be numbers"),

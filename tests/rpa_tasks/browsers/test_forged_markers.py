@@ -18,8 +18,8 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.supervisor.markers import TASK_ID
 from rpa_tasks.supervisor.processes import all_processes
+from rpa_tasks.supervisor.runs import TASK_ID
 from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone, read_slot_states
 
 Acquire = Callable[..., AcquiredBrowser]

@@ -21,7 +21,7 @@ from pytest_django import DjangoAssertNumQueries, Settings
 from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
-from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 from tests.rpa_tasks.browsers.browser_processes import eventually
 
 pytestmark = pytest.mark.django_db

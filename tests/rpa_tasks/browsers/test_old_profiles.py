@@ -22,7 +22,7 @@ from rpa_tasks.browsers import old_profiles, registry
 from rpa_tasks.browsers.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
-from rpa_tasks.supervisor.markers import MARKERS
+from rpa_tasks.supervisor.runs import MARKERS
 
 pytestmark = pytest.mark.django_db
 

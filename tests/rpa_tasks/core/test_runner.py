@@ -34,7 +34,7 @@ from rpa_tasks.models import Breaker, Evidence, Flow, Job, Lane, LoginState, Sho
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
+from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.worker import runner
 from rpa_tasks.worker.evidence import unpack_text
 from scheduling.errors import Conflict
@@ -616,7 +616,7 @@ def test_run_waits_while_a_process_of_an_earlier_run_is_left(
         try:
             with monkeypatch.context() as immortal:
                 immortal.setattr(processes, "PROOF_SECONDS", 0.1)
-                immortal.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
+                immortal.setattr("rpa_tasks.supervisor.runs.SWEEP_GRACE", 0.1)
                 immortal.setattr(processes.Process, "send", lambda *_: None)
                 job = run_script("pass")
             assert (job.state, job.reason, job.attempt) == ("scheduled", "processes_left", 0)

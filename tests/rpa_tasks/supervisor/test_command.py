@@ -31,7 +31,8 @@ TEMPLATE = [
     "-m",
     "rpa_tasks.flow_sdk",
     "run",
-    "--flow={flow}",
+    "--flow",
+    "{flow}",
     "--param",
     "{param}",
     "--timeout",
@@ -52,13 +53,13 @@ def environment(*names: str) -> dict[str, str]:
 
 def test_argv_for_fills_placeholders() -> None:
     assert argv(TEMPLATE, shop_id="s1") == [
-        sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
+        sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", "pdd_sync_order", "--param", '{"shop_id":"s1"}',
         "--timeout", "600",
     ]  # fmt: skip
 
 
 def test_argv_for_does_not_fill_inserted_text() -> None:
-    assert argv(["x", "{param}{flow}"], text="{timeout}") == ["x", '{"text":"{timeout}"}pdd_sync_order']
+    assert argv(["x", "{param}"], text="{timeout}") == ["x", '{"text":"{timeout}"}']
 
 
 def test_argv_for_keeps_other_braces() -> None:
@@ -89,10 +90,10 @@ def test_argv_for_refuses_too_long_parameter() -> None:
 
 
 def test_argv_for_fills_job_values() -> None:
-    words = ["{shop_id}/{platform}", "{profile_id}", "{debug_port}", "{task_id}", "{param_file}"]
+    words = ["{shop_id}", "{platform}", "{profile_id}", "{debug_port}", "{task_id}", "{param_file}"]
     values = {"shop_id": "s1", "platform": "pdd", "profile_id": "p-s1", "debug_port": 9222, "task_id": "t1"}
     filled = argv_for(words, flow="f", param=values, timeout=timedelta(seconds=1), param_file="/run/p.json")
-    assert filled == ["s1/pdd", "p-s1", "9222", "t1", "/run/p.json"]
+    assert filled == ["s1", "pdd", "p-s1", "9222", "t1", "/run/p.json"]
     assert argv(["{debug_port}"], debug_port=None) == [""]
 
 
@@ -187,7 +188,8 @@ def test_validate_command_accepts_valid_command(tmp_path: Path) -> None:
         (["sh", "-c", "exit"], "must contain {param} or {param_file}; otherwise the command gets no parameters"),
         (["sh", "{param}", "{shop}"], f"{{shop}} is not a placeholder; available: {KNOWN}"),
         (["sh", "{param}", "{root}"], f"{{root}} is not a placeholder; available: {KNOWN}"),
-        (["sh", "{param}\0"], "must not contain a NUL character"),
+        (["{flow}", "{param}"], "must start with a program"),
+        (["sh", "\0", "{param}"], "must not contain a NUL character"),
         (["no-such-program", "{param}"], "no-such-program was not found"),
         (["/no/such/program", "{param}"], "/no/such/program was not found"),
         (["/etc/passwd", "{param}"], "/etc/passwd is not executable"),
@@ -211,179 +213,13 @@ def test_validated_command_can_be_started(task: TaskCommands) -> None:
     assert json.loads(argv(["{param}"])[0]) == {}
 
 
-# --- placeholders in code -------------------------------------------------------------------------------------------
-
-CODE = "must not have a placeholder in a word that a shell or an interpreter runs as code"
-
-MIXED = "must not have {param} in a word with spaces, quotes or other special characters"
-
-
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["bash", "-c", "run '{param}'"],
-        ["sh", "-c", "run {param}"],
-        ["dash", "-c", '"{param}"'],
-        ["/usr/bin/zsh", "-c", "{param}"],
-        ["bash", "-ec", "run '{param}'"],
-        ["bash", "-lc", "run '{param}'"],
-        ["bash", "--norc", "-c", "run '{param}'"],
-        ["bash", "-c", "-e", "run '{param}'"],
-        ["bash", "-c", "--", "run '{param}'"],
-        ["bash", "-o", "pipefail", "-c", "run '{param}'"],
-        ["bash", "+o", "posix", "-c", "run {shop_id}", "_", "{param}"],
-        ["env", "bash", "-c", "run '{param}'"],
-        ["env", "-i", "A=1", "/bin/bash", "-c", "run '{param}'"],
-        ["env", "-S", "bash -c 'run {param}'"],
-        ["env", "-Sbash -c 'run {param}'"],
-        ["env", "--split-string=bash -c 'run {param}'"],
-        ["busybox", "sh", "-c", "run '{param}'"],
-        ["nice", "-n", "5", "timeout", "10", "sh", "-c", "run '{param}'"],
-        ["setsid", "'bash'", "-c", "run '{param}'"],
-        ["xargs", "b\\ash", "-c", "run '{param}'"],
-        ["bash", "'-c'", "run '{param}'"],
-        ["su", "shop", "-c", "run '{param}'"],
-        ["flock", "/tmp/lock", "-c", "run '{param}'"],
-        ["sh", "-c", 'exec "$@"', "sh", "bash", "-c", "run '{param}'"],
-        ["ssh", "host", "bash -c 'run {param}'"],
-        ["python", "-c", "print('{param}')"],
-        ["python3.11", "-c", "print('{param}')"],
-        ["{python}", "-Ic", "print('{param}')"],
-        ["{python}", "-cprint('{param}')"],
-        ["perl", "-e", "print '{param}'"],
-        ["node", "--eval=run({param})"],
-        ["node", "-p", "'{param}'"],
-        ["ruby", "-e", "puts '{param}'"],
-        ["php", "-r", "echo '{param}';"],
-        ["ssh", "host", "run", "{param}"],
-        ["ssh", "-oProxyCommand=nc {param}", "host", "run"],
-        ["timeout", "10", "ssh", "-p", "22", "host", "{param}"],
-        ["pwsh", "-Command", "run", "{param}"],
-        ["pwsh", "-NoProfile", "-c", "{param}"],
-        ["pwsh", "-enc", "{param}"],
-        ["awk", 'BEGIN { system("run {param}") }'],
-        ["awk", "-F", ",", "-v", "a=1", "{param}", "file"],
-        ["gawk", "--posix", "{param}"],
-        ["gawk", "-f", "lib.awk", "-e", "{param}"],
-        ["busybox", "awk", "{param}"],
-        ["sed", "-i", "s/a/{param}/e", "file"],
-        ["xargs", "-I", "%", "sh", "-c", "% {param}"],
-        ["xargs", "-n1", "awk", "{param}"],
-        ["watch", "-n", "1", "run", "{param}"],
-        ["sudo", "-s", "run", "{param}"],
-        ["sudo", "-u", "shop", "-i", "run", "{param}"],
-        ["sudo", "--user", "shop", "--shell", "{param}"],
-        ["sudo", "-n", "sh", "-c", "{param}"],
-        ["su", "-c{param}"],
-        ["su", "shop", "--comm", "{param}"],
-        ["su", "shop", "--", "-c", "{param}"],
-        ["env", "-iS", "run {param}"],
-        ["env", "--split=run {param}"],
-        ["perl", "-lane", "{param}"],
-        ["perl", "-I", "lib", "-E", "{param}"],
-        ["perl", "-MJSON{param}", "run.pl"],
-        ["ruby", "-r", "json", "-ne", "{param}"],
-        ["node", "--import", "x", "-e", "{param}"],
-        ["node", "-pe", "{param}"],
-        ["deno", "eval", "--ext", "ts", "{param}"],
-        ["python", "-W", "error", "-Ic", "{param}"],
-        ["python3", "--check-hash-based-pycs", "always", "-c", "{param}"],
-        ["ipython", "-c", "{param}"],
-        ["fish", "-C", "{param}"],
-        ["psql", "-c", "select '{param}'"],
-        ["Rscript", "-e", "{param}"],
-        ["parallel", "run", "{param}"],
-        ["sshpass", "-p", "x", "ssh", "host", "run", "{param}"],
-        ["torsocks", "/usr/bin/ssh", "host", "{param}"],
-        ["catchsegv", "awk", "{param}"],
-    ],
-    ids=" ".join,
+    "word", ["--param={param}", "run {param}", "{param}{param}", "{param} ", "'{param}'", "{flow}.py"]
 )
-def test_placeholder_in_code_is_refused(command: list[str]) -> None:
-    assert check_words(command) == [CODE]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["osh", "-c", "run '{param}'"],
-        ["elvish", "-c", "run {param}"],
-        ["nix-shell", "--run", "run {param}"],
-        ["sg", "shop", "-c", 'run "{param}"'],
-        ["mysql", "-e", "insert into t values ('{param}')"],
-        ["sqlite3", "shop.db", "select '{param}'"],
-        ["jq", "-n", ".={param}|.payload"],
-        ["cmd.exe", "/c", "run;{param}"],
-        ["make", "ARGUMENTS='{param}'", "run"],
-        ["git", "-c", "alias.run=!run {param}", "run"],
-        ["guile", "-c", "(run {param})"],
-        ["vim", "-c", ":!run {param}"],
-        ["xwrap", "--", "$(run {param})"],
-        ["xwrap", "`{param}`"],
-        ["xwrap", "a\n{param}"],
-    ],
-    ids=" ".join,
-)
-def test_check_words_param_within_a_word_that_may_be_code_is_refused_for_any_program(command: list[str]) -> None:
-    assert check_words(command) == [MIXED]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["rsync", "--rsh={param}", "a", "b"],
-        ["rsync", "-a", "-e{param}", "a", "b"],
-        ["rsync", "-e", "{param}", "a", "b"],
-        ["tar", "-cf", "a.tar", "--checkpoint=1", "--checkpoint-action=exec={param}", "a"],
-        ["/usr/bin/bsdtar", "--use-compress-program={param}", "-cf", "a", "b"],
-        ["git", "-c", "{param}", "fetch"],
-        ["git", "clone", "--upload-pack={param}", "a"],
-        ["timeout", "10", "tar", "-I{param}", "-cf", "a", "b"],
-        ["env", "A=1", "rsync", "--rsync-path={param}", "a", "b"],
-        ["systemd-run", "--property=ExecStartPre={param}", "run"],
-        ["nice", "-n5", "systemd-run", "-pExecStartPre={param}", "run"],
-        ["scp", "-S{param}", "a", "b"],
-    ],
-    ids=" ".join,
-)
-def test_check_words_param_in_option_that_its_program_runs_is_refused(command: list[str]) -> None:
-    problem = "must not have {param} in an option of a program that runs the value of an option"
-    assert check_words(command) == [problem]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["timeout", "-k", "5", "10", "rpa-cli", "--param={param}"],
-        ["rpa-cli", "git", "--param={param}"],
-        ["rpa-cli", "--param={param}", "{task_id}"],
-        ["rpa-cli", "-p{param}"],
-        ["rpa-cli", "param:{param}", "--title=run of {task_id}"],
-        ["rpa-cli", "data:,{param},{shop_id}"],
-        ["rpa-cli", "--mode", "parallel", "{param}"],
-        ["sh", "-c", 'run "$1"', "_", "{param}"],
-        ["bash", "-ec", 'run "$@"', "run", "{param}", "{shop_id}"],
-        ["env", "PAGE=1", "rpa-cli", "-c", "{param}"],
-        ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "-c", "{param}"],
-        ["python", "run.py", "-c", "{param}"],
-        ["bash", "run.sh", "-c", "{param}"],
-        ["perl", "run.pl", "-e", "{param}"],
-        ["rpa-cli", "--title=run of {task_id}", "{param_file}"],
-        ["node", "run.js", "{param}"],
-        ["flock", "/tmp/lock", "rpa-cli", "{param}"],
-        ["awk", "-f", "run.awk", "{param}"],
-        ["awk", "-vname=1", "-frun.awk", "{param}"],
-        ["sudo", "-u", "shop", "rpa-cli", "-s", "{param}"],
-        ["xargs", "-n", "1", "rpa-cli", "{param}"],
-        ["node", "-r", "x", "run.js", "-e", "{param}"],
-        ["pwsh", "-NoProfile", "-File", "run.ps1", "{param}"],
-        ["env", "-u", "A", "-C", "/tmp", "rpa-cli", "{param}"],
-        ["rpa-cli", "watch", "{param}"],
-    ],
-    ids=" ".join,
-)
-def test_placeholder_in_argument_is_accepted(command: list[str]) -> None:
-    assert check_words(command) == []
+def test_placeholder_within_a_word_is_refused(word: str) -> None:
+    """Around it a word may be code, whatever program gets it."""
+    problem = "must have each placeholder as a word of its own"
+    assert check_words(["rpa-cli", "{param}", word]) == [problem]
 
 
 def test_environment_for_puts_flow_path_first(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -117,17 +116,6 @@ def test_daemon_without_marker_is_found_by_descent(task: TaskCommands) -> None:
     _, ending = run_to_end(task.python(script))
     assert (ending.exit, ending.survivors) == (0, 0)
     assert not is_alive(int(place.read_text()))
-
-
-def test_marked_foreign_process_is_ended(task: TaskCommands) -> None:
-    stranger = subprocess.Popen(["/bin/sleep", "1000"], env=task.env)
-    try:
-        _, ending = run_to_end(task.order("/bin/true"))
-        assert (ending.ended, ending.survivors) == (ExitCause.EXITED, 0)
-        assert stranger.wait(WAIT_LIMIT) == -signal.SIGTERM
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def test_multiplying_children_are_ended(task: TaskCommands) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes
+from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, end_marked_processes
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     FORGER,
@@ -107,7 +107,7 @@ def test_sweep_returns_processes_that_did_not_end(
 ) -> None:
     immortal = start()
     monkeypatch.setattr(processes, "PROOF_SECONDS", 0.1)
-    monkeypatch.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
+    monkeypatch.setattr("rpa_tasks.supervisor.runs.SWEEP_GRACE", 0.1)
     monkeypatch.setattr(processes.Process, "send", lambda self, number: None)
     assert end_marked_processes(has_earlier_lease(8, task)) == [immortal.pid]
 
@@ -162,7 +162,7 @@ def test_sweep_does_not_end_itself(task: TaskCommands) -> None:
     script = """
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.supervisor.client import end_marked_processes
+from rpa_tasks.supervisor.runs import end_marked_processes
 print(end_marked_processes(lambda markers: markers["AFTERTOUCH_TASK_ID"] == os.environ["AFTERTOUCH_TASK_ID"]))
 """
     root = str(Path(__file__).parents[3])

@@ -8,18 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.supervisor import ancestry, processes
-from rpa_tasks.supervisor.ancestry import has_supervisor, run_of
+from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID
-from rpa_tasks.supervisor.orphans import end_unsupervised
+from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, Ancestry, end_unsupervised
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
-    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -53,7 +49,7 @@ def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
 def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) -> None:
     with start_runner(task, script) as (runner, command):
         left = descendants(task, command)
-        assert all(map(has_supervisor, left))
+        assert all(map(Ancestry().has_supervisor, left))
         os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
         os.kill(supervisor_of(command), signal.SIGKILL)
         runner.kill()
@@ -87,33 +83,28 @@ def test_processes_of_other_node_are_kept(task: TaskCommands) -> None:
         another.wait()
 
 
-def test_has_supervisor_checks_again_when_parent_ends(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_whose_parent_has_just_ended_counts_as_supervised(task: TaskCommands) -> None:
     """The supervisor adopts it. A check between the parent's end and the adoption would end a run in good order."""
     with SupervisedCommand(task.shell(f"{BRANCHES}; sleep 1000")) as supervised:
         command = wait_for_start(supervised)
         left = descendants(task, command)
         orphan = next(process for process in left if process.parent != command)
-        parent, guard, really = orphan.parent, supervisor_of(command), processes.read_process
-
-        def look(pid: int) -> processes.Process | None:
-            if pid == parent and is_alive(parent):
-                os.kill(parent, signal.SIGKILL)
-                eventually(lambda: supervisor_of(orphan.pid) == guard)
-            return really(pid)
-
-        monkeypatch.setattr(ancestry, "read_process", look)
-        assert has_supervisor(orphan)
-        assert not is_alive(parent)
+        before, guard = Ancestry(), supervisor_of(command)
+        assert before._processes.pop(orphan.parent)  # as if it had ended before it was read
+        os.kill(orphan.parent, signal.SIGKILL)
+        eventually(lambda: supervisor_of(orphan.pid) == guard)
+        assert before.has_supervisor(orphan)
+        assert Ancestry().find_run(orphan)
 
 
 def test_ended_process_counts_as_supervised(task: TaskCommands) -> None:
     process = subprocess.Popen(["/bin/sleep", "1000"], env=task.env)
     seen = processes.read_process(process.pid)
     assert seen
-    assert not has_supervisor(seen)
+    assert not Ancestry().has_supervisor(seen)
     process.kill()
     process.wait()
-    assert has_supervisor(seen)
+    assert Ancestry().has_supervisor(seen)
 
 
 #: Looks like a supervisor process and has a child.
@@ -137,7 +128,7 @@ def test_process_of_a_sandbox_that_looks_like_a_supervisor_process_is_none(task:
             assert started.stdout.readline()
             eventually(lambda: find_sleeps(started.pid))  # between fork and exec it has another name
             (child,) = find_sleeps(started.pid)
-            assert has_supervisor(child) == (sandbox == "none")  # isolation is off there
+            assert Ancestry().has_supervisor(child) == (sandbox == "none")  # isolation is off there
         finally:
             os.killpg(started.pid, signal.SIGKILL)
 
@@ -165,39 +156,9 @@ def test_process_below_a_forged_supervisor_process_belongs_to_the_run_of_the_rea
         wait_for_message(supervised, "ready")
         eventually(lambda: find_sleeps_of(task))  # between fork and exec it has another name
         (child,) = find_sleeps_of(task)
-        markers = run_of(child)
+        markers = Ancestry().find_run(child)
         assert markers
         assert (markers[TASK_ID], markers[LEASE_NO]) == (task.task_id, task.env[LEASE_NO])
-
-
-def test_run_of_reads_each_ancestor_of_a_chain_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow can build a chain of thousands of processes. The climb from each of them must not read all others."""
-    length = 40
-    program = (
-        "import os,sys,time\nfor n in range(int(sys.argv[1])):\n    if os.fork():\n        os.wait(); os._exit(0)\n"
-    )
-    program += "print(os.getpid(), flush=True)\ntime.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", program, str(length)], stdout=subprocess.PIPE, text=True) as top:
-        assert top.stdout is not None
-        deepest = int(top.stdout.readline())
-        try:
-            children = psutil.Process(top.pid).children(recursive=True)
-            chain = [processes.read_process(each.pid) for each in children]
-            assert len(chain) == length
-            reads: list[int] = []
-            read = processes.read_process
-
-            def count(pid: int) -> processes.Process | None:
-                reads.append(pid)
-                return read(pid)
-
-            monkeypatch.setattr(ancestry, "read_process", count)
-            known: ancestry.Known = {}
-            assert {run_of(each, known) is None for each in chain if each} == {True}
-            assert len(reads) < 6 * length
-        finally:
-            os.kill(deepest, signal.SIGKILL)
-            top.wait(WAIT_LIMIT)
 
 
 def test_environment_is_read_while_the_process_executes_programs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import stat
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import FlowResult, Progress, Started, SupervisedCommand
-from tests.rpa_tasks.supervisor.task_commands import WAIT_LIMIT, TaskCommands, read_to_end, run_to_end, wait_for_start
+from tests.rpa_tasks.supervisor.task_commands import TaskCommands, read_to_end, run_to_end, wait_for_start
 
 #: The supervisor's peak memory, reported by the command.
 PRINT_MEMORY = """
@@ -269,14 +268,6 @@ def test_command_with_closed_outputs_continues(task: TaskCommands) -> None:
     _, ending = run_to_end(task.shell(script))
     assert ending.exit == 4
     assert (task.folder / "done").exists()
-
-
-def test_supervised_command_can_be_polled(task: TaskCommands) -> None:
-    with SupervisedCommand(task.order("/bin/true")) as supervised:
-        poll = select.poll()
-        poll.register(supervised, select.POLLIN)
-        assert poll.poll(WAIT_LIMIT * 1000)
-        assert isinstance(supervised.next_event(0), Started)
 
 
 def test_ended_command_leaves_no_descriptor_and_no_zombie(task: TaskCommands) -> None:
