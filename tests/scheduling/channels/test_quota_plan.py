@@ -188,7 +188,7 @@ def test_reserve_touch_whose_slot_came_goes(gate: QuotaGate, server: Redis) -> N
 
 
 def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: Redis) -> None:
-    """The workers were away for two minutes. The touches of that time went to the end of the plan, hours later."""
+    """No worker ran for two minutes. The touches of that time went to the end of the plan, hours later."""
     due = dict(enumerate(wait for wait in reserve(gate, 240) if wait is not None))
     sent_at: dict[int, timedelta] = {}
     deferrals: Counter[int] = Counter()
