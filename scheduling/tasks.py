@@ -15,7 +15,7 @@ from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
 from scheduling.experiments import rollouts
-from scheduling.experiments.replay import runs
+from scheduling.experiments.replay import drafts
 from scheduling.ledger.touches import Reconfigured
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import follow_ups, inactivity
@@ -66,7 +66,6 @@ def follow_touches() -> None:
 def delete_expired_data() -> None:
     retention.delete_expired_rows()
     imports.discard_stale_imports()
-    runs.delete_expired_replays()
     login_lockout.clear_expired_sessions()
     message_history.delete_old_messages()
 
@@ -102,7 +101,7 @@ def advance_rollouts() -> None:
 
 @shared_task(name="scheduling.run_replay", is_tick=True)
 def run_next_replay() -> None:
-    runs.execute_next_replay()
+    drafts.run_next_replay()
 
 
 @shared_task(name="scheduling.continue_bulk_actions", is_tick=True)

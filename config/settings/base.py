@@ -262,7 +262,7 @@ REVERSALS = {
     "failed_task.retry": "scheduling.operations.reversals.RETRY",
     "bulk.start": "scheduling.operations.reversals.BULK_START",
     "pause": "scheduling.operations.reversals.PAUSE",
-    "replay.publish": "scheduling.experiments.replay.runs.REVERSAL",
+    "draft.publish": "scheduling.experiments.replay.drafts.REVERSAL",
     "node.off": "scheduling.admin.matrix.card_actions.REVERSAL",
     "job.cancel": "rpa_tasks.jobs.dead_letters.REVERSAL",
 }

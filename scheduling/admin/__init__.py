@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.admin.experiments import replay
+from scheduling.admin.experiments import draft
 from scheduling.admin.failed_tasks import bulk_action, failed_task
 from scheduling.admin.matrix import channel, community, grid, node, rules, template
 from scheduling.admin.people import invitation, site_pages, user
@@ -11,6 +11,6 @@ from scheduling.admin.touches import complaint, customer, customer_import, event
 
 __all__ = [
     "access", "accounts", "alert", "audit", "bulk_action", "channel", "community", "complaint", "customer",
-    "customer_import", "event", "failed_task", "grid", "invitation", "node", "pause", "replay", "rules",
+    "customer_import", "draft", "event", "failed_task", "grid", "invitation", "node", "pause", "rules",
     "schedule", "site_pages", "template", "touch", "user", "webhook",
 ]  # fmt: skip

@@ -14,22 +14,27 @@ from unfold.dataclasses import UnfoldAction
 from unfold.enums import ActionVariant
 
 from scheduling.admin.labels import translate_error
+from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import open_drafts
+from scheduling.experiments.replay import drafts
 
 BUTTON = "_try_draft"  #: name of the button beside “Save”
 CONFLICTS = {
-    open_drafts.BUSY: gettext_lazy("Another user edits the configuration at the same moment. Try again."),
-    open_drafts.CHANGED: gettext_lazy("The draft changed after you opened the page. Reload the page."),
-    open_drafts.OUTDATED: gettext_lazy(
-        "The live configuration changed after the draft was started. Rebase the draft first."
+    drafts.CHANGED: gettext_lazy("The draft changed after you opened the page. Reload the page."),
+    drafts.CLASH: gettext_lazy(
+        "Another user edited the same rows since the draft was started. Open your draft and resolve the conflict."
     ),
-    open_drafts.NEEDED: gettext_lazy("Another change of the draft needs this one. Remove that one first."),
+    drafts.NEEDED: gettext_lazy("This does not fit another change of the draft. Remove that one first."),
+    drafts.NOT_REPLAYED: gettext_lazy("The draft has not been replayed."),
+    drafts.LOST: gettext_lazy("The worker of this replay was lost. Start the replay again."),
 }
 
 
-def translate_conflict(error: Exception) -> str:
-    return str(CONFLICTS.get(str(error)) or translate_error(str(error)))
+def translate_refusal(error: Exception) -> list[str]:
+    """Return why a draft was refused, one line for each problem with its place in the text."""
+    if isinstance(error, InvalidConfiguration):
+        return [f"{each.path}: {translate_error(each.message)}" for each in error.problems]
+    return [str(CONFLICTS.get(line) or translate_error(line)) for line in str(error).splitlines()]
 
 
 class DraftableAdmin:
@@ -39,7 +44,7 @@ class DraftableAdmin:
     """
 
     def may_try_draft(self: Any, request: HttpRequest) -> bool:
-        return request.user.has_perm("scheduling.add_replay") and open_drafts.is_draftable(self.model)
+        return request.user.has_perm("scheduling.add_configdraft") and drafts.is_draftable(self.model)
 
     def get_actions_submit_line(self: Any, request: HttpRequest, object_id: Any) -> list[UnfoldAction]:
         found: list[UnfoldAction] = super().get_actions_submit_line(request, object_id)  # type: ignore[misc]
@@ -74,13 +79,13 @@ class DraftableAdmin:
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
         if BUTTON in request.POST:
-            return redirect("admin:scheduling_replay_draft")
+            return redirect("admin:scheduling_configdraft_mine")
         answer: HttpResponse = super().response_add(request, obj, post_url_continue)  # type: ignore[misc]
         return answer
 
     def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
         if BUTTON in request.POST:
-            return redirect("admin:scheduling_replay_draft")
+            return redirect("admin:scheduling_configdraft_mine")
         answer: HttpResponse = super().response_change(request, obj)  # type: ignore[misc]
         return answer
 
@@ -94,9 +99,10 @@ def _try_edit(request: HttpRequest, show: Any) -> HttpResponse:
         return answers[-1].status_code == 302
 
     try:
-        is_kept = open_drafts.capture_edit(request.user, save)
-    except Conflict as error:
-        messages.error(request, translate_conflict(error))
+        is_kept = drafts.capture_edit(request.user, save)
+    except (Conflict, InvalidConfiguration) as error:
+        for line in translate_refusal(error):
+            messages.error(request, line)
         return redirect(request.get_full_path())
     if is_kept:
         messages.success(request, _("The edit is in your draft. The live configuration has not changed."))

@@ -157,8 +157,8 @@ CORE: tuple[Group, ...] = (
                 "psychology_alt",
                 (
                     Tab(_("Send preview"), "scheduling_event_preview", "scheduling.view_event"),
-                    Tab(_("Replays"), "scheduling_replay_changelist", "scheduling.view_replay"),
-                    Tab(_("My draft"), "scheduling_replay_draft", "scheduling.add_replay"),
+                    Tab(_("My draft"), "scheduling_configdraft_mine", "scheduling.add_configdraft"),
+                    Tab(_("All drafts"), "scheduling_configdraft_changelist", "scheduling.view_configdraft"),
                 ),
                 own_title=_("Trials"),
             ),

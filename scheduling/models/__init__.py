@@ -14,6 +14,7 @@ from scheduling.models.customer import (
     CustomerProfile,
     RefusedLines,
 )
+from scheduling.models.draft import ConfigDraft
 from scheduling.models.event import Event, EventType
 from scheduling.models.failed_task import FailedTask, FailedTaskComment
 from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
@@ -33,7 +34,6 @@ from scheduling.models.node import (
 )
 from scheduling.models.people import IdentityLink, Invitation, RecoveryCode, Role, SignIn, TotpDevice
 from scheduling.models.receipt import DeliveryReceipt, ReceiptKind, VendorMessage
-from scheduling.models.replay import ConfigDraft, Replay
 from scheduling.models.rollout import AutomaticRollout
 from scheduling.models.rule import Calendar, DelayRule, HarassmentRule, Holdout
 from scheduling.models.touch import EndMark, Touch, TouchState
@@ -54,7 +54,7 @@ __all__ = [
     "CustomerImportPart", "CustomerProfile", "DelayRule", "DeliveryReceipt", "DisabledTarget", "DismissedChecklist",
     "EndMark", "Event", "EventType", "FailedLogin", "FailedTask", "FailedTaskComment", "GuardDecision",
     "HarassmentRule", "Holdout", "IdentityLink", "Invitation", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause",
-    "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Replay", "Role",
+    "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Role",
     "Scope", "SignIn", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
     "UndoableAct", "VendorMessage", "Verdict", "WebhookEndpoint", "WebhookEvent", "WebhookFact", "WebhookMessage",
     "WebhookSubscription", "expand_scopes",

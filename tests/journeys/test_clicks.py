@@ -153,7 +153,7 @@ def test_clicks_of_touches_and_failures_match_the_table(
 
 
 def test_clicks_of_configuration_match_the_table(count: Callable[..., dict[str, str]], matrix: MatrixBuilder) -> None:
-    from scheduling.experiments.replay import runs
+    from scheduling.experiments.replay import drafts
     from scheduling.models import Node, Pause
 
     node = matrix.node("guide", name="Guide", delay=timedelta(minutes=15))
@@ -187,10 +187,10 @@ def test_clicks_of_configuration_match_the_table(count: Callable[..., dict[str, 
         hand.page.fill("[name=delay]", "30m")
         hand.click("[name=_try_draft]", "button:has-text('Start the replay')")
         hand.page.wait_for_selector("progress")
-        assert runs.execute_next_replay()
+        assert drafts.run_next_replay()
 
     def publish(hand: ClickCounter) -> None:
-        hand.search("replays", "Replays")
+        hand.search("drafts", "All drafts")
         hand.click("#result_list tbody th a", "a:has-text('Publish the draft')")
         hand.give_reason()
         hand.click(SUBMIT)

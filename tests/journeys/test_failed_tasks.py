@@ -129,7 +129,7 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     assert BulkAction.objects.get().actor_name == "operator"
 
     # What would a stricter limit have done to these days? An operator may look, an editor asks and publishes it.
-    draft = f"{live_server.url}/admin/scheduling/replay/add/"
+    draft = f"{live_server.url}/admin/scheduling/configdraft/add/"
     assert page.goto(draft).status == 403
     tighten_cap(ops(group="editor"), draft)
 
@@ -141,17 +141,18 @@ def ask_to_retry(page: Page) -> None:
 
 
 def tighten_cap(page: Page, draft: str) -> None:
-    from scheduling.experiments.replay import runs
-    from scheduling.models import HarassmentRule, Replay
+    from scheduling.experiments.replay import drafts
+    from scheduling.models import ConfigDraft, HarassmentRule
 
     page.goto(draft)
     area = page.locator("[name=draft]")
     area.fill(area.input_value().replace("limit: 3", "limit: 2"))
     page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
-    assert runs.execute_next_replay()
+    assert drafts.run_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")
-    assert Replay.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
+    counts = ConfigDraft.objects.get().result["draft"].values()
+    assert sum(each.get("delivered", 0) for each in counts) == MANY + READERS
     page.click("a:has-text('发布草稿')")
     page.fill("[name=reason]", "收紧频次上限")
     page.click("button:has-text('发布')")
@@ -219,7 +220,7 @@ def test_viewer_cannot_retry_edit_or_stop(
     admin = f"{live_server.url}/admin/scheduling"
     page.goto(f"{admin}/failedtask/")
     assert page.locator("select[name=action] option[value*=retry]").count() == 0
-    for path in (f"failedtask/{failed.pk}/act/retry/", "replay/add/", "harassmentrule/add/"):
+    for path in (f"failedtask/{failed.pk}/act/retry/", "configdraft/add/", "harassmentrule/add/"):
         assert page.goto(f"{admin}/{path}").status == 403, path
 
     # A rule can be read, and nothing on the page or behind it writes.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
+from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
@@ -34,14 +35,14 @@ def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> N
 
 @pytest.mark.usefixtures("week_of_events")
 def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: LiveServer) -> None:
-    from scheduling.experiments.replay import runs
-    from scheduling.models import HarassmentRule, Replay
+    from scheduling.experiments.replay import drafts
+    from scheduling.models import ConfigDraft, HarassmentRule
 
     page = ops()
     page.goto(f"{live_server.url}/admin/")
     page.click("#nav-sidebar-apps >> text=预演与回测")
-    page.click(".at-tabs >> text=规则回测")
-    page.goto(f"{live_server.url}/admin/scheduling/replay/add/")
+    page.click(".at-tabs >> text=我的草稿")
+    page.click(".at-tabs >> text=YAML")
     area = page.locator("[name=draft]")
     live = area.input_value()
     area.fill(live.replace("limit: 3", "limit: many"))
@@ -51,12 +52,13 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
     area.fill(live.replace("limit: 3", "limit: 1").replace("delay: 15m", "delay: 30m"))
     page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
-    assert runs.execute_next_replay()
+    assert drafts.run_next_replay()
     page.wait_for_selector("h2:has-text('回测结果')")  # the page looks again by itself
-    run = Replay.objects.get()
-    figures = page.inner_text(".wi-figures")
-    assert f"{run.result['draft']['totals']['delivered']}" in figures
-    assert run.result["draft"]["totals"]["delivered"] < run.result["live"]["totals"]["delivered"]
+    result = ConfigDraft.objects.get().result
+    live_sent, sent = (sum(each["delivered"] for each in result[name].values()) for name in ("live", "draft"))
+    assert sent < live_sent
+    row = page.inner_text(".wi-outcomes tr:has-text('已发送') >> nth=0").split()
+    assert row[-3:] == [str(live_sent), str(sent), f"−{live_sent - sent}"]
     save_screenshot(page, "replay")
     page.click("a:has-text('发布草稿')")
     page.fill("[name=reason]", "夜间少打扰")
@@ -68,7 +70,7 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
 
 @pytest.mark.usefixtures("week_of_events")
 def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any], live_server: LiveServer) -> None:
-    from scheduling.experiments.replay import runs
+    from scheduling.experiments.replay import drafts
     from scheduling.models import HarassmentRule, Node
 
     page, node, cap = ops(), Node.objects.get(key="presale-download"), HarassmentRule.objects.get(kind="cap")
@@ -89,7 +91,7 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
     save_screenshot(page, "draft")
     page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
-    assert runs.execute_next_replay()
+    assert drafts.run_next_replay()
     page.click("a:has-text('发布草稿')")
     page.fill("[name=reason]", "夜间少打扰")
     save_screenshot(page, "draft-publish")
@@ -97,34 +99,29 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
     page.wait_for_selector("text=草稿已上线")
     node.refresh_from_db()
     assert (node.delay, HarassmentRule.objects.get(kind="cap").limit) == (timedelta(minutes=45), 1)
-    assert node.history.latest().history_change_reason.startswith("夜间少打扰 (replay #")
+    assert node.history.latest().history_change_reason == "夜间少打扰"
 
 
 @pytest.mark.usefixtures("week_of_events")
 def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: LiveServer) -> None:
     from django.contrib.auth.models import User
 
-    from scheduling.experiments.replay import runs
-    from scheduling.models import ConfigDraft
-    from scheduling.operations.failed_tasks import Actor
+    from scheduling.experiments.replay import drafts
 
-    text = runs.export_live_draft().replace("limit: 3", "limit: 2")
-    run = runs.create_replay(text, 7, Actor("ops"))
-    assert runs.execute_next_replay()
+    ops()
+    text = drafts.export_live_draft().replace("limit: 3", "limit: 2")
+    draft = replay_draft(open_draft(User.objects.get(username="ops"), text))
     for name, language, scheme, width in (
         ("replay-dark-en", "en", "dark", 1400),
         ("replay-narrow", "zh-hans", "light", 390),
     ):
         page = ops(language, scheme, width)
-        user = User.objects.get(username="ops")
-        ConfigDraft.objects.get_or_create(owner=user, defaults={"base": runs.export_live_draft(), "document": text})
-        for path in ("add/", "draft/", "", f"{run.pk}/publish/", f"{run.pk}/change/"):
-            page.goto(f"{live_server.url}/admin/scheduling/replay/{path}")
+        for path in ("add/", "mine/", "", f"{draft.pk}/publish/"):
+            page.goto(f"{live_server.url}/admin/scheduling/configdraft/{path}")
             page.wait_for_load_state("load")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, path, overflow)
             save_screenshot(page, f"{name}-{path.strip('/').replace('/', '-') or 'list'}")
-        save_screenshot(page, name)
 
 
 def test_node_edit_moves_waiting_touches(

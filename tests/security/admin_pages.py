@@ -41,7 +41,7 @@ from rpa_tasks.models import (
 from scheduling.audit.audit_log import record_action
 from scheduling.customers import imports
 from scheduling.experiments import rollouts
-from scheduling.experiments.replay import runs
+from scheduling.experiments.replay import drafts
 from scheduling.identity import invitations, totp
 from scheduling.models import (
     AlertReceiver,
@@ -65,7 +65,6 @@ from scheduling.models import (
     Invitation,
     Node,
     Pause,
-    Replay,
     SignIn,
     Stage,
     Template,
@@ -81,6 +80,7 @@ from scheduling.planning import disabled_targets
 from scheduling.webhooks.message_history import pause_endpoint
 from sessions.models import Campaign, SilencePolicy
 from tests.rpa_tasks.admin.conftest import Market
+from tests.support.drafts import open_draft
 from tests.support.matrix import MatrixBuilder
 
 WEBHOOK = {"url": "https://example.com/in", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
@@ -217,8 +217,9 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     Group.objects.create(name="spare")
     spare = User.objects.create_user("spare", password="x")
     invitations.create_invitation("bob", "bob@example.com", "viewer", spare)
-    run = runs.create_replay(runs.export_live_draft().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
-    Replay.objects.filter(pk=run.pk).update(state="done", live_digest=runs.compute_live_digest())
+    text = drafts.export_live_draft().replace("limit: 3", "limit: 4")
+    open_draft(spare, text)
+    ConfigDraft.objects.update(state="done")
 
 
 # --- rows in the state that an address needs -----------------------------------------------------------------------
@@ -325,7 +326,7 @@ def undone_pause(user: User) -> tuple[Any, ...]:
 
 
 def own_draft(user: User) -> tuple[Any, ...]:
-    live = runs.export_live_draft()
+    live = drafts.export_live_draft()
     ConfigDraft.objects.get_or_create(owner=user, defaults={"base": live, "document": live})
     return ()
 
@@ -486,8 +487,9 @@ MODELS: dict[str, Rights] = {
     "scheduling_pause": Rights(
         VIEWER, OPERATOR, NOBODY, NOBODY, first(Pause), first(Pause), {}, {"scope": "all", "reason": "r"},
     ),
-    "scheduling_replay": Rights(
-        VIEWER, EDITOR, NOBODY, NOBODY, first(Replay), first(Replay), {}, {"days": "3"},
+    "scheduling_configdraft": Rights(
+        VIEWER, EDITOR, NOBODY, ADMIN, first(ConfigDraft), first(ConfigDraft), {},
+        {"draft": "delay_rules: {default: 3h}", "_keep": "1"},
     ),
     "scheduling_customerimport": Rights(
         VIEWER, EDITOR, NOBODY, NOBODY, first(CustomerImport), first(CustomerImport), {},
@@ -672,9 +674,8 @@ PAGES: dict[str, Page] = {
     # Roll-outs and drafts.
     "scheduling_node_start_rollout": Page(EDITOR, EDITOR, first(Node, key="guide")),
     "scheduling_node_stop_rollout": Page(EDITOR, EDITOR, first(Node, key="rolled")),
-    "scheduling_replay_publish": Page(EDITOR, EDITOR, first(Replay), data=REASON),
-    "scheduling_replay_draft": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
-    "scheduling_replay_discard": Page(NOBODY, EDITOR, first(Replay), form=False),
+    "scheduling_configdraft_publish": Page(EDITOR, EDITOR, first(ConfigDraft), data=REASON),
+    "scheduling_configdraft_mine": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
     # RPA.
     "rpa_tasks_job_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=due", data=PACE),
     "rpa_tasks_job_live": Page(STAFF),

@@ -33,10 +33,10 @@ class SecondConnection(Protocol):
 def act_on_second_connection(act: Callable[[], Answer]) -> Answer:
     """Call `act` in a thread with its own connection, and wait for it."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_act_and_close, act).result(WAIT_LIMIT)
+        return pool.submit(act_and_close, act).result(WAIT_LIMIT)
 
 
-def _act_and_close(act: Callable[[], Answer]) -> Answer:
+def act_and_close(act: Callable[[], Answer]) -> Answer:
     try:
         return act()
     finally:
@@ -51,7 +51,7 @@ def act_behind_locks(lock: Callable[[], object], *acts: Callable[[], Answer]) ->
     with ThreadPoolExecutor(len(acts)) as pool:
         with transaction.atomic():
             lock()
-            acting = [pool.submit(_act_and_close, act) for act in acts]
+            acting = [pool.submit(act_and_close, act) for act in acts]
             await_lock_waits(len(acts))
         return [each.result(WAIT_LIMIT) for each in acting]
 
@@ -83,7 +83,7 @@ def race() -> Race:
 
         def run(number: int) -> Answer:
             start.wait(WAIT_LIMIT)
-            return _act_and_close(partial(act, number))
+            return act_and_close(partial(act, number))
 
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(run, range(count)))

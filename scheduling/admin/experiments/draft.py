@@ -1,42 +1,46 @@
-"""Pages of the user's open draft: its changes, and its text as YAML."""
+"""Pages of drafts: the edits, the text as YAML, the result of the replay beside the live configuration, publication."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget
+from django.utils.translation import gettext_lazy, ngettext
+from unfold.decorators import display
+from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import build_user_actor
-from scheduling.admin.drafting import translate_conflict
-from scheduling.admin.experiments.replay_result import build_changes_context
-from scheduling.admin.labels import translate_error
-from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.admin.base import OpsAdmin, build_user_actor
+from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.drafting import translate_refusal
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.matrix.node_impact import report_moved_touches
+from scheduling.admin.undo import build_undo_link
+from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import open_drafts, runs
-from scheduling.models import ConfigDraft, Replay
-from scheduling.monitoring.duration_text import describe_duration
+from scheduling.experiments.replay import drafts
+from scheduling.models import ConfigDraft
+from scheduling.operations import undo
+from scheduling.planning.rescheduling import Impact, list_impacts
 
-DAYS = (1, 3, 7, 14, 30)
+IMPACT_TIMEOUT = timedelta(seconds=5)  #: limit of the count of waiting touches on the page before publication
 KEEP = "_keep"  #: button that stores the text without a replay
+State = ConfigDraft.State
 
 
-class DaysForm(forms.Form):
-    days = forms.TypedChoiceField(
-        label=gettext_lazy("Events of the last"), coerce=int, initial=7, widget=UnfoldAdminSelectWidget,
-        choices=lambda: [(each, describe_duration(timedelta(days=each))) for each in DAYS],
-    )  # fmt: skip
-
-
-class DraftForm(DaysForm):
+class DraftForm(forms.Form):
     draft = forms.CharField(
         label=gettext_lazy("Draft"),
         strip=False,
@@ -56,107 +60,252 @@ class DraftForm(DaysForm):
         """Validate the draft. Lists all errors, each with its place."""
         text: str = self.cleaned_data["draft"].replace("\r\n", "\n")
         try:
-            runs.read_draft(text)
-        except InvalidDocument as error:
-            raise forms.ValidationError(translate_error(str(error))) from None
-        except InvalidConfiguration as error:
-            raise forms.ValidationError(_list_problem_lines(error.problems)) from None
+            drafts.read_draft(text)
+        except (InvalidDocument, InvalidConfiguration) as error:
+            raise forms.ValidationError(translate_refusal(error)) from None
         return text
 
 
-def _list_problem_lines(problems: Any) -> list[str]:
-    return [f"{each.path}: {translate_error(each.message)}" for each in problems]
-
-
-def draft_page(replays_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Show the changes of the user's draft. A POST removes one, rebases, discards, or starts the replay."""
-    if not replays_admin.has_add_permission(request):
-        raise PermissionDenied
-    form = DaysForm(request.POST if request.POST.get("act") == "replay" else None)
-    if request.method == "POST":
-        return redirect(_act_on_draft(replays_admin, request, form) or replays_admin.url("draft"))
-    draft = open_drafts.find_draft(request.user)
-    review = open_drafts.review_draft(draft) if draft else None
-    return replays_admin.page(  # type: ignore[no-any-return]
-        request, "ops/draft.html", _("My draft"), form=form, review=review,
-        changes=build_changes_context(map(runs.serialize_change, review.changes)) if review else [],
-        problems=_list_problem_lines(review.problems) if review else [],
-        yaml_link=replays_admin.url("add"), back=replays_admin.url("changelist"),
+class PublishForm(forms.Form):
+    reason = forms.CharField(
+        label=gettext_lazy("Reason for the change"), max_length=80, widget=UnfoldAdminTextInputWidget,
+        help_text=gettext_lazy("Stored in the history with your name."),
     )  # fmt: skip
+    move_waiting = forms.BooleanField(
+        label=gettext_lazy("Move touches that wait already"), required=False, widget=UnfoldBooleanSwitchWidget,
+        help_text=gettext_lazy("Applies where the draft changes a delay. Overdue touches are sent over ten minutes."),
+    )  # fmt: skip
+    seen = forms.CharField(required=False, widget=forms.HiddenInput)
 
 
-def _act_on_draft(replays_admin: Any, request: HttpRequest, form: DaysForm) -> str | None:
-    """Apply the act of the page and show its problems. Return the address to show next; None for the page itself."""
-    try:
-        return _change_draft(replays_admin, request, form)
-    except Conflict as error:
-        messages.error(request, translate_conflict(error))
-    except InvalidConfiguration as error:
-        for line in _list_problem_lines(error.problems):
-            messages.error(request, line)
-    return None
+@admin.register(ConfigDraft)
+class ConfigDraftAdmin(OpsAdmin):
+    list_display = ("owner", "started_at", "shown_state", "sends")
+    list_filter = ("state",)
 
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
-def _change_draft(replays_admin: Any, request: HttpRequest, form: DaysForm) -> str | None:
-    act, seen, user = request.POST.get("act"), request.POST.get("seen", ""), request.user
-    position = request.POST.get("position", "")
-    if act == "replay" and form.is_valid():
-        run = open_drafts.replay_open_draft(user, form.cleaned_data["days"], seen, build_user_actor(request))
-        return str(replays_admin.url("change", run.pk))
-    if act == "rebase":
-        open_drafts.rebase_draft(user, seen)
-        messages.success(request, _("The draft now starts from the live configuration."))
-    elif act == "drop" and position.isdecimal() and len(position) < 9:
-        open_drafts.drop_change(user, int(position), seen)
-        messages.success(request, _("The change was removed from the draft."))
-    elif act == "discard":
-        open_drafts.discard_open_draft(user)
-        messages.success(request, _("The draft was discarded."))
-    return None
+    def has_publish_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("scheduling.publish_configdraft")
 
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("mine/", view(self.own_view), name="scheduling_configdraft_mine"),
+            path("<int:draft_id>/publish/", view(self.publish_view), name="scheduling_configdraft_publish"),
+            *super().get_urls(),
+        ]
 
-def yaml_page(replays_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Edit the user's draft as text; without one, the live configuration; with `?from=`, a copy of a run's draft."""
-    if not replays_admin.has_add_permission(request):
-        raise PermissionDenied
-    copied = _find_copied_run(request)
-    draft = None if copied else open_drafts.find_draft(request.user)
-    form = DraftForm(request.POST or None, initial=_get_initial_values(request, copied, draft))
-    if request.method == "POST" and form.is_valid():
+    @display(  # type: ignore[untyped-decorator]
+        description=gettext_lazy("state"), label={"done": "success", "failed": "danger", "running": "warning"}
+    )
+    def shown_state(self, row: ConfigDraft) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=gettext_lazy("sent, live → draft"))  # type: ignore[untyped-decorator]
+    def sends(self, row: ConfigDraft) -> str:
+        if not row.result:
+            return "–"
+        nodes = (row.result[name].values() for name in ("live", "draft"))
+        return " → ".join(str(sum(node.get("delivered", 0) for node in each)) for each in nodes)
+
+    def own_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the user's draft. A POST removes edits, discards it, or starts its replay."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            return self._show(request, drafts.find_draft(request.user))
         try:
-            return redirect(_store_text(replays_admin, request, form.cleaned_data, is_copy=copied is not None))
-        except Conflict as error:
-            form.add_error(None, translate_conflict(error))
-    return replays_admin.page(  # type: ignore[no-any-return]
-        request, "ops/replay_draft.html", _("My draft"), form=form, keep=None if copied else KEEP,
-        changes_link=replays_admin.url("draft"), back=replays_admin.url("changelist"),
-    )  # fmt: skip
+            self._act(request)
+        except (Conflict, InvalidConfiguration) as error:
+            for line in translate_refusal(error):
+                messages.error(request, line)
+        return redirect(self.url("mine"))
+
+    def _act(self, request: HttpRequest) -> None:
+        act, seen, user = request.POST.get("act"), request.POST.get("seen", ""), request.user
+        position = request.POST.get("position", "")
+        if act == "replay":
+            drafts.request_replay(user, seen)
+        elif act == "drop" and position.isdecimal() and len(position) < 9:
+            drafts.remove_changes(user, seen, int(position))
+            messages.success(request, _("The change was removed from the draft."))
+        elif act == "resolve":
+            drafts.remove_changes(user, seen)
+            messages.success(request, _("The changes in conflict were removed from the draft."))
+        elif act == "discard":
+            drafts.discard_draft(user)
+            messages.success(request, _("The draft was discarded."))
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        return self._show(request, self.get_row_or_404(request, object_id))
+
+    def _show(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
+        review = drafts.review_draft(row) if row else drafts.DraftReview()
+        is_own = row is None or (row.owner_id == request.user.pk and self.has_add_permission(request))
+        return self.page(
+            request, "ops/draft.html", _("My draft") if is_own else _("Draft of %(user)s") % {"user": row},
+            row=row, is_own=is_own, under_way=row is not None and row.state in (State.WAITING, State.RUNNING),
+            tone={"done": "info", "failed": "danger"}.get(row.state if row else "", "warning"),
+            seen=drafts.compute_seen(row) if row else "",
+            problems=[
+                *(translate_refusal(review.problem) if review.problem else ()),
+                *(translate_refusal(Conflict(row.problem)) if row and row.problem else ()),
+            ],
+            changes=build_changes_context(map(drafts.serialize_change, review.changes)),
+            conflicts=[each.label for each in review.conflicts],
+            results=build_result_context(row.result) if row and row.result else None,
+            may_publish=row is not None and row.state == State.DONE and self.has_publish_permission(request),
+            publish_link=self.url("publish", row.pk) if row else "", act_link=self.url("mine"),
+            yaml_link=self.url("add"), back=self.url("changelist"),
+        )  # fmt: skip
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        """Edit the user's draft as text; without one, the live configuration."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        initial = {}
+        if request.method != "POST":
+            draft = drafts.find_draft(request.user)
+            text = draft.document if draft else drafts.export_live_draft()
+            initial = {"draft": text, "seen": drafts.compute_seen(draft)}
+        form = DraftForm(request.POST or None, initial=initial)
+        if request.method == "POST" and form.is_valid():
+            try:
+                draft = drafts.replace_text(request.user, form.cleaned_data["draft"], form.cleaned_data["seen"])
+                if draft and KEEP not in request.POST:
+                    drafts.request_replay(request.user, drafts.compute_seen(draft))
+                return redirect(self.url("mine"))
+            except Conflict as error:
+                form.add_error(None, translate_refusal(error))
+        return self.page(
+            request, "ops/draft_text.html", _("My draft"), form=form, keep=KEEP, changes_link=self.url("mine"),
+            back=self.url("changelist"),
+        )  # fmt: skip
+
+    def publish_view(self, request: HttpRequest, draft_id: int) -> HttpResponse:
+        """Confirm the changes of the draft with a reason, and publish it."""
+        if not self.has_publish_permission(request):
+            raise PermissionDenied
+        row: ConfigDraft = self.get_row_or_404(request, str(draft_id))
+        form = PublishForm(request.POST or None, initial={"seen": drafts.compute_seen(row)})
+
+        def act() -> None:
+            actor, given = build_user_actor(request, form.cleaned_data["reason"]), form.cleaned_data
+            try:
+                moved = drafts.publish_draft(row.pk, given["seen"], actor, move_waiting=given["move_waiting"])
+            except (Conflict, InvalidConfiguration) as error:
+                for line in translate_refusal(error):
+                    messages.error(request, line)
+                return
+            offer = undo.find_offer(request.user, drafts.PUBLISH, row.pk)  # type: ignore[arg-type]
+            messages.success(request, _("The draft is live."), extra_tags=build_undo_link(offer))
+            if moved is not None:
+                report_moved_touches(request, moved)
+
+        review = drafts.review_draft(row)
+        problem = ""
+        try:
+            drafts.check_publishable(row)
+        except (Conflict, InvalidConfiguration) as error:
+            problem = " ".join(translate_refusal(error))
+        facts = [] if problem else _describe_impacts(drafts.read_draft(row.document)[1].only(review.changes))
+        return self.confirm(
+            request, _("Publish the draft of %(user)s?") % {"user": row}, act, form=form, facts=facts, problem=problem,
+            changes=build_changes_context(map(drafts.serialize_change, review.changes)), button=_("Publish"),
+            back=self.url("changelist"),
+        )  # fmt: skip
 
 
-def _find_copied_run(request: HttpRequest) -> Replay | None:
-    earlier = request.GET.get("from", "")
-    return Replay.objects.filter(pk=earlier).first() if earlier.isdecimal() and len(earlier) < 18 else None
+def _describe_impacts(planned: ChangePlan) -> list[str]:
+    """Return the effect of the draft on waiting touches, one line for each node."""
+    try:
+        impacts = count_within(lambda: list_impacts(planned, IMPACT_TIMEOUT))
+    except TimeoutError:
+        impacts = None
+    if impacts is None:
+        return [_("Too many touches wait to count them now.")]
+    return [_describe_impact(each) for each in impacts]
 
 
-def _get_initial_values(request: HttpRequest, copied: Replay | None, draft: ConfigDraft | None) -> dict[str, Any]:
-    """Return initial values; none for a POST, because the export costs several reads."""
-    if request.method == "POST":
-        return {}
-    if copied:
-        return {"draft": copied.draft, "days": copied.days}
-    text = draft.document if draft else runs.export_live_draft()
-    return {"draft": text, "seen": open_drafts.compute_seen(draft)}
+def _describe_impact(impact: Impact) -> str:
+    words = ngettext("Node %(node)s: %(count)s touch waits.", "Node %(node)s: %(count)s touches wait.", impact.waiting)
+    text: str = words % {"node": impact.node, "count": impact.waiting}
+    if impact.moved and impact.moved.touches:
+        moves = _("If moved, %(count)s change their time, %(overdue)s of them are overdue then.")
+        text += " " + moves % {"count": impact.moved.touches, "overdue": impact.moved.overdue}
+    return text
 
 
-def _store_text(replays_admin: Any, request: HttpRequest, given: dict[str, Any], *, is_copy: bool) -> str:
-    """Store the text as the draft unless it is a copy, and start its replay. Return the address to show next."""
-    actor = build_user_actor(request)
-    draft = None if is_copy else open_drafts.replace_text(request.user, given["draft"], given["seen"])
-    if KEEP in request.POST:
-        return str(replays_admin.url("draft"))
-    if draft:
-        seen = open_drafts.compute_seen(draft)
-        run = open_drafts.replay_open_draft(request.user, given["days"], seen, actor)
-    else:
-        run = runs.create_replay(given["draft"], given["days"], actor)
-    return str(replays_admin.url("change", run.pk))
+def build_changes_context(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the template context of a draft's changes to the live configuration."""
+    verbs = {"added": _("added"), "changed": _("changed"), "restored": _("restored"), "retired": _("retired")}
+    return [
+        {
+            **each,
+            "words": verbs.get(each["verb"], each["verb"]),
+            "is_simulated": each["section"] not in drafts.NOT_SIMULATED,
+            "differences": [
+                {
+                    "path": one["path"],
+                    "before": _format_change_value(one["before"]),
+                    "after": _format_change_value(one["after"]),
+                }
+                for one in each["differences"]
+            ],
+        }
+        for each in changes
+    ]
+
+
+def _format_change_value(value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCount:
+    """One number of the live configuration and of the draft."""
+
+    words: str
+    live: int
+    draft: int
+
+    @property
+    def difference(self) -> str:
+        change = self.draft - self.live
+        return f"{change:+d}".replace("-", "−") if change else "="
+
+
+def build_result_context(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template context of a replay's result: all nodes together, then those that differ, then the others."""
+    live, draft = result["live"], result["draft"]
+    nodes = [(key, _compare_outcomes(live.get(key, {}), draft.get(key, {}))) for key in {*live, *draft}]
+    nodes.sort(key=lambda node: (live.get(node[0]) == draft.get(node[0]), node[0]))
+    totals: list[Counter[str]] = [sum(map(Counter, each.values()), Counter()) for each in (live, draft)]
+    return {
+        **result, "since": parse_datetime(result["since"]), "until": parse_datetime(result["until"]),
+        "nodes": [(_("All nodes"), _compare_outcomes(*totals)), *nodes],
+    }  # fmt: skip
+
+
+def _compare_outcomes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[ComparedCount]:
+    words = {
+        "planned": _("planned"), "delivered": _("sent"), "held": _("temporarily deferred"),
+        "waiting": _("still waiting"),
+    }  # fmt: skip
+    ends = {"suppressed": _("suppressed"), "cancelled": _("cancelled"), "failed": _("failed")}
+    for outcome in sorted(
+        {*live, *draft} - words.keys(), key=lambda each: (each.partition(":")[0], -live.get(each, 0), each)
+    ):
+        state, _colon, reason = outcome.partition(":")
+        words[outcome] = f"{ends[state]} · {translate_reason(reason)}" if reason else ends[state]
+    return [
+        ComparedCount(text, live.get(outcome, 0), draft.get(outcome, 0))
+        for outcome, text in words.items()
+        if outcome in live or outcome in draft or outcome in ("planned", "delivered")
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,10 @@ class ChangePlan:
 
     def only_additions(self) -> ChangePlan:
         """Return the plan without changes and retirements of existing rows."""
-        return ChangePlan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
+        return self.only([each for each in self.changes if each.verb in ("added", "restored")])
 
-    def without_change(self, position: int) -> ChangePlan:
-        return ChangePlan([*self.changes[:position], *self.changes[position + 1 :]], self.notes, self.given)
+    def only(self, changes: Sequence[Change]) -> ChangePlan:
+        return ChangePlan(changes, self.notes, self.given)
 
 
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
@@ -96,15 +97,11 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
     Raises:
         Conflict: another transaction changed the same rows since the plan, or locks the tables for 10 s.
     """
-    try:
-        with transaction.atomic():
-            lock_sections(planned.given)
-            fresh = plan_changes(document)
-            if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
-                raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
-            _write_changes(fresh.changes, stamp)
-    except OperationalError as error:
-        raise Conflict(f"another user edits the configuration; nothing was stored, try again ({error})") from error
+    with hold_sections(planned.given):
+        fresh = plan_changes(document)
+        if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
+            raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
+        _write_changes(fresh.changes, stamp)
 
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
@@ -119,6 +116,21 @@ def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], Cha
         part = choose(plan_changes(document))
         _write_changes(part.changes, stamp)
     return part
+
+
+@contextmanager
+def hold_sections(given: Collection[str]) -> Iterator[None]:
+    """Run the block in a transaction in which no other user edits these sections.
+
+    Raises:
+        Conflict: another transaction locks the tables for 10 s.
+    """
+    try:
+        with transaction.atomic():
+            lock_sections(given)
+            yield
+    except OperationalError as error:
+        raise Conflict(f"another user edits the configuration; nothing was stored, try again ({error})") from error
 
 
 def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any
+from operator import itemgetter
 from uuid import UUID
 
 from scheduling import sql
@@ -30,59 +30,49 @@ CHUNK = 2_000
 SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 
 Batch = tuple[datetime, list[EventSpec]]
-Instant = tuple[datetime, list[UUID]]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time span of a replay and its number of events."""
+    """The time span of a replay and its events."""
 
     since: datetime
     until: datetime
-    events: int
+    arrivals: Sequence[tuple[datetime, UUID]]  #: time of arrival and id of each event, a few bytes each
     shortened: bool  #: it starts later than requested, to keep the limit of events
 
 
 def choose_window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
-    newest = _filter_events(since, until).order_by("-received_at")
-    beyond = newest.values_list("received_at", flat=True)[most : most + 1].first()
-    if beyond is None:
-        return Window(since, until, _filter_events(since, until).count(), False)
-    # Events of one instant belong together: that instant is left out completely.
-    begin = beyond + timedelta(microseconds=1)
-    return Window(begin, until, _filter_events(begin, until).count(), True)
+    """Return the span with its latest events, without ends of touches that the simulation makes itself.
 
-
-def _filter_events(since: datetime, until: datetime) -> Any:
-    """Filter by id too: it grows with time and has an index. The simulation makes the ends inside the window itself."""
-    found = Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
-    return found.exclude(source=SOURCE, type__in=END_TYPES.values(), occurred_at__gte=since)
+    The filter by id has an index: ids grow with time.
+    """
+    events = Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
+    events = events.exclude(source=SOURCE, type__in=END_TYPES.values(), occurred_at__gte=since)
+    arrivals = list(events.order_by("-received_at", "-id").values_list("received_at", "id")[: most + 1])[::-1]
+    if shortened := len(arrivals) > most:
+        # Events of one instant belong together: that instant is left out completely.
+        since = arrivals[0][0] + timedelta(microseconds=1)
+        arrivals = [arrival for arrival in arrivals if arrival[0] >= since]
+    return Window(since, until, arrivals, shortened)
 
 
 def iterate_batches(within: Window) -> Iterator[list[Batch]]:
     """Yield the events in order of arrival, grouped by instant, about `CHUNK` at a time.
 
-    The ids are read at once, a few bytes each; the contents follow by page. A cursor would need its own session, which
-    does not exist behind a pooler.
+    Events that were deleted since are left out. A cursor would need its own session, which does not exist behind a
+    pooler.
     """
-    order = _filter_events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
-    instants: list[Instant] = []
-    size = 0
-    for at, together in groupby(order, key=lambda row: row[0]):
-        instants.append((at, [key for _, key in together]))
-        size += len(instants[-1][1])
-        if size >= CHUNK:
-            yield _load_batches(instants)
-            instants, size = [], 0
-    if instants:
-        yield _load_batches(instants)
-
-
-def _load_batches(instants: Sequence[Instant]) -> list[Batch]:
-    """Load the events. Those deleted since their ids were read are left out."""
-    rows = sql.rows(_EVENTS, {"ids": [key for _, keys in instants for key in keys]})
-    found = {row[0]: EventSpec(*row) for row in rows}
-    return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
+    arrivals, start = within.arrivals, 0
+    while start < len(arrivals):
+        end = start + CHUNK
+        while end < len(arrivals) and arrivals[end][0] == arrivals[end - 1][0]:
+            end += 1
+        some, start = arrivals[start:end], end
+        rows = sql.rows(_EVENTS, {"ids": [key for _, key in some]})
+        found = {row[0]: EventSpec(*row) for row in rows}
+        by_instant = groupby(some, key=itemgetter(0))
+        yield [(at, [found[key] for _, key in together if key in found]) for at, together in by_instant]
 
 
 def load_customers(

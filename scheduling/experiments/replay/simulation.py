@@ -6,7 +6,7 @@ Presence is not asked: only conversations from events count. Ends of followed to
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from uuid import UUID
 
 from scheduling.policy import guards, matrix
 from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
-from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
 from scheduling.policy.journeys import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
 from scheduling.policy.specs import (
     CustomerSpec,
@@ -59,56 +59,50 @@ class SimulatedCustomer:
     slots: deque[CapSlot] = field(default_factory=deque)
     waiting: dict[int, SimulatedTouch] = field(default_factory=dict)
 
+    def copy(self) -> SimulatedCustomer:
+        """Return the same customer for another simulation, before the first touch."""
+        times = {kind: list(known) for kind, known in self.times.items()}
+        return SimulatedCustomer(self.spec, self.opted_out_at, times, dict(self.latest_events), deque(self.slots))
+
 
 @dataclass(slots=True, eq=False)
 class SimulatedTouch:
     number: int
     node_id: int
-    event: EventSpec
+    event: EventSpec  #: without its data after the end of the touch
     customer: SimulatedCustomer
     due_at: datetime
     expires_at: datetime
     priority: int
-    waiting_at_start: bool = False  #: it waited already at the start of the replay
+    earlier: Mapping[str, int]  #: by event type: events of the customer before its own
     judged_at: datetime | None = None
-    deferred_by: set[str] = field(default_factory=set)
-    earlier: Mapping[str, int] = field(default_factory=dict)  #: by event type: events of the customer before its own
+    verdicts: list[tuple[str, str]] = field(default_factory=list)  #: decision and rule; equal ones in a row once
+    state: str = "waiting"
+    reason: str = ""
 
     @property
     def task_id(self) -> UUID:
         return UUID(int=self.number)
 
 
-class SimulationObserver(Protocol):
-    """Receives the events of the simulation, to count them."""
-
-    def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None: ...
-    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None: ...
-    def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None: ...
-
-
 #: Return why a permitted touch cannot be sent (missing data, no target), or "".
 Prepare = Callable[[NodeSpec, TemplateSpec, CustomerSpec, EventSpec], str]
-
-
-def _accept_all(node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
-    return ""
 
 
 @dataclass
 class Simulation:
     config: SimulationConfig
-    observer: SimulationObserver
     now: datetime
     slot_hold: timedelta
     activity_grain: timedelta
     time_scale: float = 1
-    prepare: Prepare = _accept_all
+    prepare: Prepare = lambda node, template, customer, event: ""
     customers: dict[str, SimulatedCustomer] = field(default_factory=dict)
     communities: dict[str, deque[CapSlot]] = field(default_factory=lambda: defaultdict(deque))
+    touches: list[SimulatedTouch] = field(default_factory=list)  #: all, ended ones included
     _agenda: list[tuple[datetime, int, datetime, int, SimulatedTouch]] = field(default_factory=list)
     _ends: deque[EventSpec] = field(default_factory=deque)
-    _count: int = 0
+    _built: int = 0
 
     def __post_init__(self) -> None:
         rules = self.config.rules
@@ -147,8 +141,7 @@ class Simulation:
     ) -> None:
         """Add a touch that waited already at the start of the replay."""
         touch = self._build_touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority, earlier)
-        touch.waiting_at_start = True
-        self.observer.planned(touch, self.config.nodes[node_id])
+        self.touches.append(touch)
         self._schedule(touch)
 
     def _cancel_revoked(self, events: Sequence[EventSpec]) -> None:
@@ -214,7 +207,7 @@ class Simulation:
             else:
                 for each in earlier:
                     self._end_touch(each, "cancelled", restarted)
-        self.observer.planned(touch, node)
+        self.touches.append(touch)
         self._schedule(touch)
         if cancel_reason:
             self._end_touch(touch, "cancelled", cancel_reason)
@@ -235,9 +228,9 @@ class Simulation:
         self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int,
         earlier: Mapping[str, int],
     ) -> SimulatedTouch:  # fmt: skip
-        self._count += 1
+        self._built += 1
         return SimulatedTouch(
-            self._count, node_id, event, self.customers[event.user_id], due_at, expires_at, priority, earlier=earlier
+            self._built, node_id, event, self.customers[event.user_id], due_at, expires_at, priority, earlier
         )
 
     def _schedule(self, touch: SimulatedTouch) -> None:
@@ -272,9 +265,9 @@ class Simulation:
         )
         verdict = guards.judge_touch(candidate, self._build_context(touch), self.now)
         touch.judged_at = self.now
-        self.observer.judged(touch, node, verdict, self.now)
+        if touch.verdicts[-1:] != [(verdict.decision, verdict.rule)]:
+            touch.verdicts.append((verdict.decision, verdict.rule))
         if verdict.decision == guards.HOLD:
-            touch.deferred_by.add(verdict.rule)
             assert verdict.next_eligible_at is not None, "only a pause has no end, and a simulation has no pauses"
             touch.due_at = verdict.next_eligible_at
             self._schedule(touch)
@@ -316,7 +309,8 @@ class Simulation:
     def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
         del touch.customer.waiting[touch.number]
         node, event = self.config.nodes[touch.node_id], touch.event
-        self.observer.ended(touch, node, state, reason, self.now)
+        touch.state, touch.reason = state, reason
+        touch.event = event._replace(data={})  # memory: the data of most events is needed only until here
         if node.id in self.config.followed_ends.get(state, ()) and reason != "depth":
             data = compose_end_data(node, touch.task_id, touch.task_id, reason, event)
             self._ends.append(
@@ -329,6 +323,16 @@ class Simulation:
                 )
             )
 
-    def still_waiting(self) -> Iterator[SimulatedTouch]:
-        for person in self.customers.values():
-            yield from person.waiting.values()
+    def count_outcomes(self) -> dict[str, dict[str, int]]:
+        """Return the number of touches by node and outcome.
+
+        Outcomes are `planned`, `held` at least once, and the state at the end, with its reason: `suppressed:cap`.
+        """
+        nodes: dict[str, Counter[str]] = defaultdict(Counter)
+        for touch in self.touches:
+            counts = nodes[self.config.nodes[touch.node_id].key]
+            counts["planned"] += 1
+            counts[f"{touch.state}:{touch.reason}" if touch.reason else touch.state] += 1
+            if any(decision == guards.HOLD for decision, _ in touch.verdicts):
+                counts["held"] += 1
+        return {key: dict(sorted(nodes[key].items())) for key in sorted(nodes)}

@@ -105,7 +105,7 @@ class Command(BaseCommand):
             [f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED]
         )
         editor += find_permissions(["change_job"])  # a job with another payload than the stored one
-        editor += find_permissions(["add_replay", "publish_replay", "add_customerimport"])
+        editor += find_permissions(["add_configdraft", "publish_configdraft", "add_customerimport"])
         # Members can run programs on execution nodes.
         commander = viewer + find_permissions(
             [*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"]

@@ -1,4 +1,4 @@
-"""Edits of forms collect in the user's draft, which is replayed, rebased and published."""
+"""Edits of forms collect in the user's draft, which is replayed, read and published; and by whom it is not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
+from django.utils.timezone import now
 
-from scheduling.experiments.replay import open_drafts, runs
-from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node, Replay, Stage
+from scheduling.experiments.replay import drafts
+from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node, Stage
 from sessions.models import SilencePolicy
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.core.conftest import pass_time
+from tests.support.drafts import open_draft, replay_draft
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -39,8 +42,15 @@ def texts(page: Any) -> list[str]:
 
 
 def act(client: Client, admin_url: Url, name: str, **more: Any) -> Any:
-    seen = open_drafts.compute_seen(ConfigDraft.objects.first())
-    return client.post(admin_url("replay_draft"), {"act": name, "seen": seen, **more}, follow=True)
+    seen = drafts.compute_seen(ConfigDraft.objects.first())
+    return client.post(admin_url("configdraft_mine"), {"act": name, "seen": seen, **more}, follow=True)
+
+
+def publish(client: Client, admin_url: Url, **more: Any) -> Any:
+    """What the button of the confirmation sends."""
+    draft = ConfigDraft.objects.get()
+    url = admin_url("configdraft_publish", draft.pk)
+    return client.post(url, {"seen": drafts.compute_seen(draft), "reason": "r", **more}, follow=True)
 
 
 def list_labels(page: Any) -> list[str]:
@@ -114,13 +124,14 @@ def test_button_needs_the_right_to_replay(
 
 
 def test_draft_change_is_removed_unless_another_needs_it(node: Node, editor: Client, admin_url: Url) -> None:
-    given = yaml.safe_load(runs.export_live_draft())
+    given = yaml.safe_load(drafts.export_live_draft())
     given["stages"].append({"key": "late"})
     given["nodes"][0] |= {"stage": "late", "delay": "20m"}
-    page = editor.post(admin_url("replay_add"), {"draft": yaml.safe_dump(given), "days": 7, "_keep": "1"}, follow=True)
+    data = {"draft": yaml.safe_dump(given), "seen": drafts.compute_seen(None), "_keep": "1"}
+    page = editor.post(admin_url("configdraft_add"), data, follow=True)
     assert list_labels(page) == ["stages late", "nodes guide"]
     page = act(editor, admin_url, "drop", position="0")
-    assert texts(page) == ["Another change of the draft needs this one. Remove that one first."]
+    assert texts(page) == ["This does not fit another change of the draft. Remove that one first."]
     page = act(editor, admin_url, "drop", position="1")
     assert list_labels(page) == ["stages late"]
     page = act(editor, admin_url, "drop", position="0")
@@ -128,24 +139,46 @@ def test_draft_change_is_removed_unless_another_needs_it(node: Node, editor: Cli
     assert (Node.objects.get().delay, Stage.objects.count()) == (timedelta(minutes=15), 1)
 
 
-def test_draft_is_rebased_onto_later_live_edits(
+def test_later_live_edits_stay_and_conflicts_are_resolved_by_a_person(
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    cap = HarassmentRule.objects.get(kind="cap")
+    url, rule_url = admin_url("node_change", node.pk), admin_url("harassmentrule_change", cap.pk)
+    tried(editor, url, fill_form(url, delay="20m"))
+    stage = node.stage
+    stage.name = "Renamed"
+    stage.save()
+    page = tried(editor, rule_url, fill_form(rule_url, limit="1"))  # the draft now starts from the renamed stage
+    assert list_labels(page) == ["nodes guide", "harassment_rules cap (user)"]
+    node.holdout_percent = 5
+    node.save()
+    page = editor.get(admin_url("configdraft_mine"))
+    assert page.context["conflicts"] == ["guide"]
+    for name, more in (("replay", {}), ("drop", {"position": "0"})):
+        (message,) = texts(act(editor, admin_url, name, **more))
+        assert message.startswith("Another user edited the same rows")
+    page = tried(editor, rule_url, fill_form(rule_url, limit="2"))
+    assert texts(page)[0].startswith("Another user edited the same rows")
+    page = act(editor, admin_url, "resolve")
+    assert (list_labels(page), page.context["conflicts"]) == (["harassment_rules cap (user)"], [])
+    assert yaml.safe_load(ConfigDraft.objects.get().document)["nodes"][0]["holdout"] == 5
+    act(editor, admin_url, "discard")
+    assert not ConfigDraft.objects.exists()
+
+
+def test_edit_on_top_of_a_draft_that_fits_no_more_names_the_problem(
     node: Node, editor: Client, admin_url: Url, fill_form: FillForm
 ) -> None:
     url = admin_url("node_change", node.pk)
     tried(editor, url, fill_form(url, delay="20m"))
-    node.holdout_percent = 5
-    node.save()
-    page = editor.get(admin_url("replay_draft"))
-    assert page.context["review"].is_outdated
-    assert [each["path"] for each in page.context["changes"][0]["differences"]] == ["delay"]
-    for name, more in (("replay", {"days": "7"}), ("drop", {"position": "0"})):
-        assert "The live configuration changed" in texts(act(editor, admin_url, name, **more))[0]
-    page = act(editor, admin_url, "rebase")
-    assert not page.context["review"].is_outdated
-    (entry,) = yaml.safe_load(ConfigDraft.objects.get().document)["nodes"]
-    assert (entry["delay"], entry["holdout"]) == ("20m", 5)
-    act(editor, admin_url, "discard")
-    assert not ConfigDraft.objects.exists()
+    text = ConfigDraft.objects.get().document
+    node.channel.retired_at = now()
+    node.channel.save()
+    rule_url = admin_url("harassmentrule_change", HarassmentRule.objects.get(kind="cap").pk)
+    page = tried(editor, rule_url, fill_form(rule_url, limit="1"))
+    assert texts(page) == ["nodes[0].channel: there is no “log”"]
+    assert "nodes[0].channel: there is no “log”" in editor.get(admin_url("configdraft_mine")).content.decode()
+    assert ConfigDraft.objects.get().document == text
 
 
 def test_page_that_shows_an_older_draft_changes_nothing(
@@ -153,14 +186,58 @@ def test_page_that_shows_an_older_draft_changes_nothing(
 ) -> None:
     url = admin_url("node_change", node.pk)
     tried(editor, url, fill_form(url, delay="20m"))
-    page = editor.get(admin_url("replay_add"))
-    data = page.context["form"].initial
+    data = editor.get(admin_url("configdraft_add")).context["form"].initial
     tried(editor, url, fill_form(url, delay="30m"))
-    page = editor.post(admin_url("replay_add"), {**data, "days": 7})
+    page = editor.post(admin_url("configdraft_add"), data)
     assert "The draft changed after you opened the page" in str(page.context["form"].errors)
-    page = editor.post(admin_url("replay_draft"), {"act": "rebase", "seen": data["seen"]}, follow=True)
+    page = editor.post(admin_url("configdraft_mine"), {"act": "replay", "seen": data["seen"]}, follow=True)
     assert "The draft changed after you opened the page" in texts(page)[0]
     assert "delay: 30m" in ConfigDraft.objects.get().document
+
+
+def test_text_errors_name_each_field(node: Node, editor: Client, admin_url: Url) -> None:
+    page = editor.get(admin_url("configdraft_add"))
+    live = page.context["form"].initial["draft"]
+    assert live == drafts.export_live_draft()
+    assert "delay: 15m" in page.content.decode()
+    text = live.replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
+    page = editor.post(admin_url("configdraft_add"), {**page.context["form"].initial, "draft": text})
+    said = " ".join(page.context["form"].errors["draft"])
+    assert "nodes[0].delay: “soon” is not a duration" in said
+    assert "nodes[0].template: there is no “none”" in said
+    assert "delay: soon" in page.content.decode()
+    assert not ConfigDraft.objects.exists()
+
+
+def test_result_compares_live_and_draft_for_each_node(
+    node: Node, record_event: RecordEvent, editor: Client, admin_url: Url
+) -> None:
+    Node.objects.update(guard_dedupe="ignore")
+    for user in ("ann", "bob"):
+        record_event(user=user)
+    pass_time(days=1)
+    text = drafts.export_live_draft().replace("delay: 15m", "delay: 3d")
+    editor.post(admin_url("configdraft_add"), {"draft": text, "seen": drafts.compute_seen(None)})
+    page = editor.get(admin_url("configdraft_mine"))
+    assert "data-live-again" in page.content.decode()
+    assert drafts.run_next_replay()
+    page = editor.get(admin_url("configdraft_mine"))
+    expected = [
+        ("planned", 2, 2, "="), ("sent", 2, 0, "−2"), ("still waiting", 0, 2, "+2"),
+    ]  # fmt: skip
+    assert [
+        (key, [(each.words, each.live, each.draft, each.difference) for each in counts])
+        for key, counts in page.context["results"]["nodes"]
+    ] == [("All nodes", expected), ("guide", expected)]
+    said = page.content.decode()
+    assert page.context["problems"] == []
+    assert "data-live-again" not in said
+    assert all(words in said for words in ("Limits of the replay", "2 events from", "<del>15m</del>", "<ins>3d</ins>"))
+    draft = ConfigDraft.objects.get()
+    for flag, words in (("waiting_incomplete", "last planned ones are left out"), ("shortened", "starts later")):
+        draft.result[flag] = True
+        draft.save()
+        assert words in editor.get(admin_url("configdraft_change", draft.pk)).content.decode()
 
 
 def test_draft_is_published_with_the_reason_in_history_and_audit(
@@ -168,38 +245,34 @@ def test_draft_is_published_with_the_reason_in_history_and_audit(
 ) -> None:
     url = admin_url("node_change", node.pk)
     tried(editor, url, fill_form(url, delay="20m"))
-    act(editor, admin_url, "replay", days="7")
-    assert runs.execute_next_replay()
-    run = Replay.objects.get()
-    url = admin_url("replay_publish", run.pk)
-    page = editor.get(url)
-    shown = page.content.decode()
+    url = admin_url("configdraft_publish", ConfigDraft.objects.get().pk)
+    assert "has not been replayed" in editor.get(url).content.decode()
+    act(editor, admin_url, "replay")
+    assert drafts.run_next_replay()
+    shown = editor.get(url).content.decode()
     assert all(words in shown for words in ("nodes", "<ins>20m</ins>", "Node guide: 0 touches wait."))
-    assert editor.post(url, {"reason": ""}).context["form"].errors.keys() == {"reason"}
-    page = editor.post(url, {"reason": "quieter mornings"}, follow=True)
-    assert texts(page) == ["The draft is live."]
+    assert publish(editor, admin_url, reason="").context["form"].errors.keys() == {"reason"}
+    page = publish(editor, admin_url, reason="quieter mornings", move_waiting="on")
+    assert texts(page) == ["The draft is live.", "0 waiting touches were moved."]
     node.refresh_from_db()
     latest = node.history.latest()
-    assert (latest.history_change_reason, latest.history_user.username) == (
-        f"quieter mornings (replay #{run.pk})", "editor",
+    assert (node.delay, latest.history_change_reason, latest.history_user.username) == (
+        timedelta(minutes=20), "quieter mornings", "editor",
     )  # fmt: skip
-    reasons = AuditEntry.objects.filter(action="published").values_list("reason", flat=True)
-    assert set(reasons) == {"quieter mornings", f"quieter mornings (replay #{run.pk})"}
+    assert AuditEntry.objects.get(action="published").reason == "quieter mornings"
     assert not ConfigDraft.objects.exists()
-    assert "already decided" in editor.get(url).content.decode()
 
 
-def test_draft_edited_after_its_replay_stays_open(
-    node: Node, editor: Client, admin_url: Url, fill_form: FillForm
-) -> None:
-    url = admin_url("node_change", node.pk)
-    tried(editor, url, fill_form(url, delay="20m"))
-    act(editor, admin_url, "replay", days="7")
-    assert runs.execute_next_replay()
-    tried(editor, url, fill_form(url, holdout_percent="5"))
-    editor.post(admin_url("replay_publish", Replay.objects.get().pk), {"reason": "r"})
-    page = act(editor, admin_url, "rebase")
-    assert [each["path"] for each in page.context["changes"][0]["differences"]] == ["holdout"]
+def test_outdated_draft_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
+    owner = User.objects.get(username="editor")
+    text = drafts.export_live_draft().replace("delay: 15m", "delay: 20m")
+    replay_draft(open_draft(owner, text))
+    node.priority = 0
+    node.save()
+    (message,) = texts(publish(editor, admin_url))
+    assert message.startswith("Another user edited the same rows")
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
 
 
 def test_silence_policy_is_published_and_not_simulated(
@@ -210,8 +283,28 @@ def test_silence_policy_is_published_and_not_simulated(
     page = tried(editor, url, fill_form(url, threshold="10m"))
     assert list_labels(page) == ["silence_policies vip"]
     assert "not simulated" in page.content.decode()
-    act(editor, admin_url, "replay", days="1")
-    assert runs.execute_next_replay()
-    editor.post(admin_url("replay_publish", Replay.objects.get().pk), {"reason": "r"})
+    act(editor, admin_url, "replay")
+    assert drafts.run_next_replay()
+    publish(editor, admin_url)
     policy.refresh_from_db()
     assert policy.threshold == timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_drafts_need_the_editor_group(
+    node: Node, as_member: Callable[[str], Client], admin_url: Url, editor: Client, group: str
+) -> None:
+    owner = User.objects.get(username="editor")
+    draft = replay_draft(open_draft(owner, drafts.export_live_draft().replace("delay: 15m", "delay: 20m")))
+    member = as_member(group)
+    assert member.get(admin_url("configdraft_add")).status_code == 403
+    assert member.post(admin_url("configdraft_mine"), {"act": "discard"}).status_code == 403
+    assert publish(member, admin_url).status_code == 403
+    page = member.get(admin_url("configdraft_change", draft.pk))
+    assert page.status_code == 200
+    said = page.content.decode()
+    assert "<ins>20m</ins>" in said
+    assert not any(words in said for words in ("Publish the draft", "Discard the draft", "Remove from the draft"))
+    assert member.get(admin_url("configdraft_changelist")).status_code == 200
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)

@@ -7,15 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection, connections, transaction
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
 from scheduling import replica, sql
-from scheduling.experiments.replay import runs
+from scheduling.experiments.replay import drafts
 from scheduling.models import Customer
-from scheduling.operations.failed_tasks import Actor
+from tests.support.drafts import open_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.streaming_replica import Standby, streaming_replica
 
@@ -192,16 +193,18 @@ def test_replay_reads_replica_once_it_holds_the_window(
     record_event()
     standby.pause()
     record_event(user="bob")
-    monkeypatch.setattr(runs, "REPLICA_WAIT", 0.3)
+    owner = User.objects.create_user("ops")
+    draft = open_draft(owner, drafts.export_live_draft().replace("limit: 3", "limit: 4"))
+    monkeypatch.setattr(drafts, "REPLICA_WAIT", 0.3)
     for pausing in (True, False):
         if not pausing:
             standby.resume()
-            monkeypatch.setattr(runs, "REPLICA_WAIT", 60.0)
-        run = runs.create_replay(runs.export_live_draft(), 7, Actor("ops"))
-        _, statements = asked(runs.execute_next_replay)
-        run.refresh_from_db()
-        assert run.state == "done", run.problem
-        assert run.result["events"] == 2
+            monkeypatch.setattr(drafts, "REPLICA_WAIT", 60.0)
+        drafts.request_replay(draft.owner, drafts.compute_seen(draft))
+        _, statements = asked(drafts.run_next_replay)
+        draft.refresh_from_db()
+        assert draft.state == "done", draft.problem
+        assert draft.result["events"] == 2
         assert bool(statements) is not pausing
 
 

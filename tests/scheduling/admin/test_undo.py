@@ -18,12 +18,12 @@ from django.utils.timezone import now
 
 from scheduling import sql
 from scheduling.delivery.pipeline import deliver_touches
-from scheduling.experiments.replay import runs
+from scheduling.experiments.replay import drafts
 from scheduling.ids import first_id_at
-from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Replay, Touch, UndoableAct
+from scheduling.models import AuditEntry, BulkAction, ConfigDraft, FailedTask, Node, Pause, Touch, UndoableAct
 from scheduling.operations import bulk_actions, commands, retention
 from scheduling.operations import undo as operations_undo
-from scheduling.operations.failed_tasks import Actor
+from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
@@ -297,25 +297,26 @@ def test_switch_off_is_not_undone_after_another_edit(matrix: MatrixBuilder, edit
 
 
 def publish(client: Client, admin_url: Url, **node: Any) -> Any:
-    draft = yaml.safe_load(runs.export_live_draft())
-    draft["nodes"][0] |= {"delay": "20m"} | node
-    run = runs.create_replay(yaml.safe_dump(draft, allow_unicode=True), 1, Actor("ops"))
-    assert runs.execute_next_replay()
-    return run, act(client, admin_url("replay_publish", run.pk), reason="r")
+    text = yaml.safe_load(drafts.export_live_draft())
+    text["nodes"][0] |= {"delay": "20m"} | node
+    owner = User.objects.get(username="editor")
+    draft = replay_draft(open_draft(owner, yaml.safe_dump(text, allow_unicode=True)))
+    url = admin_url("configdraft_publish", draft.pk)
+    return draft, act(client, url, reason="r", seen=drafts.compute_seen(draft))
 
 
-def test_undone_publication_restores_the_configuration_and_opens_the_replay(
+def test_undone_publication_restores_the_configuration_and_opens_the_draft(
     matrix: MatrixBuilder, editor: Client, admin_url: Url
 ) -> None:
     matrix.node(delay=timedelta(minutes=15))
-    before = runs.export_live_draft()
-    run, message = publish(editor, admin_url)
+    before = drafts.export_live_draft()
+    draft, message = publish(editor, admin_url)
     assert Node.objects.get().delay == timedelta(minutes=20)
-    assert undo(editor, message) == f"Undone: #{run.pk}."
-    assert runs.export_live_draft() == before
-    assert latest_undo() == ("editor", "scheduling.replay", str(run.pk))
-    assert Replay.objects.get(pk=run.pk).state == "done"
-    assert str(act(editor, admin_url("replay_publish", run.pk), reason="r")) == "The draft is live."
+    assert undo(editor, message) == "Undone: editor."
+    assert drafts.export_live_draft() == before
+    assert latest_undo() == ("editor", "scheduling.configdraft", str(draft.pk))
+    (change,) = drafts.review_draft(ConfigDraft.objects.get()).changes
+    assert [each.path for each in change.differences] == ["delay"]
 
 
 def test_publication_that_switches_a_node_off_has_no_undo(
@@ -329,7 +330,7 @@ def test_publication_that_switches_a_node_off_has_no_undo(
 
 def test_publication_is_not_undone_after_another_edit(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     matrix.node(delay=timedelta(minutes=15))
-    _run, message = publish(editor, admin_url)
+    _draft, message = publish(editor, admin_url)
     edited = Node.objects.get()
     edited.priority = 0
     edited.save()

@@ -170,7 +170,7 @@ def test_apply_config_replaces_unreadable_targets(community_row: Community, tmp_
 def test_check_and_replay_work_with_unreadable_secret(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
     break_secret()
     call_command("check", databases=["default"], stdout=StringIO(), stderr=StringIO())
-    assert editor.get(admin_url("replay_add")).status_code == 200
+    assert editor.get(admin_url("configdraft_add")).status_code == 200
     with pytest.raises(Unreadable):  # never a dump in which it is nothing
         call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
 

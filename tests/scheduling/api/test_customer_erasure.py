@@ -224,7 +224,7 @@ OTHERWISE_ERASED = {
     "configuration: what is sent to everyone, names, addresses": {
         "scheduling_templatetext.subject", "scheduling_templatetext.body", "scheduling_historicaltemplatetext.subject",
         "scheduling_historicaltemplatetext.body", "scheduling_community.name", "scheduling_configdraft.base",
-        "scheduling_configdraft.document", "scheduling_replay.draft", "scheduling_alertreceiver.address",
+        "scheduling_configdraft.document", "scheduling_alertreceiver.address",
         "rpa_tasks_flow.cwd", "rpa_tasks_historicalflow.cwd", "rpa_tasks_shop.name", "rpa_tasks_historicalshop.name",
         *(f"django_celery_beat_periodictask.{name}"
           for name in ("task", "queue", "exchange", "routing_key", "headers")),
@@ -236,7 +236,7 @@ OTHERWISE_ERASED = {
     },
     "written by the product about itself": {
         "django_admin_log.object_id", "scheduling_alert.subject", "scheduling_alertreceiver.problem",
-        "scheduling_replay.problem", "scheduling_webhookendpoint.problem", "scheduling_webhookmessage.problem",
+        "scheduling_configdraft.problem", "scheduling_webhookendpoint.problem", "scheduling_webhookmessage.problem",
     },
 }  # fmt: skip
 

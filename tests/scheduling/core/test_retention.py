@@ -17,7 +17,7 @@ from config.local.processes import wait_until
 from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
 from scheduling.ledger import deletion
-from scheduling.models import Complaint, Event, FailedTask, HarassmentRule, Replay, Touch
+from scheduling.models import Complaint, Event, FailedTask, HarassmentRule, Touch
 from scheduling.operations import failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import ingest
@@ -429,11 +429,8 @@ def test_ids_are_ordered_by_time() -> None:
 # --- what is kept of people -------------------------------------------------------------------------------------------
 
 
-def test_retention_deletes_admin_sessions_and_replays(db: None) -> None:
+def test_retention_deletes_admin_sessions(db: None) -> None:
     for days in (-1, 1):
         Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
-    for days in (OLD, 1):
-        Replay.objects.create(created_at=datetime.now(UTC) - timedelta(days=days), draft="", days=7)
     tasks.delete_expired_data()
     assert [each.session_key for each in Session.objects.all()] == ["s1"]
-    assert Replay.objects.count() == 1

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 
 import pytest
-import yaml
 from django.contrib.auth.models import User
 
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import open_drafts, runs
-from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node, Replay
+from scheduling.experiments.replay import drafts
+from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node
 from scheduling.operations.failed_tasks import Actor
+from tests.support.drafts import replay_draft
 from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import Race, SecondConnection, act_behind_locks
+from tests.support.second_connection import WAIT_LIMIT, Race, act_and_close, act_behind_locks, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,66 +41,64 @@ def save_node(**values: object) -> Callable[[], bool]:
     return save
 
 
-def replay_draft(user: User) -> Replay:
-    draft = ConfigDraft.objects.get(owner=user)
-    run = open_drafts.replay_open_draft(user, 1, open_drafts.compute_seen(draft), Actor("ops", user))
-    assert runs.execute_next_replay()
-    return run
+def replayed(user: User) -> ConfigDraft:
+    return replay_draft(ConfigDraft.objects.get(owner=user))
+
+
+def list_changes(user: User) -> dict[str, list[str]]:
+    changes = drafts.review_draft(ConfigDraft.objects.get(owner=user)).changes
+    return {change.label: sorted(each.path for each in change.differences) for change in changes}
 
 
 def test_two_publications_of_a_draft_publish_it_once(user: User, race: Race) -> None:
-    assert open_drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
-    run = replay_draft(user)
+    assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
+    draft = replayed(user)
+    seen = drafts.compute_seen(draft)
 
     def publish(number: int) -> str:
         try:
-            runs.publish_draft(run.pk, Actor(f"ops{number}", None, f"reason {number}"))
+            drafts.publish_draft(draft.pk, seen, Actor(f"ops{number}", None, f"reason {number}"))
         except Conflict:
             return "refused"
-        return f"reason {number} (replay #{run.pk})"
+        return f"reason {number}"
 
     outcomes = race(2, publish)
     (published,) = set(outcomes) - {"refused"}
     assert sorted(outcomes) == sorted([published, "refused"])
     latest = Node.objects.get().history.latest()
     assert (Node.history.count(), latest.history_change_reason) == (2, published)
-    assert AuditEntry.objects.filter(action="published").count() == 2  # the replay and the configuration
+    assert AuditEntry.objects.filter(action="published").count() == 1
 
 
 def test_edit_while_its_draft_is_published_opens_a_new_draft(user: User) -> None:
-    assert open_drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
-    run = replay_draft(user)
-
-    def edit() -> None:
-        before = runs.export_live_draft()
-        given = yaml.safe_load(before)
-        given["nodes"][0]["tags"] = ["vip"]
-        open_drafts._add_edit(user, before, yaml.safe_dump(given))
-
-    act_behind_locks(lambda: runs.publish_draft(run.pk, Actor("ops", user)), edit)
-    draft = ConfigDraft.objects.get(owner=user)
-    (change,) = open_drafts.review_draft(draft).changes
-    assert [(each.path, each.after) for each in change.differences] == [("tags", ["vip"])]
+    assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
+    draft = replayed(user)
+    seen = drafts.compute_seen(draft)
+    act_behind_locks(
+        lambda: drafts.publish_draft(draft.pk, seen, Actor("ops", user, "r")),
+        lambda: drafts.capture_edit(user, save_node(tags=["vip"])),
+    )
+    assert list_changes(user) == {"guide": ["tags"]}
     assert Node.objects.get().delay == timedelta(minutes=20)
 
 
-def test_edit_of_another_user_during_a_capture_is_not_part_of_the_draft(
-    user: User, second_connection: SecondConnection
-) -> None:
-    others = iter([timedelta(minutes=30)])
+def test_edit_of_another_user_waits_until_an_edit_is_captured(user: User) -> None:
+    """It would seem part of the draft."""
+    rules = HarassmentRule.objects.filter(kind="dedupe")
 
     def save() -> bool:
-        for window in others:  # once: the second try finds the live configuration unchanged
-            second_connection(partial(HarassmentRule.objects.filter(kind="dedupe").update, window=window))
+        editing.append(pool.submit(act_and_close, lambda: rules.update(window=timedelta(minutes=30))))
+        await_lock_waits()
         return save_node(delay=timedelta(minutes=20))()
 
-    assert open_drafts.capture_edit(user, save)
-    review = open_drafts.review_draft(ConfigDraft.objects.get(owner=user))
-    assert (review.is_outdated, [each.label for each in review.changes]) == (False, ["guide"])
+    editing: list[Future[int]] = []
+    with ThreadPoolExecutor(1) as pool:
+        assert drafts.capture_edit(user, save)
+        assert editing[0].result(WAIT_LIMIT) == 1
+    assert list_changes(user) == {"guide": ["delay"]}
 
 
 def test_edits_of_two_pages_at_once_are_both_in_the_draft(user: User, race: Race) -> None:
     saves = [save_node(delay=timedelta(minutes=20)), save_node(holdout_percent=5)]
-    assert race(2, lambda number: open_drafts.capture_edit(user, saves[number])) == [True, True]
-    (change,) = open_drafts.review_draft(ConfigDraft.objects.get(owner=user)).changes
-    assert sorted(each.path for each in change.differences) == ["delay", "holdout"]
+    assert race(2, lambda number: drafts.capture_edit(user, saves[number])) == [True, True]
+    assert list_changes(user) == {"guide": ["delay", "holdout"]}

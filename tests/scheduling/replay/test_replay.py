@@ -11,16 +11,12 @@ from django.db.models import Q
 
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.experiments.replay import history, results, runs
-from scheduling.experiments.replay.simulation import SimulatedTouch
+from scheduling.experiments.replay import drafts, history, results
 from scheduling.ledger import ends
-from scheduling.models import Calendar, HarassmentRule, Node, Touch
-from scheduling.policy.guards import GuardVerdict
-from scheduling.policy.specs import NodeSpec
+from scheduling.models import Calendar, ConfigDraft, HarassmentRule, Node, Touch
 from tests.scheduling.replay.replay_scenarios import (
     ReplayScenario,
     Story,
-    add,
     database_now,
     identify,
     read_decisions,
@@ -30,36 +26,16 @@ from tests.support.matrix import MatrixBuilder
 pytestmark = pytest.mark.django_db
 
 
-class Recorder:
-    """An observer that keeps every touch's story."""
-
-    def __init__(self) -> None:
-        self.keys: dict[int, tuple[Any, int]] = {}
-        self.verdicts: dict[tuple[Any, int], list[tuple[str, str]]] = {}
-        self.ends: dict[tuple[Any, int], tuple[str, str]] = {}
-
-    def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None:
-        event, simulated = touch.event, touch.event.id.int >> 64 == 1
-        name = (event.type, *self.keys[event.id.int & (1 << 64) - 1]) if simulated else identify(event)
-        self.keys[touch.number] = name, node.id
-        self.verdicts[name, node.id] = []
-
-    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: GuardVerdict, at: datetime) -> None:
-        add(self.verdicts[self.keys[touch.number]], verdict.decision, verdict.rule)
-
-    def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
-        self.ends[self.keys[touch.number]] = (state, reason)
-
-    def read_decisions(self) -> dict[tuple[Any, int], Story]:
-        return {key: (tuple(verdicts), *self.ends.get(key, ("waiting", ""))) for key, verdicts in self.verdicts.items()}
-
-
 def replayed(since: datetime, until: datetime, config: Snapshot | None = None) -> dict[tuple[Any, int], Story]:
-    recorder = Recorder()
     within = history.choose_window(since, until)
     waiting = history.load_touches_at_start(within.since).touches
-    results.run_simulations({"one": (config or snapshot.current(), recorder)}, within, waiting)
-    return recorder.read_decisions()
+    (simulation,) = results.run_simulations([config or snapshot.current()], within, waiting)
+    keys: dict[int, tuple[Any, int]] = {}
+    for touch in sorted(simulation.touches, key=lambda touch: touch.number):
+        event, is_simulated = touch.event, touch.event.id.int >> 64 == 1
+        name = (event.type, *keys[event.id.int & (1 << 64) - 1]) if is_simulated else identify(event)
+        keys[touch.number] = name, touch.node_id
+    return {keys[each.number]: (tuple(each.verdicts), each.state, each.reason) for each in simulation.touches}
 
 
 @pytest.fixture
@@ -97,13 +73,13 @@ def test_replay_of_a_draft_uses_its_calendars_windows_and_zones(
 ) -> None:
     """The draft is the configuration that was live; the live one has other calendars and windows by now."""
     live_scenario(seed)
-    now, really, draft = database_now(), read_decisions(), runs.export_live_draft()
+    now, really, draft = database_now(), read_decisions(), drafts.export_live_draft()
     others = {"closed": ["2026-09-22"], "open": [], "country": "", "timezone": "America/New_York"}
     Calendar.objects.update(**others, send_window=[])
     Node.objects.exclude(send_window=[]).update(send_window=None, at=None, not_before=None)
     HarassmentRule.objects.filter(kind="quiet_hours").update(quiet_from=time(12, 1))
 
-    config = runs.build_draft_snapshot(*runs.read_draft(draft))
+    config = drafts.build_draft_snapshot(ConfigDraft(base=drafts.export_live_draft(), document=draft))
 
     assert replayed(now - timedelta(days=60), now, config) == really
     assert replayed(now - timedelta(days=60), now) != really

@@ -1,0 +1,312 @@
+"""A draft from its beginning to what is live, and nothing written on the way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import time_machine
+import yaml
+from django.contrib.auth.models import User
+from django.db import OperationalError, connection
+from django.db.models import F
+from django.utils.timezone import now
+
+from scheduling.configuration import snapshot
+from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.configuration.file.document import InvalidDocument
+from scheduling.errors import Conflict
+from scheduling.experiments.replay import drafts, history
+from scheduling.experiments.replay.results import replay_events
+from scheduling.models import ConfigDraft, Event, HarassmentRule, Node, Touch, UndoableAct
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.undo import undo_act
+from tests.scheduling.core.conftest import pass_time
+from tests.support.drafts import open_draft, replay_draft
+from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.touch_logs import list_verdicts
+
+pytestmark = pytest.mark.django_db
+
+
+def edited(**changes: Any) -> str:
+    """The live draft with its only node (and its cap) changed."""
+    given = yaml.safe_load(drafts.export_live_draft())
+    cap = changes.pop("limit", None)
+    given["nodes"][0].update(changes)
+    if cap is not None:
+        given["harassment_rules"][0]["limit"] = cap
+    return yaml.safe_dump(given, allow_unicode=True)
+
+
+@pytest.fixture
+def ops(db: None) -> User:
+    return User.objects.create_superuser("ops")
+
+
+@pytest.fixture
+def two_customers_node(matrix: MatrixBuilder, record_event: RecordEvent) -> Node:
+    """Five downloads of Ann's and one of Bob's, hours apart, two days ago."""
+    node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
+    for _ in range(5):
+        record_event()
+        pass_time(hours=1)
+    record_event(user="bob")
+    pass_time(days=2)
+    return node
+
+
+def replayed(user: User, text: str) -> dict[str, Any]:
+    """The result of this draft."""
+    draft = replay_draft(open_draft(user, text))
+    assert (draft.state, draft.problem) == ("done", "")
+    result: dict[str, Any] = draft.result
+    return result
+
+
+def publish(draft: ConfigDraft, actor: Actor, **more: Any) -> Any:
+    return drafts.publish_draft(draft.pk, drafts.compute_seen(draft), actor, **more)
+
+
+def test_replay_lower_cap_sends_less_with_reason(two_customers_node: Node, ops: User) -> None:
+    result = replayed(ops, edited(limit=1))
+    assert (result["events"], result["shortened"]) == (6, False)
+    assert result["live"] == {"guide": {"planned": 6, "delivered": 4, "suppressed:cap": 2}}
+    assert result["draft"] == {"guide": {"planned": 6, "delivered": 2, "suppressed:cap": 4}}
+
+
+def test_replay_of_a_holdout_or_a_part_gives_their_reasons(two_customers_node: Node, ops: User) -> None:
+    given = yaml.safe_load(drafts.export_live_draft())
+    given["holdout"] = {"percent": 100}
+    assert replayed(ops, yaml.safe_dump(given))["draft"]["guide"]["suppressed:holdout"] == 6
+    given["holdout"] = {"percent": 0}
+    given["harassment_rules"].append({"kind": "cap", "limit": 1, "window": "24h", "tag": "sale"})
+    given["nodes"][0]["tags"] = ["sale"]
+    assert replayed(ops, yaml.safe_dump(given))["draft"]["guide"]["suppressed:cap"] == 4
+
+
+def test_replay_writes_only_its_row(two_customers_node: Node, ops: User) -> None:
+    before = (list(Touch.objects.order_by("pk").values()), len(list_verdicts()), Node.objects.get().version)
+    version = snapshot.current().version
+    result = replayed(ops, edited(delay="1h", key="renamed"))
+    assert set(result["draft"]) == {"renamed"}
+    assert (
+        list(Touch.objects.order_by("pk").values()), len(list_verdicts()), Node.objects.get().version
+    ) == before  # fmt: skip
+    assert snapshot.current().version == version
+    assert Node.history.count() == 1
+    assert HarassmentRule.objects.get(kind="cap").limit == 3
+
+
+def test_replay_template_with_missing_data_fails(two_customers_node: Node, ops: User) -> None:
+    text = drafts.export_live_draft().replace("user.name", "event.data.order_no")
+    assert replayed(ops, text)["draft"]["guide"]["failed:template_data_missing"] == 6
+
+
+def test_replay_includes_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent, ops: User) -> None:
+    matrix.node(delay=timedelta(days=8))
+    record_event()
+    pass_time(days=7, hours=1)
+    record_event(user="bob")
+    pass_time(days=1)
+    result = replayed(ops, edited(enabled=False))
+    assert result["carried"] == 1
+    assert result["live"] == {"guide": {"planned": 2, "delivered": 1, "waiting": 1}}
+    assert result["draft"]["guide"]["suppressed:node_disabled"] == 1
+
+
+def test_replay_reports_truncated_waiting_touches(
+    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix.node(delay=timedelta(days=3))
+    for user in ("ann", "bob", "eve"):
+        record_event(user=user)
+    pass_time(days=1)
+    until = now()
+    for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
+        monkeypatch.setattr(history, "MOST_WAITING_AT_START", most)
+        told = replay_events({"live": snapshot.current()}, history.choose_window(until, until))
+        assert (told["carried"], told["waiting_incomplete"]) == (carried, incomplete)
+
+
+def test_replay_window_is_shortened_to_event_limit(two_customers_node: Node) -> None:
+    whole = history.choose_window(now() - timedelta(days=7), now())
+    assert (len(whole.arrivals), whole.shortened) == (6, False)
+    short = history.choose_window(now() - timedelta(days=7), now(), most=4)
+    assert (len(short.arrivals), short.shortened) == (4, True)
+    assert sum(len(events) for some in history.iterate_batches(short) for _, events in some) == 4
+
+
+def test_replay_pages_work_without_a_cursor(two_customers_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pooler. Later events are not in memory yet while the first are replayed."""
+    monkeypatch.setattr(history, "CHUNK", 2)
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    pages = history.iterate_batches(history.choose_window(now() - timedelta(days=7), now()))
+    seen = [event.id for _, events in next(pages) for event in events]
+    *_, before_last, last = Event.objects.order_by("received_at").values_list("pk", flat=True)
+    Event.objects.filter(pk=last).update(data={"read": "late"})
+    Touch.objects.filter(event=before_last).delete()
+    Event.objects.filter(pk=before_last).delete()
+    rest = [event for page in pages for _, events in page for event in events]
+    assert [len(seen), len(rest)] == [2, 3]
+    assert (rest[-1].id, rest[-1].data) == (last, {"read": "late"})
+
+
+def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> None:
+    draft = open_draft(ops, edited(delay="soon", template="none"))
+    problem = drafts.review_draft(draft).problem
+    assert problem is not None
+    assert {each.path for each in problem.problems} == {"nodes[0].delay", "nodes[0].template"}
+    with pytest.raises(InvalidConfiguration):
+        drafts.request_replay(ops, drafts.compute_seen(draft))
+    with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
+        drafts.read_draft("channels: []")
+    with pytest.raises(InvalidDocument, match="line 2"):
+        drafts.read_draft("nodes: {")
+    assert not drafts.run_next_replay()
+
+
+def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops: User) -> None:
+    draft = open_draft(ops, edited(delay="20m"))
+    with pytest.raises(Conflict, match="not been replayed"):
+        publish(draft, Actor("ops", ops, "quieter"))
+    replay_draft(draft)
+    assert publish(draft, Actor("ops", ops, "quieter")) is None
+    node = Node.objects.get()
+    assert (node.delay, node.version) == (timedelta(minutes=20), 2)
+    latest = node.history.latest()
+    assert (latest.history_user, latest.history_change_reason) == (ops, "quieter")
+    assert not ConfigDraft.objects.exists()
+    with pytest.raises(Conflict):
+        publish(draft, Actor("ops", ops, "quieter"))
+
+
+def test_undo_of_a_publication_ends_the_holdout_that_it_added(two_customers_node: Node, ops: User) -> None:
+    """The row did not exist before. The draft before had no section for it, so the hold-out stayed."""
+    text = yaml.safe_dump(yaml.safe_load(drafts.export_live_draft()) | {"holdout": {"percent": 10}}, allow_unicode=True)
+    publish(replay_draft(open_draft(ops, text)), Actor("ops", ops, "r"))
+    assert snapshot.current().nodes[two_customers_node.pk].global_holdout is not None
+
+    undo_act(UndoableAct.objects.get().pk, Actor("ops", ops))
+
+    assert snapshot.current().nodes[two_customers_node.pk].global_holdout is None
+
+
+def test_publication_can_move_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent, ops: User) -> None:
+    matrix.node(delay=timedelta(days=1))
+    (task_id,) = record_event().task_ids
+    before = Touch.objects.get(pk=task_id)
+    moved = publish(replay_draft(open_draft(ops, edited(delay="2d"))), Actor("ops", ops, "r"), move_waiting=True)
+    assert (moved.touches, moved.overdue) == (1, 0)
+    assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
+
+
+def test_publication_survives_a_failed_move(
+    two_customers_node: Node, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OperationalError
+
+    monkeypatch.setattr(drafts.rescheduling, "move_after_plan", refused)
+    draft = replay_draft(open_draft(ops, edited(delay="20m")))
+    assert publish(draft, Actor("ops", ops, "r"), move_waiting=True).broken
+    assert Node.objects.get().delay == timedelta(minutes=20)
+
+
+# Each row: the draft's edit of its node, the live edit after the draft was started, and whether they conflict.
+LIVE_EDITS = [
+    ("another section", {"delay": "20m"}, lambda: HarassmentRule.objects.filter(kind="cap").update(limit=9), False),
+    ("the same row", {"delay": "20m"}, lambda: Node.objects.update(priority=0), True),
+    ("the same value", {"delay": "20m"}, lambda: Node.objects.update(delay=timedelta(minutes=20)), False),
+    ("the row is retired", {"delay": "20m"}, lambda: Node.objects.update(retired_at=now()), True),
+    ("a rule of its kind", {"limit": 1}, lambda: HarassmentRule.objects.filter(kind="cap").update(limit=9), True),
+    ("a new rule of its kind", {"limit": 1},
+     lambda: HarassmentRule.objects.create(kind="cap", limit=9, window=timedelta(days=7)), False),
+]  # fmt: skip
+
+
+def test_live_edits_are_kept_or_refuse_the_publication(two_customers_node: Node, ops: User) -> None:
+    failures = []
+    for name, edit, edit_live, conflicts in LIVE_EDITS:
+        HarassmentRule.objects.filter(kind="cap").exclude(limit=3).delete()
+        draft = replay_draft(open_draft(ops, edited(**edit)))
+        edit_live()
+        live = yaml.safe_load(drafts.export_live_draft())
+        try:
+            publish(draft, Actor("ops", ops, "r"))
+            refused = False
+        except Conflict:
+            refused = True
+        expected = dict(live)
+        if not refused:
+            for key, value in edit.items():
+                target = expected["nodes" if key == "delay" else "harassment_rules"][0]
+                target[key] = value
+        if (refused, yaml.safe_load(drafts.export_live_draft())) != (conflicts, expected):
+            failures.append(name)
+        ConfigDraft.objects.all().delete()
+        Node.objects.update(priority=1, delay=timedelta(minutes=15), retired_at=None, version=F("version") + 1)
+        HarassmentRule.objects.filter(kind="cap").update(limit=3)
+        HarassmentRule.objects.filter(kind="cap", window=timedelta(days=7)).delete()
+    assert failures == []
+
+
+def test_new_text_clears_the_replay(two_customers_node: Node, ops: User) -> None:
+    draft = replay_draft(open_draft(ops, edited(delay="20m")))
+    seen = drafts.compute_seen(draft)
+    edited_draft = drafts.replace_text(ops, edited(delay="30m"), seen)
+    assert edited_draft is not None
+    assert (edited_draft.state, edited_draft.result) == ("open", None)
+    with pytest.raises(Conflict, match="changed"):
+        drafts.publish_draft(draft.pk, seen, Actor("ops", ops, "r"))
+
+
+def test_new_draft_is_refused_if_the_live_configuration_changed_on_the_way(two_customers_node: Node, ops: User) -> None:
+    seen, text = drafts.compute_seen(None), edited(delay="20m")
+    Node.objects.update(priority=0)
+    with pytest.raises(Conflict):
+        drafts.replace_text(ops, text, seen)
+    assert not ConfigDraft.objects.exists()
+
+
+def test_result_of_a_replaced_draft_is_dropped(
+    two_customers_node: Node, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = open_draft(ops, edited(delay="20m"))
+    drafts.request_replay(ops, drafts.compute_seen(draft))
+
+    def edit_meanwhile(*_: Any) -> dict[str, Any]:
+        drafts.replace_text(ops, edited(delay="30m"), drafts.compute_seen(draft))
+        return {}
+
+    monkeypatch.setattr(drafts, "replay_events", edit_meanwhile)
+    assert drafts.run_next_replay()
+    draft.refresh_from_db()
+    assert (draft.state, draft.result, "30m" in draft.document) == ("open", None, True)
+
+
+def test_one_replay_runs_and_a_lost_one_fails(two_customers_node: Node, ops: User) -> None:
+    first, second = (open_draft(user, edited(delay="20m")) for user in (ops, User.objects.create_user("eve")))
+    for draft in (first, second):
+        drafts.request_replay(draft.owner, drafts.compute_seen(draft))
+    ConfigDraft.objects.filter(pk=first.pk).update(state="running")
+    with time_machine.travel(now() + drafts.MOST_TIME, tick=True):  # the clock of a node does not count
+        assert not drafts.run_next_replay()
+    ConfigDraft.objects.filter(pk=first.pk).update(state_at=now() - drafts.MOST_TIME)
+    assert drafts.run_next_replay()
+    first.refresh_from_db()
+    second.refresh_from_db()
+    assert (first.state, second.state) == ("failed", "done")
+    assert "start the replay again" in first.problem
+    assert replay_draft(first).state == "done"
+
+
+def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Node, matrix: MatrixBuilder, ops: User) -> None:
+    draft = open_draft(ops, edited(delay="20m"))
+    drafts.request_replay(ops, drafts.compute_seen(draft))
+    matrix.channel.retired_at = now()
+    matrix.channel.save()
+    assert drafts.run_next_replay()
+    draft.refresh_from_db()
+    assert (draft.state, draft.problem) == ("failed", "nodes[0].channel: there is no channel “log”")
